@@ -878,6 +878,12 @@ static cf_result cf__range(int64_t value, int64_t least, int64_t most, const cha
     return CF_OK;
 }
 
+/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
+static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
+    if (value >= first && value <= last) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
+}
+
 static cf_result cf__check_cost(const cf_pass_cost *cost, cf_error *error) {
     const char *field = !cf__is_cost(cost->constant)    ? "cost.constant"
                         : !cf__is_cost(cost->per_token) ? "cost.per_token"
@@ -887,17 +893,26 @@ static cf_result cf__check_cost(const cf_pass_cost *cost, cf_error *error) {
     return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
 }
 
+static int64_t cf__common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 static cf_result cf__check_pack_desc(const cf_pack_desc *desc, cf_error *error) {
     cf_result result;
     if ((result = cf__range(desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->method, 0, CF_PACK_NEXT_FIT, "method", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->split, 0, CF_SPLIT_COST, "split", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->align, 1, desc->chunk_size, "align", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->method, 0, CF_PACK_NEXT_FIT, "method", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->split, 0, CF_SPLIT_COST, "split", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->align, 1, desc->chunk_size, "align", error)) != CF_OK) return result;
     if ((result = cf__range(desc->max_slices, 0, INT64_MAX, "max_slices", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_ranks, 1, CF_MAX_RANKS, "n_ranks", error)) != CF_OK) return result;
     if (desc->chunk_size % desc->align != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, 0, desc->chunk_size % desc->align,
-                        "chunk_size must be a multiple of it; remainder");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__common_divisor(desc->chunk_size, desc->align),
+                        desc->align, "must divide chunk_size");
     return cf__check_cost(&desc->cost, error);
 }
 
@@ -932,7 +947,8 @@ static int64_t cf__cut(cf__packer *p, const cf__split *split, int64_t index, int
     if (p->desc.split == CF_SPLIT_COST) return cf__cut_by_cost(p, split, begin, result);
     if (p->desc.split == CF_SPLIT_EVEN) {
         int64_t units = cf__div_up(split->length, p->desc.align), n = split->n_slices;
-        return cf__min((units / n + (index < units % n)) * p->desc.align, rest);
+        /* The last slices get the units left over: the very last one may lack part of a unit. */
+        return cf__min((units / n + (index >= n - units % n)) * p->desc.align, rest);
     }
     return cf__min(p->desc.chunk_size, rest);
 }
@@ -947,9 +963,10 @@ static int64_t cf__count_cuts(cf__packer *p, const cf__split *split, int64_t mos
     return n;
 }
 
-/* CF_SPLIT_COST. Start from the mean cost of full slices as the target: each resulting slice is either full or costs at
-   least about the mean, so there are at most about twice as many. Keep that number and press the target down by bisection.
-   Steps are capped so that a sequence of millions of slices does not take seconds. */
+/* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it under
+   the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean, so there
+   are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped so that a
+   sequence of millions of slices does not take seconds. */
 static cf_result cf__find_target(cf__packer *p, cf__split *split) {
     int64_t full = split->n_slices, i, n, steps;
     double sum = 0, low = 0, high;
@@ -962,6 +979,7 @@ static cf_result cf__find_target(cf__packer *p, cf__split *split) {
         sum += cf__slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, split->length - begin), &result);
     }
     high = sum / (double)full;
+    high += cf__product(high, 1e-9);
     split->target = high;
     n = cf__count_cuts(p, split, INT64_MAX - 1, &result);
     steps = cf__max(2, cf__min(48, (4 * CF__MAX_COST_SLICES) / n));
@@ -2417,11 +2435,11 @@ static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
 
 static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     cf_result result;
-    if ((result = cf__range((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_stages, 1, 1, "n_stages", error)) != CF_OK) return result;
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    return cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error);
+    return cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error);
 }
 
 /* Counts the actions of the rank, and checks that its chunks form whole units. */
@@ -2857,7 +2875,7 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
     cf_result result = cf__run_start(&r, plan, schedule, error);
     if (result != CF_OK) return result;
     if (desc == NULL) return cf__fail_null(error, "desc");
-    if ((result = cf__range(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
+    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
     if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
     r.desc = desc;
     r.stage = stage;
