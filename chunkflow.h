@@ -362,7 +362,8 @@ typedef struct cf_plan_stats {
 /* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
-/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group. */
+/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is no
+   such chunk. */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func and
@@ -563,8 +564,8 @@ typedef struct cf_run_stats {
    first chunk, and holds the tokens of each forwarded chunk until that chunk's own backward.
 
    stats: filled in on success and on failure; NULL is allowed. A schedule that asks for the impossible (a backward without
-   kept activations, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
-   error->item. CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
+   kept activations or before later chunks of its group are through, a forward whose prefix is missing, a chunk out of range
+   ...) is CF_ERROR_SCHEDULE with the position in error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
    CF_ERROR_SPACE as they say. However it ends, every acquired slot has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
@@ -840,7 +841,8 @@ typedef struct cf__packer {
     cf__unit *units;         /* (max_units) */
     int32_t *order;          /* (max_units) units in the order of their chunks */
     int32_t *sorted;         /* (max_units) */
-    double *costs;           /* (max_units) cost of each unit; only with more than one rank, as what follows */
+    double *item_costs;      /* (n_items) only with more than one rank, as what follows */
+    double *costs;           /* (max_units) cost of each unit */
     double *loads;           /* (n_ranks) cost of each rank */
     int32_t *heap;           /* (n_ranks) */
     int32_t *aside;          /* (n_ranks) */
@@ -1119,6 +1121,7 @@ static void cf__layout_packer(cf__packer *p, cf__carver *carver) {
     p->units = (cf__unit *)cf__take(carver, p->max_units, sizeof(cf__unit));
     p->order = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
     p->sorted = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
+    p->item_costs = (double *)cf__take(carver, ranks > 0 ? p->n_items : 0, sizeof(double));
     p->costs = (double *)cf__take(carver, ranks > 0 ? p->max_units : 0, sizeof(double));
     p->loads = (double *)cf__take(carver, ranks, sizeof(double));
     p->heap = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
@@ -1556,22 +1559,44 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
     }
 }
 
-static double cf__item_cost(const cf__packer *p, uint64_t item) {
-    int64_t length = cf__item_length(item);
-    return cf_cost_seconds(&p->weights, length, cf_slice_pairs(0, length));
+/* A chunk's constant cost is counted once per chunk, so that of its slices is left out. */
+static double cf__slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
+    cf_pass_cost cost = p->weights;
+    cost.constant = 0;
+    if (p->desc.slice_cost != NULL) return cf__slice_cost(p, sequence, begin, length, result);
+    return cf_cost_seconds(&cost, length, cf_slice_pairs(begin, length));
 }
 
-/* Cost of each unit. The pairs of a group of 2^48 tokens fit only a double. */
-static void cf__cost_units(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->n_units; i++) {
-        double length = i < p->n_groups ? (double)p->splits[i].length : 0;
-        double pairs = cf__product(length, length + 1) / 2;
-        double flat = cf__product(p->weights.constant, (double)p->units[i].n_chunks);
-        p->costs[i] = flat + cf__product(p->weights.per_token, length);
-        p->costs[i] += cf__product(p->weights.per_pair, pairs);
+static double cf__chunk_constant(const cf__packer *p) {
+    return p->desc.slice_cost == NULL ? p->weights.constant : 0;
+}
+
+/* Cost of each item and of each group, the items of its last chunk left out. */
+static cf_result cf__cost_sequences(cf__packer *p, double *group_costs) {
+    cf_result result = CF_OK;
+    int64_t i, j;
+    for (i = 0; i < p->n_items; i++)
+        p->item_costs[i] = cf__slice_share(p, cf__item_sequence(p->items[i]), 0, cf__item_length(p->items[i]), &result);
+    for (i = 0; i < p->n_groups; i++) {
+        const cf__split *split = &p->splits[i];
+        int64_t begin = 0;
+        group_costs[i] = 0;
+        for (j = 0; j < split->n_slices; begin += p->cuts[split->first_cut + j++])
+            group_costs[i] += cf__slice_share(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
     }
-    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += cf__item_cost(p, p->items[i]);
+    return result;
+}
+
+/* Cost of each unit. */
+static cf_result cf__cost_units(cf__packer *p) {
+    int64_t i;
+    cf_result result;
+    for (i = 0; i < p->n_units; i++) p->costs[i] = 0;
+    result = cf__cost_sequences(p, p->costs);
+    for (i = 0; i < p->n_units; i++)
+        p->costs[i] += cf__product(cf__chunk_constant(p), (double)p->units[i].n_chunks);
+    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
+    return result;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has steps
@@ -1623,18 +1648,20 @@ static void cf__recount_loads(cf__packer *p) {
 }
 
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
-static void cf__give_all(cf__packer *p) {
+static cf_result cf__give_all(cf__packer *p) {
+    cf_result result;
     int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups;
     p->n_steps = INT64_MAX / 2;
     p->n_steps = cf__max(cf__give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
     cf__clear_ranks(p);
-    cf__cost_units(p);
+    if ((result = cf__cost_units(p)) != CF_OK) return result;
     if (!cf__give_units(p, 0, p->n_groups)) {
         cf__give_groups_by_count(p);
-        cf__cost_units(p);
+        if ((result = cf__cost_units(p)) != CF_OK) return result;
         cf__recount_loads(p);
     }
     cf__give_units(p, p->n_groups, p->n_units - p->n_groups);
+    return CF_OK;
 }
 
 /* A change that would even out two ranks: an item moves to another unit, or two standalone chunks change places. */
@@ -1648,7 +1675,7 @@ typedef struct cf__shift {
 static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__shift *best) {
     cf__unit fresh = cf__fresh_unit(p);
     const cf__unit *target = p->steps[low] < p->n_steps && p->n_units < p->max_units ? &fresh : NULL;
-    double extra = target != NULL ? p->weights.constant : 0; /* a new chunk has its own constant cost */
+    double extra = target != NULL ? cf__chunk_constant(p) : 0; /* a new chunk has its own constant cost */
     int32_t to = -1;
     int64_t i;
     for (i = 0; i < p->n_units && target != &fresh; i++) {
@@ -1659,7 +1686,7 @@ static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double
         }
     }
     for (i = 0; i < p->n_items && target != NULL; i++) {
-        double cost = cf__item_cost(p, p->items[i]) + extra;
+        double cost = p->item_costs[i] + extra;
         double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
         if (p->units[p->unit_of[i]].rank != high || !(cost < gap) || !(distance < best->distance)) continue;
         if (cf__padded(p, cf__item_length(p->items[i])) > target->room) continue;
@@ -1693,13 +1720,13 @@ static void cf__find_exchange(const cf__packer *p, int32_t high, int32_t low, do
 
 static void cf__move_item(cf__packer *p, const cf__shift *shift, int32_t high, int32_t low) {
     int32_t size = (int32_t)cf__padded(p, cf__item_length(p->items[shift->item])), to = shift->to;
-    double cost = cf__item_cost(p, p->items[shift->item]);
+    double cost = p->item_costs[shift->item];
     if (to < 0) {
         to = cf__open_unit(p);
         p->order[to] = to;
         p->units[to].rank = low;
-        p->costs[to] = p->weights.constant;
-        p->loads[low] += p->weights.constant;
+        p->costs[to] = cf__chunk_constant(p);
+        p->loads[low] += cf__chunk_constant(p);
         p->steps[low]++;
     }
     p->unit_of[shift->item] = to;
@@ -1758,10 +1785,11 @@ static void cf__order_by_rank(cf__packer *p) {
 
 static cf_result cf__spread(cf__packer *p) {
     int64_t n_chunks;
+    cf_result result;
     p->n_ordered = p->n_units;
     p->n_steps = p->n_dependent + p->n_units - p->n_groups;
     if (p->desc.n_ranks > 1) {
-        cf__give_all(p);
+        if ((result = cf__give_all(p)) != CF_OK) return result;
         cf__even_ranks(p);
         cf__order_by_rank(p);
     }
@@ -1997,8 +2025,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 /* ---- asking a plan ---- */
 
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) {
-    const cf_chunk *c = &plan->chunks[chunk];
-    return c->group >= 0 ? plan->slices[c->first_slice].length : 0;
+    const cf_chunk *c = chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
+    return c != NULL && c->group >= 0 ? plan->slices[c->first_slice].length : 0;
 }
 
 static double cf__spread_of(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
@@ -2083,6 +2111,8 @@ static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
     } counts[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE},
                   {"align", plan->align, 1, plan->chunk_size},
                   {"max_slices", plan->max_slices, 0, INT64_MAX},
+                  {"method", (int64_t)plan->method, 0, CF_PACK_NEXT_FIT},
+                  {"split", (int64_t)plan->split, 0, CF_SPLIT_COST},
                   {"n_sequences", plan->n_sequences, 0, CF_MAX_SEQUENCES},
                   {"n_empty", plan->n_empty, 0, plan->n_sequences},
                   {"n_tokens", plan->n_tokens, 0, INT64_MAX},
@@ -2604,8 +2634,9 @@ typedef struct cf__chunk_state {
 enum { CF__HALF = 1, CF__WHOLE = 2 };
 
 typedef struct cf__group_state {
-    int32_t slot;   /* state slot, -1: none */
-    int64_t tokens; /* tokens whose K and V it holds */
+    int32_t slot;    /* state slot, -1: none */
+    int64_t tokens;  /* tokens whose K and V it holds */
+    int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
 } cf__group_state;
 
 /* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
@@ -2619,11 +2650,12 @@ typedef struct cf__runner {
     const cf_schedule *schedule;
     const cf_run_desc *desc;
     cf_error *error;
-    int64_t stage, first_chunk;
+    int64_t stage, first_chunk, n_virtual_stages;
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
     cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
     cf__group_state *groups;  /* (n_virtual x n_groups) */
     cf__slots activations, states;
+    int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
 } cf__runner;
@@ -2664,6 +2696,8 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
     r->schedule = schedule;
     r->error = error;
     r->first_chunk = schedule->rank * plan->n_steps;
+    if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
         !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX ||
         r->n_group_states > INT32_MAX)
@@ -2739,7 +2773,7 @@ static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step)
     step->slot = step->state = -1;
     if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
         return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
-    if (a->stage < 0 || a->stage >= r->schedule->n_stages * r->schedule->n_virtual)
+    if (a->stage < 0 || a->stage >= r->n_virtual_stages)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
     if (a->pass >= CF_COMPUTE_PASS_COUNT)
         return cf__bad_action(r, "pass", step, CF_COMPUTE_PASS_COUNT - 1, a->pass, "no such pass");
@@ -2784,6 +2818,7 @@ static void cf__after_forward(cf__runner *r, const cf_step *step) {
     cf__chunk_state_of(r, step)->forwarded = 1;
     if (group == NULL || step->action.pass == CF_R) return;
     group->tokens += tokens;
+    group->reached = group->tokens;
     r->live_state_tokens += tokens;
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
 }
@@ -2798,7 +2833,11 @@ static cf_result cf__before_backward(cf__runner *r, cf_step *step) {
     if (chunk->slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "backward without kept activations");
     if (chunk->backward != wanted)
         return cf__bad_action(r, "pass", step, wanted, chunk->backward, "backward out of order");
-    if (group != NULL && step->action.pass != CF_W && group->tokens != end)
+    if (group == NULL || step->action.pass == CF_W) return CF_OK;
+    if (group->reached != r->plan->groups[step->chunk->group].tokens)
+        return cf__bad_action(r, "chunk", step, r->plan->groups[step->chunk->group].tokens, group->reached,
+                              "backward before the forward of a later chunk");
+    if (group->tokens != end)
         return cf__bad_action(r, "chunk", step, end, group->tokens, "backward before that of a later chunk");
     return CF_OK;
 }
@@ -2809,6 +2848,7 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
     if (step->action.pass != CF_I) {
         cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, &chunk->slot);
         r->live_tokens -= step->chunk->padded;
+        r->n_finished++;
     }
     chunk->backward = step->action.pass == CF_I ? CF__HALF : CF__WHOLE;
     if (group == NULL || step->action.pass == CF_W) return;
@@ -2874,6 +2914,9 @@ static cf_result cf__run_stage(cf__runner *r) {
     n_left = cf__release_all(r);
     if (result == CF_OK && n_left > 0)
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+    if (result == CF_OK && r->n_finished != r->n_states)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
+                        "chunks without a complete backward");
     return result;
 }
 
