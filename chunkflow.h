@@ -74,7 +74,7 @@
    activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>schedule >>run >>write, first declared, then implemented in the
+   Sections, each found by its tag: >>base >>cost >>pack >>graph >>schedule >>check >>run >>write, first declared, then implemented in the
    same order. A section calls only sections above it. */
 
 #ifndef CHUNKFLOW_H
@@ -118,6 +118,8 @@ extern "C" {
     X(CF_ERROR_SPACE, "the caller's memory is too small or misaligned")               \
     X(CF_ERROR_PLAN, "the plan breaks a rule")                                        \
     X(CF_ERROR_SCHEDULE, "the schedule breaks a rule")                                \
+    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
+    X(CF_ERROR_TEXT, "the text breaks its format")                                    \
     X(CF_ERROR_CALLBACK, "a callback reported an error")                              \
     X(CF_ERROR_CANCELLED, "the progress callback asked to stop")                      \
     X(CF_ERROR_WRITE, "the write callback reported an error")
@@ -401,7 +403,7 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
                                         cf_error *error);
 
 /* ================================================================================================================
-   >>schedule    plan -> order of passes
+   >>graph    plan -> which pass waits for which
    ================================================================================================================ */
 
 typedef enum cf_pass {
@@ -426,15 +428,6 @@ typedef enum cf_pass {
 /* "F", "R", "B", "I", "W", "SEND_F" ... "PREFETCH"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
-typedef enum cf_schedule_kind {
-    CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
-    CF_SCHEDULE_PAPER,       /* state-aware: Algorithm 2, on one stage */
-    CF_SCHEDULE_COUNT
-} cf_schedule_kind;
-
-/* "paper"; "?" for anything else. */
-CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
-
 /* How a dropped forward comes back. */
 typedef enum cf_replay {
     CF_REPLAY_DEFAULT = 0, /* CF_REPLAY_PIPELINE */
@@ -445,6 +438,143 @@ typedef enum cf_replay {
 
 /* "pipeline", "local"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
+
+/* Why a pass waits for another one. Virtual stage v x n_stages + s lies on stage s. */
+typedef enum cf_edge_why {
+    CF_EDGE_ACTIVATION = 0, /* F or R on the virtual stage before, whose output is the input */
+    CF_EDGE_GRADIENT,       /* B or I on the virtual stage behind */
+    CF_EDGE_STATE,          /* F of the group's chunk before: its K and V */
+    CF_EDGE_STATE_GRADIENT, /* B or I of the group's next chunk: its part of dK and dV */
+    CF_EDGE_REPLAY,         /* own F, which kept nothing, before R */
+    CF_EDGE_OWN,            /* own F or R with the activations before B or I; own I before W */
+    CF_EDGE_SLOT,           /* the B or W that frees the place which R takes: that of the chunk K places later in the group */
+    CF_EDGE_COUNT
+} cf_edge_why;
+
+/* "activation", "gradient", "state", "state gradient", "replay", "own", "slot"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
+
+#define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
+#define CF_MAX_SUCCESSORS 4             /* edges that leave one node */
+
+/* A pass of one chunk on one virtual stage. */
+typedef struct cf_node {
+    double seconds;
+    int32_t chunk; /* index into plan->chunks */
+    int32_t stage; /* virtual stage */
+    int32_t pass;  /* a cf_pass: F, R, and B or I and W */
+    int32_t keep;  /* F and R: 1 if the activations stay for a backward. 0 for the others */
+} cf_node;
+
+/* `to` starts when `from` has ended and then `seconds` have passed (a transfer between stages; 0 for all others). */
+typedef struct cf_edge {
+    double seconds;
+    int32_t from, to;
+    int32_t why; /* a cf_edge_why */
+} cf_edge;
+
+/* All passes of one rank's chunks, with what each waits for, in both directions. Plain data in one block: read it; the
+   seconds may be overwritten with measured ones. A node's number follows from chunk, pass and virtual stage
+   (cf_graph_node), and nodes[] leads back. */
+typedef struct cf_graph {
+    int64_t n_stages;
+    int64_t n_virtual;
+    int64_t k;
+    cf_replay replay;
+    int split;              /* 1: I and W in place of B */
+    int64_t rank;
+    int64_t n_steps;        /* chunks of the rank; they start at rank x n_steps */
+    int64_t n_nodes;
+    int64_t n_edges;
+    int64_t *first;         /* (n_steps + 1) chunk i of the rank has the nodes first[i] .. first[i + 1) */
+    cf_node *nodes;         /* (n_nodes) */
+    int64_t *first_in;      /* (n_nodes + 1) node i waits for edges[first_in[i] .. first_in[i + 1]) */
+    cf_edge *edges;         /* (n_edges) by rising `to` */
+    int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
+    int32_t *out;           /* (n_edges) */
+    cf_allocator allocator; /* private, as in cf_plan */
+} cf_graph;
+
+/* Which graph. Zero means default in every member. */
+typedef struct cf_graph_desc {
+    int64_t n_stages;        /* 0: 1 */
+    int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
+    int64_t k;               /* chunks of a group that keep their activations: its last K; all others are replayed. 0: 1 */
+    cf_replay replay;        /* 0: pipeline */
+    int split;               /* 1: I and W in place of B */
+    int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
+    int64_t rank;            /* which rank's chunks */
+    const cf_timing *timing; /* NULL: unit costs, free transfers */
+    const cf_allocator *allocator;
+} cf_graph_desc;
+
+/* Builds the graph in time and space linear in its nodes. An executor that starts a pass when all its edges are satisfied keeps
+   at most K chunks of a group on every virtual stage, the slot edges see to that.
+
+   *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more
+   than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN, CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
+
+/* The same into the caller's memory; cf_graph_size is exact. Rules as for cf_pack_into. */
+CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
+                                      cf_graph **out, cf_error *error);
+
+/* A copy of desc with every default filled in. */
+CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
+
+/* Frees a graph made by cf_graph_make. NULL is allowed. */
+CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
+
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node. */
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
+
+/* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node waits
+   for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the
+   item one node on it. Scratch: 4 bytes a node and more from `allocator` (NULL: malloc). */
+CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
+
+/* The longest path, and the play that every node has. All arrays are by node. */
+typedef struct cf_critical {
+    int64_t n_nodes;
+    double length;          /* seconds of the longest path. Whatever the number of helpers, no order is faster (with slot
+                               edges: none that replays each group from its last dropped chunk to its first) */
+    int64_t n_path;
+    int32_t *path;          /* (n_path) its nodes, first to last */
+    int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
+    double *earliest;       /* (n_nodes) when a node can start at the earliest */
+    double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
+    cf_allocator allocator; /* private, as in cf_plan */
+} cf_critical;
+
+/* Finds it in linear time, after the checks of cf_graph_validate. Rules and errors as for cf_graph_make. */
+CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
+                                         cf_error *error);
+CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
+                                         cf_error *error);
+CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
+
+/* For an application with an executor of its own. cf_graph_start fills waiting[] (count >= n_nodes numbers, the caller's) with
+   how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done and puts the nodes
+   which became ready by that into ready[], at most CF_MAX_SUCCESSORS, by rising number. Completing a node twice, or
+   before it was ready, is CF_ERROR_ARGUMENT and changes nothing. Calls on one waiting[] must not overlap. */
+CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
+CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
+                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
+
+/* ================================================================================================================
+   >>schedule    plan -> order of passes
+   ================================================================================================================ */
+
+typedef enum cf_schedule_kind {
+    CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
+    CF_SCHEDULE_PAPER,       /* state-aware: Algorithm 2, on one stage */
+    CF_SCHEDULE_COUNT
+} cf_schedule_kind;
+
+/* "paper"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
 
 /* One pass of one chunk on one (virtual) stage. 12 bytes. */
 typedef struct cf_action {
@@ -465,6 +595,7 @@ typedef struct cf_schedule {
     int64_t rank;           /* the rank of the plan whose chunks these are */
     int64_t n_chunks;       /* chunks of the plan */
     int64_t n_actions;
+    int lowered;            /* 1: the lists hold SEND_*, RECV_*, OFFLOAD and PREFETCH actions too (cf_schedule_lower) */
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
     cf_allocator allocator; /* private, as in cf_plan */
@@ -503,6 +634,68 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 
 /* Frees a schedule made by cf_schedule_make. NULL is allowed. */
 CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
+
+/* ================================================================================================================
+   >>check    is a schedule sound? and: schedule -> the same with its transfers
+   ================================================================================================================ */
+
+/* Bytes that a stage holds for each token. All zero: bytes are not counted. */
+typedef struct cf_bytes {
+    int64_t activations;    /* of a chunk whose activations are kept, padding included */
+    int64_t state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
+    int64_t state_gradient; /* dK and dV of a group's token, from the start of the group's first backward to the same end */
+    int64_t boundary;       /* local replay: the saved input of a chunk whose activations were dropped, from F to R */
+} cf_bytes;
+
+/* What a schedule must hold besides the rules. Zero means no limit in every member. */
+typedef struct cf_validate_desc {
+    int64_t limit;               /* most chunks whose activations one stage keeps at once */
+    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+    cf_bytes bytes;              /* what limit_bytes counts */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once */
+    const int64_t *limits_bytes; /* (n_stages) */
+} cf_validate_desc;
+
+/* Accepts a schedule from any source, lowered or not, only if on every virtual stage of the rank
+     every chunk has one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
+     a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
+     at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
+     with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
+   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every tensor
+   that crosses stages is sent once and received once, after it was made and before it is used, that the lists end even when
+   every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are written, and that no
+   pass of a group runs while some of its state is in host memory.
+
+   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field names the
+   member, error->item is the position in the list of the stage which error->text names (-1: something is missing there).
+   CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to the passes comes from
+   `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
+CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error);
+
+/* How to lower. Zero means default in every member. */
+typedef struct cf_lower_desc {
+    const cf_timing *timing; /* NULL: unit costs, free transfers */
+    int offload;             /* 1: OFFLOAD and PREFETCH as well */
+    const cf_allocator *allocator;
+} cf_lower_desc;
+
+/* Adds the transfers to a schedule: a copy whose lists hold SEND_* and RECV_* actions, none between virtual stages on one
+   stage, and whose `lowered` is 1. It cannot deadlock even where a send blocks until it is received: passes and transfers are
+   put into one order, by the time at which `timing` lets them begin (a transfer: when its tensor is made), and every stage
+   runs its part of that one order.
+
+   offload: later chunks attend to the whole prefix, so a group's state can leave a stage only between two passes of the group,
+   while the stage runs other units or waits. Where such a gap lasts at least as long as moving rows out and back, with the
+   bandwidth of `timing`, the rows of the group's first chunks leave right after the pass before it (as many chunks as there is
+   time for) and come back just early enough for the next pass, beside compute. Copies of two groups at once are taken to be
+   as fast as one.
+
+   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The schedule is validated first, without
+   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already. */
+CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
+                                          cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
    >>run    the interpreter of one stage's actions
@@ -2376,7 +2569,10 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
 }
 
 /* ================================================================================================================
-   >>schedule
+   >>graph
+
+   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
+   stage. What a node waits for follows from its number; only the other direction needs to be sorted.
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
@@ -2385,14 +2581,712 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
     return cf__name(names, CF_PASS_COUNT, (int64_t)pass);
 }
 
-CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper"};
-    return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
-}
-
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay) {
     static const char *const names[CF_REPLAY_COUNT] = {"?", "pipeline", "local"};
     return cf__name(names, CF_REPLAY_COUNT, (int64_t)replay);
+}
+
+CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
+    static const char *const names[CF_EDGE_COUNT] = {"activation", "gradient", "state", "state gradient",
+                                                     "replay",     "own",      "slot"};
+    return cf__name(names, CF_EDGE_COUNT, (int64_t)why);
+}
+
+CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
+    cf_graph_desc full = *desc;
+    if (full.n_stages == 0) full.n_stages = 1;
+    if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.k == 0) full.k = 1;
+    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
+    return full;
+}
+
+/* ---- sizes ---- */
+
+/* Everything that the builder knows. */
+typedef struct cf__grapher {
+    cf_graph_desc desc; /* defaults filled in */
+    const cf_plan *plan;
+    cf_error *error;
+    int64_t n_stages;   /* virtual stages in all */
+    int64_t n_nodes, n_edges;
+} cf__grapher;
+
+static int cf__no_cost(const cf_pass_cost *cost) {
+    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
+}
+
+static cf_pass_cost cf__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, double factor) {
+    cf_pass_cost sum;
+    sum.constant = factor * (a->constant + b->constant);
+    sum.per_token = factor * (a->per_token + b->per_token);
+    sum.per_pair = factor * (a->per_pair + b->per_pair);
+    return sum;
+}
+
+/* The cost of a pass on a virtual stage, with the rules of cf_stage_cost for what was left out. */
+static cf_pass_cost cf__pass_cost(const cf_timing *timing, cf_pass pass, int64_t stage) {
+    static const cf_stage_cost unit = {{0, 1, 0}, {0, 1, 0}, {0, 2, 0}, {0, 1, 0}, {0, 1, 0}};
+    const cf_stage_cost *given = timing == NULL ? &unit : timing->stages != NULL ? &timing->stages[stage] : &timing->all;
+    cf_stage_cost cost = *given;
+    int split = !cf__no_cost(&cost.input) || !cf__no_cost(&cost.weight);
+    if (cf__no_cost(&cost.forward) && cf__no_cost(&cost.replay) && cf__no_cost(&cost.backward) && !split) cost = unit;
+    if (cf__no_cost(&cost.replay)) cost.replay = cost.forward;
+    if (cf__no_cost(&cost.backward) && split) cost.backward = cf__cost_sum(&cost.input, &cost.weight, 1);
+    if (cf__no_cost(&cost.backward)) cost.backward = cf__cost_sum(&cost.forward, &cost.forward, 1);
+    if (cf__no_cost(&cost.input)) cost.input = cf__cost_sum(&cost.backward, &cost.backward, 0.25);
+    if (cf__no_cost(&cost.weight)) cost.weight = cf__cost_sum(&cost.backward, &cost.backward, 0.25);
+    return pass == CF_F ? cost.forward : pass == CF_R ? cost.replay : pass == CF_B ? cost.backward
+           : pass == CF_I ? cost.input : cost.weight;
+}
+
+static double cf__pass_seconds(const cf_plan *plan, const cf_timing *timing, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_pass_cost cost = cf__pass_cost(timing, pass, stage);
+    return cf_cost_seconds(&cost, plan->chunks[chunk].tokens, plan->chunks[chunk].pairs);
+}
+
+/* Seconds that the boundary tensor of a chunk takes from stage to stage; padding travels too. */
+static double cf__transfer_seconds(const cf_plan *plan, const cf_timing *timing, int64_t chunk) {
+    if (timing == NULL) return 0;
+    return timing->latency + cf__product(timing->seconds_per_token, (double)plan->chunks[chunk].padded);
+}
+
+static cf_result cf__check_timing(const cf_timing *timing, int64_t n_stages, cf_error *error) {
+    const double *single[3];
+    static const char *const fields[3] = {"timing.latency", "timing.seconds_per_token", "timing.offload_seconds_per_token"};
+    int64_t i, j;
+    if (timing == NULL) return CF_OK;
+    single[0] = &timing->latency;
+    single[1] = &timing->seconds_per_token;
+    single[2] = &timing->offload_seconds_per_token;
+    for (i = 0; i < 3; i++)
+        if (!cf__is_cost(*single[i]))
+            return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], -1, 0, -1, "must be finite and not negative");
+    for (i = 0; i < (timing->stages != NULL ? n_stages : 1); i++) {
+        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[i] : &timing->all;
+        const cf_pass_cost *costs[5];
+        costs[0] = &stage->forward;
+        costs[1] = &stage->replay;
+        costs[2] = &stage->backward;
+        costs[3] = &stage->input;
+        costs[4] = &stage->weight;
+        for (j = 0; j < 5; j++)
+            if (!cf__is_cost(costs[j]->constant) || !cf__is_cost(costs[j]->per_token) || !cf__is_cost(costs[j]->per_pair))
+                return cf__fail(error, CF_ERROR_ARGUMENT, timing->stages != NULL ? "timing.stages" : "timing.all", i, 0, -1,
+                                "costs must be finite and not negative");
+    }
+    return CF_OK;
+}
+
+/* Chunks of the unit that chunk `id` belongs to (its group's, or 1). 0 where plan and group disagree. */
+static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *g;
+    if (c->group == -1) return 1;
+    if (c->group < 0 || c->group >= plan->n_groups) return 0;
+    g = &plan->groups[c->group];
+    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks) return 0;
+    if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
+    return g->n_chunks;
+}
+
+static int cf__is_replayed(const cf__grapher *g, int64_t chunk) {
+    const cf_chunk *c = &g->plan->chunks[chunk];
+    return c->group >= 0 && c->index < g->plan->groups[c->group].n_chunks - g->desc.k;
+}
+
+static int64_t cf__chunk_nodes(const cf__grapher *g, int64_t chunk) {
+    return (2 + (g->desc.split != 0) + cf__is_replayed(g, chunk)) * g->n_stages;
+}
+
+/* How many edges end in the nodes of a chunk; cf__edges_into is the same, one by one. */
+static int64_t cf__chunk_edges(const cf__grapher *g, int64_t chunk) {
+    const cf_chunk *c = &g->plan->chunks[chunk];
+    int64_t n = g->n_stages, edges = 2 * (n - 1) + n;
+    if (g->desc.split) edges += n;
+    if (c->group >= 0 && c->index > 0) edges += n;
+    if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks) edges += n;
+    if (cf__is_replayed(g, chunk)) {
+        edges += n;
+        if (g->desc.replay == CF_REPLAY_PIPELINE) edges += n - 1;
+        if (!g->desc.no_slots) edges += n;
+    }
+    return edges;
+}
+
+static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    cf_result result;
+    if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
+}
+
+/* Everything but a pass without finite seconds is refused here. */
+static cf_result cf__grapher_start(cf__grapher *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    int64_t id, end;
+    cf_result result;
+    memset(g, 0, sizeof *g);
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    g->desc = cf_graph_defaults(desc);
+    g->plan = plan;
+    g->error = error;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_graph_desc(plan, &g->desc, error)) != CF_OK) return result;
+    g->n_stages = g->desc.n_stages * g->desc.n_virtual;
+    id = g->desc.rank * plan->n_steps;
+    for (end = id + plan->n_steps; id < end; id++) {
+        if (cf__unit_of(plan, id) == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
+                            "chunks and groups disagree");
+        g->n_nodes += cf__chunk_nodes(g, id);
+        g->n_edges += cf__chunk_edges(g, id);
+        if (g->n_nodes > CF_MAX_NODES)
+            return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
+    }
+    return CF_OK;
+}
+
+static cf_graph *cf__layout_graph(cf_graph *header, cf__carver *carver) {
+    cf_graph *graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
+    header->first = (int64_t *)cf__take(carver, header->n_steps + 1, sizeof(int64_t));
+    header->nodes = (cf_node *)cf__take(carver, header->n_nodes, sizeof(cf_node));
+    header->first_in = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
+    header->edges = (cf_edge *)cf__take(carver, header->n_edges, sizeof(cf_edge));
+    header->first_out = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
+    header->out = (int32_t *)cf__take(carver, header->n_edges, sizeof(int32_t));
+    return graph;
+}
+
+static cf_graph cf__graph_header(const cf__grapher *g) {
+    cf_graph graph;
+    memset(&graph, 0, sizeof graph);
+    graph.n_stages = g->desc.n_stages;
+    graph.n_virtual = g->desc.n_virtual;
+    graph.k = g->desc.k;
+    graph.replay = g->desc.replay;
+    graph.split = g->desc.split != 0;
+    graph.rank = g->desc.rank;
+    graph.n_steps = g->plan->n_steps;
+    graph.n_nodes = g->n_nodes;
+    graph.n_edges = g->n_edges;
+    return graph;
+}
+
+/* ---- building ---- */
+
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
+    int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps, place;
+    int replayed;
+    if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
+    replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
+    if (pass == CF_F) place = 0;
+    else if (pass == CF_R && replayed) place = 1;
+    else if (pass == (graph->split ? CF_I : CF_B)) place = 1 + replayed;
+    else if (pass == CF_W && graph->split) place = 2 + replayed;
+    else return -1;
+    return graph->first[i] + place * n_stages + stage;
+}
+
+static cf_result cf__put_nodes(const cf__grapher *g, cf_graph *graph, int64_t chunk) {
+    static const cf_pass passes[CF_COMPUTE_PASS_COUNT] = {CF_F, CF_R, CF_B, CF_I, CF_W};
+    int64_t stage;
+    int i;
+    for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
+        for (stage = 0; stage < g->n_stages; stage++) {
+            int64_t id = cf_graph_node(graph, passes[i], chunk, stage);
+            cf_node *node;
+            if (id < 0) break;
+            node = &graph->nodes[id];
+            node->seconds = cf__pass_seconds(g->plan, g->desc.timing, passes[i], chunk, stage);
+            node->chunk = (int32_t)chunk;
+            node->stage = (int32_t)stage;
+            node->pass = (int32_t)passes[i];
+            node->keep = passes[i] == CF_R || (passes[i] == CF_F && !cf__is_replayed(g, chunk));
+            if (!cf__is_cost(node->seconds))
+                return cf__fail(g->error, CF_ERROR_OVERFLOW, "timing", chunk, 0, -1,
+                                "the seconds of a pass of this chunk are not finite");
+        }
+    }
+    return CF_OK;
+}
+
+/* Where the edges of a node are put: all but the last two arguments of cf__put_edge are the same for one node. */
+typedef struct cf__edge_list {
+    const cf_graph *graph;
+    cf_edge *next;
+    int64_t to;
+} cf__edge_list;
+
+static void cf__put_edge(cf__edge_list *list, cf_edge_why why, double seconds, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_edge *edge = list->next++;
+    memset(edge, 0, sizeof *edge);
+    edge->seconds = seconds;
+    edge->from = (int32_t)cf_graph_node(list->graph, pass, chunk, stage);
+    edge->to = (int32_t)list->to;
+    edge->why = (int32_t)why;
+}
+
+/* What one node waits for. */
+static void cf__edges_into(const cf__grapher *g, cf__edge_list *list, int64_t id) {
+    const cf_node *node = &list->graph->nodes[id];
+    const cf_chunk *c = &g->plan->chunks[node->chunk];
+    int64_t chunk = node->chunk, stage = node->stage;
+    double transfer = g->desc.n_stages > 1 ? cf__transfer_seconds(g->plan, g->desc.timing, chunk) : 0;
+    cf_pass back = g->desc.split ? CF_I : CF_B, pass = (cf_pass)node->pass;
+    list->to = id;
+    if (pass == CF_F) {
+        if (stage > 0) cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_F, chunk, stage - 1);
+        if (c->group >= 0 && c->index > 0) cf__put_edge(list, CF_EDGE_STATE, 0, CF_F, chunk - 1, stage);
+    } else if (pass == CF_R) {
+        cf__put_edge(list, CF_EDGE_REPLAY, 0, CF_F, chunk, stage);
+        if (stage > 0 && g->desc.replay == CF_REPLAY_PIPELINE)
+            cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_R, chunk, stage - 1);
+        if (!g->desc.no_slots)
+            cf__put_edge(list, CF_EDGE_SLOT, 0, g->desc.split ? CF_W : CF_B, chunk + g->desc.k, stage);
+    } else if (pass == CF_W) {
+        cf__put_edge(list, CF_EDGE_OWN, 0, CF_I, chunk, stage);
+    } else {
+        cf__put_edge(list, CF_EDGE_OWN, 0, cf__is_replayed(g, chunk) ? CF_R : CF_F, chunk, stage);
+        if (stage + 1 < g->n_stages) cf__put_edge(list, CF_EDGE_GRADIENT, transfer, back, chunk, stage + 1);
+        if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks)
+            cf__put_edge(list, CF_EDGE_STATE_GRADIENT, 0, back, chunk + 1, stage);
+    }
+}
+
+/* The other direction, by counting. first_out[i + 1] is where node i's next edge goes, until all are placed. */
+static void cf__sort_edges_out(cf_graph *graph) {
+    int64_t i, sum = 0;
+    for (i = 0; i <= graph->n_nodes; i++) graph->first_out[i] = 0;
+    for (i = 0; i < graph->n_edges; i++) graph->first_out[graph->edges[i].from + 1]++;
+    for (i = 1; i <= graph->n_nodes; i++) {
+        int64_t count = graph->first_out[i];
+        graph->first_out[i] = sum;
+        sum += count;
+    }
+    for (i = 0; i < graph->n_edges; i++) graph->out[graph->first_out[graph->edges[i].from + 1]++] = (int32_t)i;
+}
+
+static cf_result cf__write_graph(const cf__grapher *g, cf_graph *graph) {
+    cf__edge_list list = {graph, graph->edges, 0};
+    int64_t i, first = g->desc.rank * g->plan->n_steps;
+    cf_result result;
+    graph->first[0] = 0;
+    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__chunk_nodes(g, first + i);
+    for (i = 0; i < graph->n_steps; i++)
+        if ((result = cf__put_nodes(g, graph, first + i)) != CF_OK) return result;
+    for (i = 0; i < graph->n_nodes; i++) {
+        graph->first_in[i] = list.next - graph->edges;
+        cf__edges_into(g, &list, i);
+    }
+    graph->first_in[i] = list.next - graph->edges;
+    cf__sort_edges_out(graph);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error) {
+    cf__grapher g;
+    cf_graph header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__grapher_start(&g, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    header = cf__graph_header(&g);
+    cf__layout_graph(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_nodes");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
+                                      cf_graph **out, cf_error *error) {
+    cf__grapher g;
+    cf_graph header, *graph;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__grapher_start(&g, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    header = cf__graph_header(&g);
+    cf__layout_graph(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_nodes");
+    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    graph = cf__layout_graph(&header, &carver);
+    *graph = header;
+    if ((result = cf__write_graph(&g, graph)) != CF_OK) return result;
+    *out = graph;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
+    cf_allocator allocator;
+    size_t bytes;
+    void *memory;
+    cf_result result = cf_graph_size(plan, desc, &bytes, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
+    memory = allocator.alloc(bytes, allocator.user);
+    if (memory == NULL) return cf__fail_memory(error, bytes);
+    result = cf_graph_into(plan, desc, memory, bytes, out, error);
+    if (result == CF_OK) (*out)->allocator = allocator;
+    else allocator.release(memory, allocator.user);
+    return result;
+}
+
+CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
+    if (graph != NULL && graph->allocator.release != NULL) {
+        cf_allocator allocator = graph->allocator;
+        allocator.release(graph, allocator.user);
+    }
+}
+
+/* ---- checking a graph ---- */
+
+static cf_result cf__bad_graph(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
+                               const char *why) {
+    return cf__fail(error, CF_ERROR_GRAPH, field, item, wanted, got, why);
+}
+
+static cf_result cf__check_graph_counts(const cf_graph *graph, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t value, least, most;
+    } counts[] = {{"n_stages", graph->n_stages, 1, INT32_MAX},
+                  {"n_virtual", graph->n_virtual, 1, INT32_MAX},
+                  {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
+                  {"split", graph->split, 0, 1},
+                  {"rank", graph->rank, 0, CF_MAX_RANKS - 1},
+                  {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS},
+                  {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES},
+                  {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1}};
+    const void *pointers[6];
+    static const char *const fields[6] = {"first", "first_in", "first_out", "nodes", "edges", "out"};
+    size_t i;
+    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
+            return cf__bad_graph(error, counts[i].field, -1,
+                                 counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
+                                 "out of range");
+    if (graph->n_stages * graph->n_virtual > INT32_MAX)
+        return cf__bad_graph(error, "n_virtual", -1, INT32_MAX / graph->n_stages, graph->n_virtual, "out of range");
+    pointers[0] = graph->first;
+    pointers[1] = graph->first_in;
+    pointers[2] = graph->first_out;
+    pointers[3] = graph->nodes;
+    pointers[4] = graph->edges;
+    pointers[5] = graph->out;
+    for (i = 0; i < 6; i++)
+        if (pointers[i] == NULL && (i < 3 || (i == 3 && graph->n_nodes > 0) || (i > 3 && graph->n_edges > 0)))
+            return cf__bad_graph(error, fields[i], -1, 1, 0, "is NULL");
+    return CF_OK;
+}
+
+/* An index array: from 0, never falling, up to `end`. Stops at the first bad number, which is read from the array itself. */
+static cf_result cf__check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_error *error) {
+    int64_t i;
+    if (first[0] != 0) return cf__bad_graph(error, field, 0, 0, first[0], "must start at 0");
+    for (i = 0; i < n; i++)
+        if (first[i + 1] < first[i] || first[i + 1] > end)
+            return cf__bad_graph(error, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
+                                 "falls or runs out of range");
+    if (first[n] != end) return cf__bad_graph(error, field, n, end, first[n], "does not end with the last item");
+    return CF_OK;
+}
+
+static cf_result cf__check_nodes(const cf_graph *graph, cf_error *error) {
+    int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
+    for (i = 0; i < graph->n_steps; i++) {
+        int64_t passes = (graph->first[i + 1] - graph->first[i]) / n_stages;
+        if (passes * n_stages != graph->first[i + 1] - graph->first[i] || passes < 2 + graph->split || passes > 3 + graph->split)
+            return cf__bad_graph(error, "first", i + 1, (2 + graph->split) * n_stages, graph->first[i + 1] - graph->first[i],
+                                 "wrong number of nodes for a chunk");
+    }
+    for (i = 0; i < graph->n_nodes; i++) {
+        const cf_node *node = &graph->nodes[i];
+        id = node->pass < 0 || node->pass > CF_W ? -1 : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
+        if (id != i) return cf__bad_graph(error, "nodes", i, i, id, "its pass, chunk and stage lead to another number");
+        if (node->keep < 0 || node->keep > (node->pass <= CF_R))
+            return cf__bad_graph(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "out of range");
+        if (!cf__is_cost(node->seconds))
+            return cf__bad_graph(error, "nodes.seconds", i, 0, -1, "must be finite and not negative");
+    }
+    return CF_OK;
+}
+
+/* Edges by target, and then the list by source: as many entries as edges, rising within a node, so each edge once. */
+static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
+    int64_t i, j;
+    for (i = 0; i < graph->n_nodes; i++) {
+        for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
+            const cf_edge *edge = &graph->edges[j];
+            if (edge->to != i) return cf__bad_graph(error, "edges.to", j, i, edge->to, "another node's edge");
+            if (edge->from < 0 || edge->from >= graph->n_nodes)
+                return cf__bad_graph(error, "edges.from", j, graph->n_nodes - 1, edge->from, "no such node");
+            if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
+                return cf__bad_graph(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "out of range");
+            if (!cf__is_cost(edge->seconds))
+                return cf__bad_graph(error, "edges.seconds", j, 0, -1, "must be finite and not negative");
+        }
+    }
+    for (i = 0; i < graph->n_nodes; i++) {
+        if (graph->first_out[i + 1] - graph->first_out[i] > CF_MAX_SUCCESSORS)
+            return cf__bad_graph(error, "first_out", i, CF_MAX_SUCCESSORS, graph->first_out[i + 1] - graph->first_out[i],
+                                 "too many edges leave this node");
+        for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
+            int64_t edge = graph->out[j];
+            if (edge < 0 || edge >= graph->n_edges)
+                return cf__bad_graph(error, "out", j, graph->n_edges - 1, edge, "no such edge");
+            if (graph->edges[edge].from != i)
+                return cf__bad_graph(error, "out", j, i, graph->edges[edge].from, "leads to another node's edge");
+            if (j > graph->first_out[i] && edge <= graph->out[j - 1])
+                return cf__bad_graph(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "an edge twice, or not in order");
+        }
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_graph_arrays(const cf_graph *graph, cf_error *error) {
+    cf_result result;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
+    if ((result = cf__check_first(graph->first, graph->n_steps, graph->n_nodes, "first", error)) != CF_OK) return result;
+    if ((result = cf__check_first(graph->first_in, graph->n_nodes, graph->n_edges, "first_in", error)) != CF_OK) return result;
+    if ((result = cf__check_first(graph->first_out, graph->n_nodes, graph->n_edges, "first_out", error)) != CF_OK)
+        return result;
+    if ((result = cf__check_nodes(graph, error)) != CF_OK) return result;
+    return cf__check_edges(graph, error);
+}
+
+/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a node
+   for the second time. waiting[] is spent by this. */
+static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
+    int64_t node = 0, i;
+    while (waiting[node] <= 0) node++;
+    while (waiting[node] > 0) {
+        waiting[node] = -1;
+        for (i = graph->first_in[node]; waiting[graph->edges[i].from] == 0; i++) continue;
+        node = graph->edges[i].from;
+    }
+    return node;
+}
+
+/* Fills order so that each node comes after those that it waits for. waiting: n_nodes numbers of scratch. */
+static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t *order, cf_error *error) {
+    int64_t i, j, n = 0, cycle;
+    for (i = 0; i < graph->n_nodes; i++) {
+        waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+        if (waiting[i] == 0) order[n++] = (int32_t)i;
+    }
+    for (i = 0; i < n; i++) {
+        int64_t node = order[i];
+        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
+            int32_t to = graph->edges[graph->out[j]].to;
+            if (--waiting[to] == 0) order[n++] = to;
+        }
+    }
+    if (n == graph->n_nodes) return CF_OK;
+    cycle = cf__node_on_cycle(graph, waiting);
+    return cf__bad_graph(error, "edges", cycle, graph->n_nodes, n, "this node waits for itself; nodes that can be ordered");
+}
+
+CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
+    cf_allocator memory;
+    int32_t *waiting;
+    size_t bytes;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
+    bytes = (2 * (size_t)graph->n_nodes + 1) * sizeof(int32_t);
+    waiting = (int32_t *)memory.alloc(bytes, memory.user);
+    if (waiting == NULL) return cf__fail_memory(error, bytes);
+    result = cf__sort_nodes(graph, waiting, waiting + graph->n_nodes, error);
+    memory.release(waiting, memory.user);
+    return result;
+}
+
+/* ---- critical path ---- */
+
+static cf_critical *cf__layout_critical(cf_critical *header, cf__carver *carver) {
+    cf_critical *critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
+    header->path = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
+    header->order = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
+    header->earliest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
+    header->latest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
+    return critical;
+}
+
+/* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
+static int64_t cf__find_earliest(const cf_graph *graph, cf_critical *critical) {
+    int64_t i, j, last = -1;
+    critical->length = 0;
+    for (i = 0; i < graph->n_nodes; i++) {
+        int64_t node = critical->order[i];
+        double start = 0, end;
+        for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
+            const cf_edge *edge = &graph->edges[j];
+            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
+            if (after > start) start = after;
+        }
+        critical->earliest[node] = start;
+        end = start + graph->nodes[node].seconds;
+        if (last < 0 || end > critical->length) {
+            critical->length = end;
+            last = node;
+        }
+    }
+    return last;
+}
+
+/* Latest starts, last to first. */
+static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
+    int64_t i, j;
+    for (i = graph->n_nodes - 1; i >= 0; i--) {
+        int64_t node = critical->order[i];
+        double end = critical->length, start;
+        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
+            const cf_edge *edge = &graph->edges[graph->out[j]];
+            double before = critical->latest[edge->to] - edge->seconds;
+            if (before < end) end = before;
+        }
+        start = end - graph->nodes[node].seconds;
+        critical->latest[node] = start > critical->earliest[node] ? start : critical->earliest[node];
+    }
+}
+
+/* Walks back from the node that ends last, each time to a node that set the start. Rounding apart, these have no slack. */
+static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
+    int64_t i, n = 0;
+    while (node >= 0) {
+        int64_t before = -1;
+        double start = critical->earliest[node];
+        critical->latest[node] = start;
+        critical->path[n++] = (int32_t)node;
+        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++) {
+            const cf_edge *edge = &graph->edges[i];
+            if (!(critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds < start)) before = edge->from;
+        }
+        node = before;
+    }
+    critical->n_path = n;
+    for (i = 0; i < n / 2; i++) {
+        int32_t swap = critical->path[i];
+        critical->path[i] = critical->path[n - 1 - i];
+        critical->path[n - 1 - i] = swap;
+    }
+}
+
+CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error) {
+    cf_critical header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    memset(&header, 0, sizeof header);
+    header.n_nodes = graph->n_nodes;
+    cf__layout_critical(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_nodes");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
+                                         cf_error *error) {
+    cf_critical header, *critical;
+    cf__carver carver = {(unsigned char *)memory, 0, 0};
+    size_t needed;
+    int64_t last;
+    cf_result result = cf_critical_size(graph, &needed, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__check_memory(memory, bytes, needed, error)) != CF_OK) return result;
+    if ((result = cf__check_graph_arrays(graph, error)) != CF_OK) return result;
+    memset(&header, 0, sizeof header);
+    header.n_nodes = graph->n_nodes;
+    critical = cf__layout_critical(&header, &carver);
+    *critical = header;
+    if ((result = cf__sort_nodes(graph, critical->path, critical->order, error)) != CF_OK) return result;
+    last = cf__find_earliest(graph, critical);
+    if (!cf__is_cost(critical->length))
+        return cf__fail(error, CF_ERROR_OVERFLOW, "length", -1, 0, -1, "the seconds of a path are not finite");
+    cf__find_latest(graph, critical);
+    cf__find_path(graph, critical, last);
+    *out = critical;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
+                                         cf_error *error) {
+    cf_allocator memory;
+    size_t bytes;
+    void *block;
+    cf_result result = cf_critical_size(graph, &bytes, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
+    block = memory.alloc(bytes, memory.user);
+    if (block == NULL) return cf__fail_memory(error, bytes);
+    result = cf_critical_into(graph, block, bytes, out, error);
+    if (result == CF_OK) (*out)->allocator = memory;
+    else memory.release(block, memory.user);
+    return result;
+}
+
+CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
+    if (critical != NULL && critical->allocator.release != NULL) {
+        cf_allocator allocator = critical->allocator;
+        allocator.release(critical, allocator.user);
+    }
+}
+
+/* ---- for executors ---- */
+
+CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
+    int64_t i;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if (count < graph->n_nodes)
+        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "too small");
+    if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
+    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
+                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
+    int64_t i, j, n = 0;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if (waiting == NULL) return cf__fail_null(error, "waiting");
+    if (ready == NULL) return cf__fail_null(error, "ready");
+    if (n_ready == NULL) return cf__fail_null(error, "n_ready");
+    if (node < 0 || node >= graph->n_nodes)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "no such node");
+    if (waiting[node] != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, 0, waiting[node],
+                        waiting[node] < 0 ? "is complete already" : "is not ready; it waits for");
+    waiting[node] = -1;
+    for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
+        int32_t to = graph->edges[graph->out[i]].to;
+        if (--waiting[to] != 0) continue;
+        for (j = n++; j > 0 && ready[j - 1] > to; j--) ready[j] = ready[j - 1];
+        ready[j] = to;
+    }
+    *n_ready = n;
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>schedule
+   ================================================================================================================ */
+
+CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
+    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper"};
+    return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
 }
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
@@ -2559,6 +3453,874 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
         cf_allocator allocator = schedule->allocator;
         allocator.release(schedule, allocator.user);
     }
+}
+
+/* ================================================================================================================
+   >>check
+
+   First every list by itself, action by action, as the stage would live through it; then all lists against each other,
+   run as far as they go: once with every finished pass visible everywhere, and, if transfers are in the lists, once with
+   nothing but a rendezvous between two stages.
+   ================================================================================================================ */
+
+/* A chunk on one virtual stage. */
+typedef struct cf__cell {
+    uint16_t seen;      /* a bit per pass: it is in the list, so far or at all */
+    uint16_t run;       /* the same while the lists run */
+    uint8_t live;       /* its activations are kept now */
+    uint8_t away;       /* its rows of the state are in host memory */
+    uint16_t padding;
+    int32_t group_live; /* in the cell of a group's first chunk: chunks of the group with live activations */
+    int32_t group_away; /* and with rows away */
+} cf__cell;
+
+typedef struct cf__checker {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    cf_validate_desc desc;
+    cf_error *error;
+    int64_t n_stages;      /* virtual stages in all */
+    int64_t first_chunk;
+    int64_t stage, position; /* where the walk is */
+    int64_t live;            /* chunks kept there */
+    int64_t bytes;           /* bytes held there */
+    cf__cell *cells;       /* (n_stages x n_steps) */
+    int64_t *cursor;       /* (schedule->n_stages) the next action of each stage, an index into actions */
+    int32_t *stack;        /* (schedule->n_stages) stages that may be able to go on */
+    unsigned char *queued; /* (schedule->n_stages) */
+} cf__checker;
+
+enum { CF__FORWARDS = 1 << CF_F | 1 << CF_R, CF__BACKWARDS = 1 << CF_B | 1 << CF_I };
+
+static void cf__layout_checker(cf__checker *k, cf__carver *carver) {
+    k->cells = (cf__cell *)cf__take(carver, k->n_stages * k->plan->n_steps, sizeof(cf__cell));
+    k->cursor = (int64_t *)cf__take(carver, k->schedule->n_stages, sizeof(int64_t));
+    k->stack = (int32_t *)cf__take(carver, k->schedule->n_stages, sizeof(int32_t));
+    k->queued = (unsigned char *)cf__take(carver, k->schedule->n_stages, 1);
+}
+
+/* A violation at the walk's position; `why` starts with the stage. */
+static cf_result cf__violation(cf__checker *k, const char *field, int64_t wanted, int64_t got, const char *why) {
+    char text[128];
+    (void)snprintf(text, sizeof text, "stage %lld: %s", (long long)k->stage, why);
+    return cf__fail(k->error, CF_ERROR_SCHEDULE, field, k->position, wanted, got, text);
+}
+
+/* The same about a pass of a chunk, which is named. */
+static cf_result cf__violation_of(cf__checker *k, const cf_action *a, const char *field, int64_t wanted, int64_t got,
+                                  const char *why) {
+    char text[110];
+    (void)snprintf(text, sizeof text, "%s of chunk %d on virtual stage %d %s", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
+                   (int)a->stage, why);
+    return cf__violation(k, field, wanted, got, text);
+}
+
+/* ---- counts ---- */
+
+/* Members of a schedule that can be judged without its arrays. */
+static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t value, least, most;
+    } counts[] = {{"kind", (int64_t)schedule->kind, 0, CF_SCHEDULE_COUNT - 1},
+                  {"replay", (int64_t)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
+                  {"n_stages", schedule->n_stages, 1, INT32_MAX},
+                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX},
+                  {"k", schedule->k, 1, INT64_MAX},
+                  {"rank", schedule->rank, 0, plan->n_ranks - 1},
+                  {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks},
+                  {"n_actions", schedule->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action)},
+                  {"lowered", schedule->lowered, 0, 1}};
+    int64_t n_stages, needed = 0;
+    size_t i;
+    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
+            return cf__fail(error, CF_ERROR_SCHEDULE, counts[i].field, -1,
+                            counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
+                            "out of range");
+    n_stages = schedule->n_stages * schedule->n_virtual;
+    if (n_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_virtual", -1, INT32_MAX / schedule->n_stages, schedule->n_virtual,
+                        "out of range");
+    if (!cf__mul(2 * n_stages, plan->n_steps, &needed) || schedule->n_actions < needed)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, schedule->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    if (schedule->first == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "first", -1, 1, 0, "is NULL");
+    if (schedule->actions == NULL && schedule->n_actions > 0)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    return CF_OK;
+}
+
+/* Where the lists begin. Stops at the first number that is wrong, so that a wrong n_stages is not followed far. */
+static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error *error) {
+    const int64_t *first = schedule->first;
+    int64_t i;
+    if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
+    for (i = 0; i < schedule->n_stages; i++)
+        if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1, first[i + 1] < first[i] ? first[i] : schedule->n_actions,
+                            first[i + 1], "action lists overlap or run out of range");
+    if (first[i] != schedule->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
+    return CF_OK;
+}
+
+static cf_result cf__check_units(const cf__checker *k) {
+    int64_t id;
+    for (id = k->first_chunk; id < k->first_chunk + k->plan->n_steps; id++) {
+        const cf_chunk *c = &k->plan->chunks[id];
+        if (cf__unit_of(k->plan, id) == 0)
+            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.group", id, -1, c->group, "chunks and groups disagree");
+        if (c->group >= 0 && (c->first_slice < 0 || c->first_slice >= k->plan->n_slices))
+            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.first_slice", id, k->plan->n_slices - 1, c->first_slice,
+                            "no such slice");
+        if (c->tokens < 0 || c->padded < 0 || (c->group >= 0 && k->plan->groups[c->group].tokens < 0) ||
+            cf_chunk_state_tokens(k->plan, id) < 0)
+            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.tokens", id, 0, c->tokens, "negative");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_limits(const cf__checker *k) {
+    const cf_validate_desc *d = &k->desc;
+    const struct {
+        const char *field;
+        int64_t value;
+    } single[] = {{"limit", d->limit},
+                  {"limit_bytes", d->limit_bytes},
+                  {"bytes.activations", d->bytes.activations},
+                  {"bytes.state", d->bytes.state},
+                  {"bytes.state_gradient", d->bytes.state_gradient},
+                  {"bytes.boundary", d->bytes.boundary}};
+    int64_t i;
+    for (i = 0; i < (int64_t)(sizeof single / sizeof single[0]); i++)
+        if (single[i].value < 0)
+            return cf__fail(k->error, CF_ERROR_ARGUMENT, single[i].field, -1, 0, single[i].value, "negative");
+    for (i = 0; i < k->schedule->n_stages; i++) {
+        if (d->limits != NULL && d->limits[i] < 0)
+            return cf__fail(k->error, CF_ERROR_ARGUMENT, "limits", i, 0, d->limits[i], "negative");
+        if (d->limits_bytes != NULL && d->limits_bytes[i] < 0)
+            return cf__fail(k->error, CF_ERROR_ARGUMENT, "limits_bytes", i, 0, d->limits_bytes[i], "negative");
+    }
+    return CF_OK;
+}
+
+/* ---- one list ---- */
+
+static cf__cell *cf__cell_at(const cf__checker *k, int64_t chunk, int64_t stage) {
+    return &k->cells[stage * k->plan->n_steps + chunk - k->first_chunk];
+}
+
+/* The cell of a neighbour in the group, on the same virtual stage: step -1 or 1. NULL: there is none. */
+static cf__cell *cf__neighbour(const cf__checker *k, const cf_action *a, int64_t step) {
+    const cf_chunk *c = &k->plan->chunks[a->chunk];
+    if (c->group < 0 || c->index + step < 0 || c->index + step >= k->plan->groups[c->group].n_chunks) return NULL;
+    return cf__cell_at(k, a->chunk + step, a->stage);
+}
+
+/* The cell that counts for the whole group; a standalone chunk counts for itself. */
+static cf__cell *cf__group_cell(const cf__checker *k, const cf_action *a) {
+    return cf__cell_at(k, a->chunk - k->plan->chunks[a->chunk].index, a->stage);
+}
+
+static int cf__has(const cf__cell *cell, cf_pass pass) { return cell->seen >> pass & 1; }
+
+/* Transfers take place only in lowered schedules, and only between stages. */
+static int cf__crosses(const cf__checker *k) { return k->schedule->lowered && k->schedule->n_stages > 1; }
+
+static cf_result cf__check_fields(cf__checker *k, const cf_action *a) {
+    int64_t passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
+    int forward = a->pass == CF_F || a->pass == CF_R;
+    if (a->chunk < k->first_chunk || a->chunk >= k->first_chunk + k->plan->n_steps)
+        return cf__violation(k, "actions.chunk", k->first_chunk, a->chunk, "not a chunk of this rank");
+    if (a->stage < 0 || a->stage >= k->n_stages)
+        return cf__violation(k, "actions.stage", k->n_stages - 1, a->stage, "no such virtual stage");
+    if (a->stage % k->schedule->n_stages != k->stage)
+        return cf__violation(k, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
+    if (a->pass >= passes) return cf__violation(k, "actions.pass", passes - 1, a->pass, "no such pass here");
+    if (a->keep > forward) return cf__violation_of(k, a, "actions.keep", forward, a->keep, "has a wrong keep flag");
+    if (a->reserved != 0) return cf__violation(k, "actions.reserved", 0, a->reserved, "must be 0");
+    return CF_OK;
+}
+
+/* Bytes come into use. A sum that does not fit is past every limit. */
+static cf_result cf__check_hold(cf__checker *k, const cf_action *a, int64_t tokens, int64_t bytes_per_token) {
+    int64_t limit = k->desc.limits_bytes != NULL ? k->desc.limits_bytes[k->stage] : k->desc.limit_bytes, bytes;
+    const char *field = k->desc.limits_bytes != NULL ? "limits_bytes" : "limit_bytes";
+    if (limit == 0) return CF_OK;
+    if (!cf__mul(tokens, bytes_per_token, &bytes) || !cf__add(k->bytes, bytes, &k->bytes))
+        return cf__violation_of(k, a, field, limit, INT64_MAX, "needs more bytes than 64 bits count");
+    if (k->bytes > limit) return cf__violation_of(k, a, field, limit, k->bytes, "needs more bytes than the limit");
+    return CF_OK;
+}
+
+static void cf__check_drop(cf__checker *k, int64_t tokens, int64_t bytes_per_token) {
+    int limited = k->desc.limits_bytes != NULL ? k->desc.limits_bytes[k->stage] > 0 : k->desc.limit_bytes > 0;
+    int64_t bytes;
+    if (limited && cf__mul(tokens, bytes_per_token, &bytes)) k->bytes -= bytes;
+}
+
+/* Activations come to stay. */
+static cf_result cf__check_take(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *group = cf__group_cell(k, a);
+    int64_t limit = k->desc.limits != NULL ? k->desc.limits[k->stage] : k->desc.limit;
+    cell->live = 1;
+    group->group_live++;
+    k->live++;
+    if (group->group_live > k->schedule->k)
+        return cf__violation_of(k, a, "k", k->schedule->k, group->group_live, "keeps more than K chunks of its group");
+    if (limit > 0 && k->live > limit)
+        return cf__violation_of(k, a, k->desc.limits != NULL ? "limits" : "limit", limit, k->live,
+                                "keeps more chunks than the limit");
+    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.activations);
+}
+
+static void cf__check_give(cf__checker *k, const cf_action *a) {
+    cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.activations);
+    cf__cell_at(k, a->chunk, a->stage)->live = 0;
+    cf__group_cell(k, a)->group_live--;
+    k->live--;
+}
+
+static cf_result cf__check_state_at_hand(cf__checker *k, const cf_action *a) {
+    int32_t away = cf__group_cell(k, a)->group_away;
+    if (away == 0) return CF_OK;
+    return cf__violation_of(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
+}
+
+static cf_result cf__check_forward(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *before = cf__neighbour(k, a, -1);
+    cf_result result;
+    if (cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (before != NULL && !cf__has(before, CF_F))
+        return cf__violation_of(k, a, "actions.chunk", a->chunk - 1, a->chunk, "comes before F of the chunk before it");
+    if (cf__crosses(k) && a->stage > 0 && !cf__has(cell, CF_RECV_F))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_F");
+    result = cf__check_hold(k, a, cf_chunk_state_tokens(k->plan, a->chunk), k->desc.bytes.state);
+    if (result != CF_OK) return result;
+    if (a->keep) return cf__check_take(k, a);
+    if (k->schedule->replay != CF_REPLAY_LOCAL) return CF_OK;
+    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.boundary);
+}
+
+static cf_result cf__check_replay(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE;
+    cf_result result;
+    if (cf__has(cell, CF_R)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
+    if (cell->live || (cell->seen & CF__BACKWARDS) != 0)
+        return cf__violation_of(k, a, "actions.pass", 0, 1, "is needless: its F kept the activations");
+    if (!a->keep) return cf__violation_of(k, a, "actions.keep", 1, 0, "keeps nothing");
+    if (cf__crosses(k) && pipeline && a->stage > 0 && !cf__has(cell, CF_RECV_R))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_R");
+    result = cf__check_take(k, a);
+    if (result == CF_OK && !pipeline) cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.boundary);
+    return result;
+}
+
+static cf_result cf__check_backward(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *after = cf__neighbour(k, a, 1);
+    int64_t rows = cf_chunk_state_tokens(k->plan, a->chunk), group = k->plan->chunks[a->chunk].group;
+    cf_result result;
+    if ((cell->seen & CF__BACKWARDS) != 0) return cf__violation_of(k, a, "actions.pass", 1, 2, "is a second backward");
+    if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
+    if (!cell->live) return cf__violation_of(k, a, "actions.pass", 1, 0, "has no activations; R is missing before it");
+    if (after != NULL && (after->seen & CF__BACKWARDS) == 0)
+        return cf__violation_of(k, a, "actions.chunk", a->chunk + 1, a->chunk, "comes before that of the group's next chunk");
+    if (cf__crosses(k) && a->stage + 1 < k->n_stages && !cf__has(cell, CF_RECV_B))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_B");
+    if (group >= 0 && after == NULL) { /* dK and dV of the whole group start with its last chunk */
+        result = cf__check_hold(k, a, k->plan->groups[group].tokens, k->desc.bytes.state_gradient);
+        if (result != CF_OK) return result;
+    }
+    cf__check_drop(k, rows, k->desc.bytes.state);
+    cf__check_drop(k, rows, k->desc.bytes.state_gradient);
+    if (a->pass == CF_B) cf__check_give(k, a);
+    return CF_OK;
+}
+
+static cf_result cf__check_weight(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    if (cf__has(cell, CF_W)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (!cf__has(cell, CF_I)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its I");
+    cf__check_give(k, a);
+    return CF_OK;
+}
+
+/* A send or receive: it must have a stage at the other end, come once, and, if it sends, after what it sends. */
+static cf_result cf__check_transfer(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    int sends = a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_SEND_B;
+    int upwards = a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_RECV_B; /* the peer is the next one */
+    int replay = a->pass == CF_SEND_R || a->pass == CF_RECV_R, made = a->pass == CF_SEND_F ? 1 << CF_F : 1 << CF_R;
+    if (a->pass == CF_SEND_B) made = CF__BACKWARDS;
+    if (k->schedule->n_stages == 1 || (upwards ? a->stage + 1 == k->n_stages : a->stage == 0))
+        return cf__violation_of(k, a, "actions.pass", -1, a->pass, "has no other stage to go to or come from");
+    if (replay && k->schedule->replay != CF_REPLAY_PIPELINE)
+        return cf__violation_of(k, a, "actions.pass", -1, a->pass, "has no place in local replay");
+    if (cf__has(cell, (cf_pass)a->pass)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (sends && (cell->seen & made) == 0)
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before the pass that makes its tensor");
+    return CF_OK;
+}
+
+static cf_result cf__check_offload(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    int away = a->pass == CF_OFFLOAD;
+    int64_t rows;
+    if (k->plan->chunks[a->chunk].group < 0)
+        return cf__violation_of(k, a, "actions.chunk", -1, a->chunk, "is of a chunk without state");
+    if (away && (!cf__has(cell, CF_F) || (cell->seen & CF__BACKWARDS) != 0))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "has no rows: they live from F to the backward");
+    if (cell->away == away)
+        return cf__violation_of(k, a, "actions.pass", !away, away, away ? "moves rows that are away" : "moves rows that are here");
+    cell->away = (uint8_t)away;
+    cf__group_cell(k, a)->group_away += away ? 1 : -1;
+    rows = cf_chunk_state_tokens(k->plan, a->chunk);
+    if (!away) return cf__check_hold(k, a, rows, k->desc.bytes.state);
+    cf__check_drop(k, rows, k->desc.bytes.state);
+    return CF_OK;
+}
+
+static cf_result cf__check_action(cf__checker *k, const cf_action *a) {
+    cf_result result = cf__check_fields(k, a);
+    if (result != CF_OK) return result;
+    if (a->pass == CF_F || a->pass == CF_R || a->pass == CF_B || a->pass == CF_I)
+        if ((result = cf__check_state_at_hand(k, a)) != CF_OK) return result;
+    switch ((cf_pass)a->pass) {
+        case CF_F: result = cf__check_forward(k, a); break;
+        case CF_R: result = cf__check_replay(k, a); break;
+        case CF_B: case CF_I: result = cf__check_backward(k, a); break;
+        case CF_W: result = cf__check_weight(k, a); break;
+        case CF_OFFLOAD: case CF_PREFETCH: result = cf__check_offload(k, a); break;
+        default: result = cf__check_transfer(k, a); break;
+    }
+    if (result == CF_OK) cf__cell_at(k, a->chunk, a->stage)->seen |= (uint16_t)(1 << a->pass);
+    return result;
+}
+
+static cf_result cf__check_list(cf__checker *k, int64_t stage) {
+    int64_t i, begin = k->schedule->first[stage], end = k->schedule->first[stage + 1];
+    cf_result result = CF_OK;
+    k->stage = stage;
+    k->live = k->bytes = 0;
+    for (i = begin; i < end && result == CF_OK; i++) {
+        k->position = i - begin;
+        result = cf__check_action(k, &k->schedule->actions[i]);
+    }
+    return result;
+}
+
+/* ---- what is missing ---- */
+
+static cf_result cf__missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_action a;
+    memset(&a, 0, sizeof a);
+    a.pass = (uint8_t)pass;
+    a.chunk = (int32_t)chunk;
+    a.stage = (int32_t)stage;
+    k->stage = stage % k->schedule->n_stages;
+    k->position = -1;
+    return cf__violation_of(k, &a, "actions", 1, 0, "is missing");
+}
+
+/* What one chunk must have on one virtual stage, once all lists are read. */
+static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
+    const cf__cell *cell = cf__cell_at(k, chunk, stage);
+    const cf__cell *behind = stage + 1 < k->n_stages ? cf__cell_at(k, chunk, stage + 1) : NULL;
+    int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE, crosses = cf__crosses(k);
+    if (!cf__has(cell, CF_F)) return cf__missing(k, CF_F, chunk, stage);
+    if ((cell->seen & CF__BACKWARDS) == 0) return cf__missing(k, CF_B, chunk, stage);
+    if (cf__has(cell, CF_I) && !cf__has(cell, CF_W)) return cf__missing(k, CF_W, chunk, stage);
+    if (cell->away) return cf__missing(k, CF_PREFETCH, chunk, stage);
+    if (pipeline && behind != NULL && cf__has(behind, CF_R) && !cf__has(cell, CF_R))
+        return cf__missing(k, CF_R, chunk, stage);
+    if (crosses && behind != NULL && !cf__has(cell, CF_SEND_F)) return cf__missing(k, CF_SEND_F, chunk, stage);
+    if (crosses && stage > 0 && !cf__has(cell, CF_SEND_B)) return cf__missing(k, CF_SEND_B, chunk, stage);
+    if (crosses && behind != NULL && cf__has(cell, CF_SEND_R) != cf__has(behind, CF_RECV_R))
+        return cf__has(cell, CF_SEND_R) ? cf__missing(k, CF_RECV_R, chunk, stage + 1) : cf__missing(k, CF_SEND_R, chunk, stage);
+    if (crosses && cf__has(cell, CF_RECV_R) && !cf__has(cell, CF_R)) return cf__missing(k, CF_R, chunk, stage);
+    return CF_OK;
+}
+
+static cf_result cf__check_all_complete(cf__checker *k) {
+    int64_t chunk, stage;
+    cf_result result;
+    for (stage = 0; stage < k->n_stages && k->plan->n_steps > 0; stage++)
+        for (chunk = k->first_chunk; chunk < k->first_chunk + k->plan->n_steps; chunk++)
+            if ((result = cf__check_complete(k, chunk, stage)) != CF_OK) return result;
+    return CF_OK;
+}
+
+/* ---- all lists together ---- */
+
+/* The pass that must have run on another virtual stage before this action can, as a set of bits for *cell; 0: none. */
+static int cf__waits_for(const cf__checker *k, const cf_action *a, const cf__cell **cell) {
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    int forward = a->pass == CF_F || (a->pass == CF_R && k->schedule->replay == CF_REPLAY_PIPELINE);
+    if (forward && a->stage > 0) {
+        *cell = cf__cell_at(k, a->chunk, a->stage - 1);
+        return 1 << a->pass;
+    }
+    if (backward && a->stage + 1 < k->n_stages) {
+        *cell = cf__cell_at(k, a->chunk, a->stage + 1);
+        return CF__BACKWARDS;
+    }
+    return 0;
+}
+
+static void cf__wake(cf__checker *k, int64_t stage, int64_t *n) {
+    if (k->queued[stage]) return;
+    k->queued[stage] = 1;
+    k->stack[(*n)++] = (int32_t)stage;
+}
+
+/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
+static void cf__advance(cf__checker *k, int64_t stage, int64_t *n) {
+    int64_t n_stages = k->schedule->n_stages;
+    for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
+        const cf_action *a = &k->schedule->actions[k->cursor[stage]];
+        const cf__cell *other = NULL;
+        int needed = cf__waits_for(k, a, &other);
+        if (needed != 0 && (other->run & needed) == 0) return;
+        cf__cell_at(k, a->chunk, a->stage)->run |= (uint16_t)(1 << a->pass);
+        if ((1 << a->pass & CF__FORWARDS) != 0) cf__wake(k, (stage + 1) % n_stages, n);
+        if ((1 << a->pass & CF__BACKWARDS) != 0) cf__wake(k, (stage + n_stages - 1) % n_stages, n);
+    }
+}
+
+/* The send that a receive belongs to, and the other way round. */
+static cf_pass cf__counterpart(cf_pass pass) {
+    switch (pass) {
+        case CF_SEND_F: return CF_RECV_F;
+        case CF_RECV_F: return CF_SEND_F;
+        case CF_SEND_R: return CF_RECV_R;
+        case CF_RECV_R: return CF_SEND_R;
+        case CF_SEND_B: return CF_RECV_B;
+        case CF_RECV_B: return CF_SEND_B;
+        default: return CF_PASS_COUNT;
+    }
+}
+
+/* The virtual stage at the other end of a transfer. */
+static int64_t cf__other_end(const cf_action *a) {
+    return a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_RECV_B ? a->stage + 1 : a->stage - (int64_t)1;
+}
+
+/* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
+static void cf__meet(cf__checker *k, int64_t stage, int64_t *n) {
+    const cf_schedule *s = k->schedule;
+    for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
+        const cf_action *a = &s->actions[k->cursor[stage]], *b;
+        cf_pass counterpart = cf__counterpart((cf_pass)a->pass);
+        int64_t peer;
+        if (counterpart == CF_PASS_COUNT) continue;
+        peer = cf__other_end(a) % s->n_stages;
+        if (k->cursor[peer] == s->first[peer + 1]) return;
+        b = &s->actions[k->cursor[peer]];
+        if (b->pass != counterpart || b->chunk != a->chunk || b->stage != cf__other_end(a)) return;
+        k->cursor[peer]++;
+        cf__wake(k, peer, n);
+    }
+}
+
+/* The first stage that cannot go on, and its next action. */
+static cf_result cf__name_deadlock(cf__checker *k, const char *field) {
+    int64_t stage = 0;
+    const cf_action *a;
+    while (k->cursor[stage] == k->schedule->first[stage + 1]) stage++;
+    a = &k->schedule->actions[k->cursor[stage]];
+    k->stage = stage;
+    k->position = k->cursor[stage] - k->schedule->first[stage];
+    return cf__violation_of(k, a, field, 1, 0, "waits for ever: the lists deadlock");
+}
+
+static cf_result cf__run_lists(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n), const char *field) {
+    int64_t stage, n = 0, n_stages = k->schedule->n_stages;
+    for (stage = n_stages - 1; stage >= 0; stage--) {
+        k->cursor[stage] = k->schedule->first[stage];
+        cf__wake(k, stage, &n);
+    }
+    while (n > 0) {
+        stage = k->stack[--n];
+        k->queued[stage] = 0;
+        run(k, stage, &n);
+    }
+    for (stage = 0; stage < n_stages; stage++)
+        if (k->cursor[stage] < k->schedule->first[stage + 1]) return cf__name_deadlock(k, field);
+    return CF_OK;
+}
+
+static cf_result cf__check_schedule(cf__checker *k) {
+    int64_t stage;
+    cf_result result;
+    for (stage = 0; stage < k->schedule->n_stages; stage++)
+        if ((result = cf__check_list(k, stage)) != CF_OK) return result;
+    if ((result = cf__check_all_complete(k)) != CF_OK) return result;
+    if ((result = cf__run_lists(k, cf__advance, "actions")) != CF_OK) return result;
+    return cf__crosses(k) ? cf__run_lists(k, cf__meet, "transfers") : CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error) {
+    cf__checker k;
+    cf__carver carver = {NULL, 0, 0};
+    cf_allocator memory;
+    cf_result result;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    memset(&k, 0, sizeof k);
+    k.plan = plan;
+    k.schedule = schedule;
+    k.error = error;
+    if (desc != NULL) k.desc = *desc;
+    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
+    k.n_stages = schedule->n_stages * schedule->n_virtual;
+    k.first_chunk = schedule->rank * plan->n_steps;
+    if ((result = cf__check_units(&k)) != CF_OK) return result;
+    if ((result = cf__check_limits(&k)) != CF_OK) return result;
+    cf__layout_checker(&k, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_stages");
+    carver.base = (unsigned char *)memory.alloc(carver.used, memory.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    cf__layout_checker(&k, &carver);
+    result = cf__check_schedule(&k);
+    memory.release(carver.base, memory.user);
+    return result;
+}
+
+/* ---- lowering ---- */
+
+/* Something that begins at a time: a pass, or the transfer of what a pass has made. */
+typedef struct cf__event {
+    double time;
+    int64_t action; /* index into the schedule's actions */
+    int is_pass;
+} cf__event;
+
+typedef struct cf__lowerer {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    cf_lower_desc desc;
+    cf_error *error;
+    int64_t n_stages;        /* virtual stages in all */
+    int64_t n_cells;         /* n_stages x chunks of the rank */
+    int64_t n_events, n_heap, n_moves;
+    double *start, *end;     /* (n_actions) */
+    int64_t *events;         /* (2 x n_actions) in order: an action, or ~action for the transfer of its result */
+    unsigned char *replayed; /* (n_cells) 1: the chunk has R on that virtual stage */
+    double *arrived[3];      /* (n_cells) when the input of F, R and B is there; -1: it is not yet */
+    int64_t *cursor;         /* (schedule->n_stages) the next action of each stage */
+    double *free_at;         /* (schedule->n_stages) when its last pass ends */
+    unsigned char *queued;   /* (schedule->n_stages) 1: its next pass is in the heap */
+    cf__event *heap;         /* (2 x schedule->n_stages) earliest first */
+    /* offload only */
+    int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass that used its state, -1: none */
+    int32_t *held;           /* (n_cells) there too: chunks that have rows now */
+    int32_t *moved;          /* (n_actions) after this pass the rows of so many chunks of its group leave */
+    int64_t *back;           /* (n_actions) and before this pass those that left after pass back[] return; -1: none */
+    int64_t *next_back;      /* (n_actions) and those that left after next_back[back[]], and so on */
+} cf__lowerer;
+
+static void cf__layout_lowerer(cf__lowerer *l, cf__carver *carver) {
+    const cf_schedule *s = l->schedule;
+    int64_t i, cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? s->n_actions : 0;
+    l->start = (double *)cf__take(carver, s->n_actions, sizeof(double));
+    l->end = (double *)cf__take(carver, s->n_actions, sizeof(double));
+    l->events = (int64_t *)cf__take(carver, 2 * s->n_actions, sizeof(int64_t));
+    l->replayed = (unsigned char *)cf__take(carver, l->n_cells, 1);
+    for (i = 0; i < 3; i++) l->arrived[i] = (double *)cf__take(carver, l->n_cells, sizeof(double));
+    l->cursor = (int64_t *)cf__take(carver, s->n_stages, sizeof(int64_t));
+    l->free_at = (double *)cf__take(carver, s->n_stages, sizeof(double));
+    l->queued = (unsigned char *)cf__take(carver, s->n_stages, 1);
+    l->heap = (cf__event *)cf__take(carver, 2 * s->n_stages, sizeof(cf__event));
+    l->last_use = (int64_t *)cf__take(carver, cells, sizeof(int64_t));
+    l->held = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    l->moved = (int32_t *)cf__take(carver, actions, sizeof(int32_t));
+    l->back = (int64_t *)cf__take(carver, actions, sizeof(int64_t));
+    l->next_back = (int64_t *)cf__take(carver, actions, sizeof(int64_t));
+}
+
+static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage) {
+    return stage * l->plan->n_steps + chunk - l->schedule->rank * l->plan->n_steps;
+}
+
+/* Which input a pass waits for, as an index of arrived[]. W comes behind its I in the list and waits for none. */
+static int cf__input_of(const cf_action *a) { return a->pass == CF_F ? 0 : a->pass == CF_R ? 1 : 2; }
+
+/* The virtual stage that uses the result of a pass, -1: none does. */
+static int64_t cf__goes_to(const cf__lowerer *l, const cf_action *a) {
+    int64_t next = a->stage + (int64_t)1;
+    if (a->pass == CF_B || a->pass == CF_I) return a->stage - (int64_t)1;
+    if (a->pass == CF_W || next == l->n_stages) return -1;
+    if (a->pass == CF_F) return next;
+    return l->schedule->replay == CF_REPLAY_PIPELINE && l->replayed[cf__lower_cell(l, a->chunk, next)] ? next : -1;
+}
+
+/* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
+static double cf__input_time(const cf__lowerer *l, const cf_action *a) {
+    int none = a->pass == CF_W || ((a->pass == CF_F || a->pass == CF_R) && a->stage == 0) ||
+               ((a->pass == CF_B || a->pass == CF_I) && a->stage + 1 == l->n_stages) ||
+               (a->pass == CF_R && l->schedule->replay == CF_REPLAY_LOCAL);
+    return none ? 0 : l->arrived[cf__input_of(a)][cf__lower_cell(l, a->chunk, a->stage)];
+}
+
+/* ---- the order of passes and transfers ---- */
+
+/* Transfers first: a stage hands on what it has made before it begins the next pass. */
+static int cf__earlier(const cf__event *a, const cf__event *b) {
+    if (a->time < b->time || b->time < a->time) return a->time < b->time;
+    if (a->is_pass != b->is_pass) return !a->is_pass;
+    return a->action < b->action;
+}
+
+static void cf__push_event(cf__lowerer *l, double time, int64_t action, int is_pass) {
+    int64_t i = l->n_heap++, parent;
+    cf__event event;
+    memset(&event, 0, sizeof event);
+    event.time = time;
+    event.action = action;
+    event.is_pass = is_pass;
+    for (; i > 0 && cf__earlier(&event, &l->heap[parent = (i - 1) / 2]); i = parent) l->heap[i] = l->heap[parent];
+    l->heap[i] = event;
+}
+
+static cf__event cf__pop_event(cf__lowerer *l) {
+    cf__event top = l->heap[0], last = l->heap[--l->n_heap];
+    int64_t i = 0, child;
+    while ((child = 2 * i + 1) < l->n_heap) {
+        if (child + 1 < l->n_heap && cf__earlier(&l->heap[child + 1], &l->heap[child])) child++;
+        if (!cf__earlier(&l->heap[child], &last)) break;
+        l->heap[i] = l->heap[child];
+        i = child;
+    }
+    l->heap[i] = last;
+    return top;
+}
+
+/* Puts a stage's next pass into the heap, if its input is there. */
+static void cf__push_pass(cf__lowerer *l, int64_t stage) {
+    double ready;
+    if (l->queued[stage] || l->cursor[stage] == l->schedule->first[stage + 1]) return;
+    ready = cf__input_time(l, &l->schedule->actions[l->cursor[stage]]);
+    if (ready < 0) return;
+    l->queued[stage] = 1;
+    cf__push_event(l, ready > l->free_at[stage] ? ready : l->free_at[stage], l->cursor[stage], 1);
+}
+
+/* What a pass has made reaches the stage that uses it. */
+static void cf__arrive(cf__lowerer *l, int64_t action, double time) {
+    const cf_action *a = &l->schedule->actions[action];
+    int64_t to = cf__goes_to(l, a);
+    l->arrived[cf__input_of(a)][cf__lower_cell(l, a->chunk, to)] = time;
+    cf__push_pass(l, to % l->schedule->n_stages);
+}
+
+static void cf__begin_pass(cf__lowerer *l, const cf__event *event) {
+    const cf_action *a = &l->schedule->actions[event->action];
+    int64_t stage = a->stage % l->schedule->n_stages;
+    double end = event->time + cf__pass_seconds(l->plan, l->desc.timing, (cf_pass)a->pass, a->chunk, a->stage);
+    l->start[event->action] = event->time;
+    l->end[event->action] = l->free_at[stage] = end;
+    l->events[l->n_events++] = event->action;
+    l->cursor[stage]++;
+    l->queued[stage] = 0;
+    if (cf__goes_to(l, a) >= 0 && l->schedule->n_stages > 1) cf__push_event(l, end, event->action, 0);
+    else if (cf__goes_to(l, a) >= 0) cf__arrive(l, event->action, end);
+    cf__push_pass(l, stage);
+}
+
+/* Runs the lists in simulated time and notes what begins when. The order in which events leave the heap is the one order
+   that all stages keep to: a transfer is in it behind the pass that makes the tensor and before the one that uses it. */
+static cf_result cf__order_events(cf__lowerer *l) {
+    const cf_schedule *s = l->schedule;
+    int64_t i, j;
+    for (i = 0; i < s->n_actions; i++)
+        if (s->actions[i].pass == CF_R) l->replayed[cf__lower_cell(l, s->actions[i].chunk, s->actions[i].stage)] = 1;
+    for (i = 0; i < 3; i++)
+        for (j = 0; j < l->n_cells; j++) l->arrived[i][j] = -1;
+    for (i = 0; i < s->n_stages; i++) l->cursor[i] = s->first[i];
+    for (i = 0; i < s->n_stages; i++) cf__push_pass(l, i);
+    while (l->n_heap > 0) {
+        cf__event event = cf__pop_event(l);
+        if (!cf__is_cost(event.time))
+            return cf__fail(l->error, CF_ERROR_OVERFLOW, "timing", event.action, 0, -1, "times are not finite");
+        if (event.is_pass) {
+            cf__begin_pass(l, &event);
+        } else {
+            l->events[l->n_events++] = ~event.action;
+            cf__arrive(l, event.action, event.time + cf__transfer_seconds(l->plan, l->desc.timing, s->actions[event.action].chunk));
+        }
+    }
+    return CF_OK;
+}
+
+/* ---- state in host memory ---- */
+
+/* The last pass of a list that begins early enough for rows to come back before pass `use`; later than pass `left`. */
+static int64_t cf__return_before(const cf__lowerer *l, int64_t left, int64_t use, double seconds) {
+    int64_t low = left + 1, high = use;
+    while (low < high) { /* starts do not fall along a list */
+        int64_t middle = low + (high - low + 1) / 2;
+        if (l->start[middle] <= l->start[use] - seconds) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the stage. */
+static void cf__use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t held) {
+    const cf_chunk *c = &l->plan->chunks[l->schedule->actions[use].chunk];
+    int64_t first = l->plan->groups[c->group].first_chunk, back;
+    double rate = l->desc.timing != NULL ? l->desc.timing->offload_seconds_per_token : 0;
+    double gap = l->start[use] - l->end[left], seconds = 0;
+    int32_t n = 0;
+    if (use == left + 1) return; /* nothing else runs in between */
+    while (n < held) {
+        double more = seconds + cf__product(rate, (double)cf_chunk_state_tokens(l->plan, first + n));
+        if (2 * more > gap) break;
+        seconds = more;
+        n++;
+    }
+    if (n == 0) return;
+    back = cf__return_before(l, left, use, seconds);
+    l->moved[left] = n;
+    l->next_back[left] = l->back[back];
+    l->back[back] = left;
+    l->n_moves += n;
+}
+
+static void cf__plan_offload(cf__lowerer *l) {
+    const cf_schedule *s = l->schedule;
+    int64_t i;
+    for (i = 0; i < l->n_cells; i++) l->last_use[i] = -1;
+    for (i = 0; i < s->n_actions; i++) l->back[i] = -1;
+    for (i = 0; i < s->n_actions; i++) { /* list after list; a group's cell on a virtual stage belongs to one list */
+        const cf_action *a = &s->actions[i];
+        const cf_chunk *c = &l->plan->chunks[a->chunk];
+        int64_t cell = cf__lower_cell(l, a->chunk - c->index, a->stage);
+        if (c->group < 0 || a->pass == CF_W) continue;
+        if (l->last_use[cell] >= 0) cf__use_gap(l, l->last_use[cell], i, l->held[cell]);
+        l->last_use[cell] = i;
+        if (a->pass == CF_F) l->held[cell] = (int32_t)c->index + 1;
+        if (a->pass == CF_B || a->pass == CF_I) l->held[cell] = (int32_t)c->index;
+    }
+}
+
+/* ---- writing the lists ---- */
+
+static void cf__put_lowered(cf__lowerer *l, cf_schedule *out, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_action *action = &out->actions[l->cursor[stage % out->n_stages]++];
+    memset(action, 0, sizeof *action);
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)stage;
+    action->pass = (uint8_t)pass;
+}
+
+/* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
+static void cf__put_moves(cf__lowerer *l, cf_schedule *out, cf_pass pass, int64_t left) {
+    const cf_action *a = &l->schedule->actions[left];
+    int64_t first = a->chunk - l->plan->chunks[a->chunk].index;
+    int32_t i;
+    for (i = 0; i < l->moved[left]; i++) cf__put_lowered(l, out, pass, first + i, a->stage);
+}
+
+/* Where each list begins: its passes, one end of every transfer, and the moves. */
+static void cf__measure_lists(cf__lowerer *l, cf_schedule *out) {
+    const cf_schedule *s = l->schedule;
+    int64_t i;
+    for (i = 0; i <= s->n_stages; i++) out->first[i] = s->first[i];
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t stage = a->stage % s->n_stages, to = cf__goes_to(l, a);
+        if (to >= 0 && s->n_stages > 1) {
+            out->first[stage + 1]++;
+            out->first[to % s->n_stages + 1]++;
+        }
+        if (l->desc.offload) out->first[stage + 1] += 2 * l->moved[i];
+    }
+    for (i = 1; i <= s->n_stages; i++) out->first[i] += out->first[i - 1] - s->first[i - 1];
+    for (i = 0; i < s->n_stages; i++) l->cursor[i] = out->first[i];
+}
+
+static void cf__write_lists(cf__lowerer *l, cf_schedule *out) {
+    int64_t i, left;
+    cf__measure_lists(l, out);
+    for (i = 0; i < l->n_events; i++) {
+        int64_t action = l->events[i] >= 0 ? l->events[i] : ~l->events[i];
+        const cf_action *a = &l->schedule->actions[action];
+        if (l->events[i] >= 0) {
+            if (l->desc.offload)
+                for (left = l->back[action]; left >= 0; left = l->next_back[left]) cf__put_moves(l, out, CF_PREFETCH, left);
+            out->actions[l->cursor[a->stage % out->n_stages]++] = *a;
+            if (l->desc.offload) cf__put_moves(l, out, CF_OFFLOAD, action);
+        } else {
+            cf_pass send = a->pass == CF_F ? CF_SEND_F : a->pass == CF_R ? CF_SEND_R : CF_SEND_B;
+            cf__put_lowered(l, out, send, a->chunk, a->stage);
+            cf__put_lowered(l, out, cf__counterpart(send), a->chunk, cf__goes_to(l, a));
+        }
+    }
+}
+
+/* With the working space in place: decides, allocates the result and writes it. */
+static cf_result cf__lower(cf__lowerer *l, const cf_allocator *allocator, cf_schedule **out) {
+    cf_schedule header = *l->schedule, *schedule;
+    cf__carver carver = {NULL, 0, 0};
+    int64_t n_transfers;
+    cf_result result = cf__order_events(l);
+    if (result != CF_OK) return result;
+    if (l->desc.offload) cf__plan_offload(l);
+    n_transfers = l->n_events - header.n_actions;
+    header.lowered = 1;
+    header.n_actions += 2 * n_transfers + 2 * l->n_moves;
+    header.allocator = *allocator;
+    cf__layout_schedule(&header, &carver);
+    if (carver.overflow) return cf__too_large(l->error, "n_actions");
+    carver.base = (unsigned char *)allocator->alloc(carver.used, allocator->user);
+    if (carver.base == NULL) return cf__fail_memory(l->error, carver.used);
+    carver.used = 0;
+    schedule = cf__layout_schedule(&header, &carver);
+    *schedule = header;
+    cf__write_lists(l, schedule);
+    *out = schedule;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
+                                          cf_schedule **out, cf_error *error) {
+    cf__lowerer l;
+    cf_allocator allocator;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result;
+    memset(&l, 0, sizeof l);
+    if (desc != NULL) l.desc = *desc;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(l.desc.allocator, &allocator, error)) != CF_OK) return result;
+    if ((result = cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error)) != CF_OK) return result;
+    if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
+    l.plan = plan;
+    l.schedule = schedule;
+    l.error = error;
+    l.n_stages = schedule->n_stages * schedule->n_virtual;
+    l.n_cells = l.n_stages * plan->n_steps;
+    if ((result = cf__check_timing(l.desc.timing, l.n_stages, error)) != CF_OK) return result;
+    cf__layout_lowerer(&l, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_actions");
+    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    cf__layout_lowerer(&l, &carver);
+    result = cf__lower(&l, &allocator, out);
+    allocator.release(carver.base, allocator.user);
+    return result;
 }
 
 /* ================================================================================================================
