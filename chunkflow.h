@@ -712,10 +712,17 @@ typedef struct cf_step {
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
     int64_t state;        /* state slot of the chunk's group; -1 if it has none */
     int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix) */
+    int64_t input;        /* lowered: boundary slot of the tensor that a receive fills, or that F, R, B or I reads; -1: none */
+    int64_t output;       /* lowered: boundary slot of the tensor that F, R, B or I makes, or that a send reads; -1: none */
+    int64_t peer;         /* the stage at the other end of a transfer; -1 in all other actions */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this stage */
 } cf_step;
 
-typedef enum cf_resource { CF_RESOURCE_ACTIVATIONS = 0, CF_RESOURCE_STATE } cf_resource;
+typedef enum cf_resource {
+    CF_RESOURCE_ACTIVATIONS = 0,
+    CF_RESOURCE_STATE,
+    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another stage: chunk->padded rows at most */
+} cf_resource;
 
 /* Reported after each action. */
 typedef struct cf_progress {
@@ -723,7 +730,8 @@ typedef struct cf_progress {
     const cf_step *step;       /* the one just done */
     int64_t live_slots;        /* activation slots now in use */
     int64_t live_states;       /* state slots now in use */
-    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups */
+    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups; without those in host memory */
+    int64_t live_boundaries;   /* boundary slots now in use */
 } cf_progress;
 
 /* Who does the work. All callbacks are optional; pass callbacks return 0, or any other number to stop the run. Zero means
@@ -732,8 +740,13 @@ typedef struct cf_run_desc {
     void *user;                                          /* handed to every callback */
     int (*forward)(void *user, const cf_step *step);     /* F and R */
     int (*backward)(void *user, const cf_step *step);    /* B, I and W */
-    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner); /* a slot comes into use; owner: the chunk
-                                                            (activations) or the group (state) */
+    int (*send)(void *user, const cf_step *step);        /* SEND_*: from slot step->output to stage step->peer */
+    int (*receive)(void *user, const cf_step *step);     /* RECV_*: from stage step->peer into slot step->input */
+    int (*offload)(void *user, const cf_step *step);     /* OFFLOAD: the chunk's rows of the state, which start at row
+                                                            chunk->prefix, go to host memory */
+    int (*prefetch)(void *user, const cf_step *step);    /* PREFETCH: and come back */
+    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner); /* a slot comes into use; owner: the group
+                                                            (state) or the chunk (all others) */
     void (*release)(void *user, cf_resource what, int64_t slot, int64_t owner); /* it goes out of use; called for every
                                                             slot that was acquired, also after an error */
     int (*progress)(void *user, const cf_progress *progress); /* non-zero cancels */
@@ -749,11 +762,18 @@ typedef struct cf_run_stats {
     int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
     int64_t peak_states;       /* most state slots in use at once */
     int64_t peak_state_tokens; /* most tokens whose K and V were held at once */
+    int64_t peak_boundaries;   /* most boundary slots in use at once */
 } cf_run_stats;
 
 /* Runs the actions of one stage in order, calling back for each, and keeps the books: an F or R with `keep` takes an
    activation slot until the chunk's B (or W); a group's first F takes a state slot until the backward (B or I) of its
    first chunk, and holds the tokens of each forwarded chunk until that chunk's own backward.
+
+   A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass that
+   reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end of its
+   SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need no
+   numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A schedule
+   that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
 
    stats: filled in on success and on failure; NULL is allowed. A schedule that asks for the impossible (a backward without
    kept activations, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
@@ -769,7 +789,7 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
-   >>write    plans and schedules as JSON
+   >>write    plans, schedules and graphs as text; schedules from text
    ================================================================================================================ */
 
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
@@ -782,9 +802,53 @@ typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 1, kind, stages, virtual_stages, k, replay, rank, n_chunks,
-   n_actions, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. */
+   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_write_fn write, void *user,
                                                cf_error *error);
+
+/* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient dashed, slots
+   dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is CF_ERROR_LIMIT, and
+   nothing is written. */
+CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
+                                           cf_error *error);
+
+/* Schedules as CSV in the form that PyTorch's pipelining reads and writes: a row per stage and no header; a cell is
+   <virtual stage><pass><chunk of the rank, from 0>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without work. */
+typedef enum cf_csv_format {
+    CF_CSV_AUTO = 0,       /* writing: COMMS if the schedule is lowered. Reading: COMMS if there is a transfer in the text */
+    CF_CSV_COMPUTE_ONLY,   /* passes and empty cells */
+    CF_CSV_COMPUTE_COMMS,  /* passes and transfers; no empty cells */
+    CF_CSV_FORMAT_COUNT
+} cf_csv_format;
+
+typedef struct cf_csv_desc {
+    cf_csv_format format;
+    int extensions;        /* writing: 1: passes that PyTorch does not know may be written: R, SEND_R, RECV_R, OFFLOAD,
+                              PREFETCH. Reading takes them always */
+    int legacy;            /* reading: 1: B is the gradient of the inputs only (now I), and BW the whole backward (now B) */
+    cf_schedule_kind kind; /* reading: the label that the schedule gets; 0 says that it is nobody's */
+    cf_replay replay;      /* reading: how an R comes back. 0: pipeline */
+    int64_t k;             /* reading: the schedule's K. 0: the least that allows what is in the text */
+    int64_t rank;          /* reading: which rank of the plan this is */
+    const cf_allocator *allocator;
+} cf_csv_desc;
+
+/* Writes a schedule, with CRLF line ends and without empty cells. COMPUTE_ONLY leaves the transfers of a lowered schedule out;
+   COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT. A pass that needs `extensions` is CF_ERROR_ARGUMENT without
+   them, with its index in error->item, and nothing is written: PyTorch runs no forward twice, so such a file is only for this
+   library and for people. desc: NULL for all zero. */
+CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
+                                              cf_write_fn write, void *user, cf_error *error);
+
+/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one action from its
+   first character to its last, spaces and tabs around it apart. The number of rows is the number of stages, the virtual
+   stages lie on them in loops (v on row v mod rows); an F keeps its activations unless R of that chunk is in the row.
+
+   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure. Errors:
+   CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of
+   cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                                             cf_schedule **out, cf_error *error);
 
 #ifdef __cplusplus
 }
@@ -4332,14 +4396,22 @@ typedef struct cf__chunk_state {
     int32_t slot;      /* activation slot, -1: none */
     uint8_t forwarded; /* F ran */
     uint8_t backward;  /* 0: not yet; CF__HALF: I ran, W is to come; CF__WHOLE */
+    uint8_t away;      /* its rows of the state are in host memory */
 } cf__chunk_state;
 
 enum { CF__HALF = 1, CF__WHOLE = 2 };
 
 typedef struct cf__group_state {
     int32_t slot;   /* state slot, -1: none */
-    int64_t tokens; /* tokens whose K and V it holds */
+    int32_t n_away; /* chunks whose rows are in host memory */
+    int64_t tokens; /* tokens whose K and V it holds, there or here */
 } cf__group_state;
+
+/* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
+enum { CF__IN_F = 0, CF__IN_R, CF__IN_B, CF__OUT_F, CF__OUT_R, CF__OUT_B, CF__TENSORS };
+
+/* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
+enum { CF__NOT_THERE = -1, CF__WANTED = -2, CF__GONE = -3 }; /* WANTED: there is a SEND for it in the list */
 
 /* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
 typedef struct cf__slots {
@@ -4356,7 +4428,9 @@ typedef struct cf__runner {
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
     cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
     cf__group_state *groups;  /* (n_virtual x n_groups) */
-    cf__slots activations, states;
+    int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
+    int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
+    cf__slots activations, states, boundaries;
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
 } cf__runner;
@@ -4378,6 +4452,8 @@ static void cf__layout_run(cf__runner *r, cf__carver *carver) {
     r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
     r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
     r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
+    r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
 }
 
 /* Checks plan and schedule against each other and measures the working space. */
@@ -4391,16 +4467,18 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
     if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
         return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL || schedule->n_stages > INT32_MAX ||
+        schedule->n_virtual > INT32_MAX)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
     r->plan = plan;
     r->schedule = schedule;
     r->error = error;
     r->first_chunk = schedule->rank * plan->n_steps;
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
-        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX ||
+        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
         r->n_group_states > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual, "too many chunks per stage");
+    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
     return CF_OK;
 }
 
@@ -4425,9 +4503,13 @@ static cf_result cf__bad_action(cf__runner *r, const char *field, const cf_step 
     return cf__fail(r->error, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
 }
 
+static cf__slots *cf__slots_of(cf__runner *r, cf_resource what) {
+    return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
+}
+
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
 static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, int64_t position, int32_t *out) {
-    cf__slots *slots = what == CF_RESOURCE_STATE ? &r->states : &r->activations;
+    cf__slots *slots = cf__slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
     int code = r->desc->acquire != NULL ? r->desc->acquire(r->desc->user, what, slot, owner) : 0;
     if (code != 0) {
@@ -4440,7 +4522,7 @@ static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, int
 }
 
 static void cf__release(cf__runner *r, cf_resource what, int64_t owner, int32_t *slot) {
-    cf__slots *slots = what == CF_RESOURCE_STATE ? &r->states : &r->activations;
+    cf__slots *slots = cf__slots_of(r, what);
     if (r->desc->release != NULL) r->desc->release(r->desc->user, what, *slot, owner);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
@@ -4464,24 +4546,156 @@ static cf__group_state *cf__group_state_of(const cf__runner *r, const cf_step *s
 static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step) {
     const cf_plan *plan = r->plan;
     const cf_action *a = &r->schedule->actions[r->schedule->first[r->stage] + position];
+    int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     memset(step, 0, sizeof *step);
     step->plan = plan;
     step->schedule = r->schedule;
     step->action = *a;
     step->position = position;
-    step->slot = step->state = -1;
+    step->slot = step->state = step->input = step->output = step->peer = -1;
     if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
         return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
     if (a->stage < 0 || a->stage >= r->schedule->n_stages * r->schedule->n_virtual)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
-    if (a->pass >= CF_COMPUTE_PASS_COUNT)
-        return cf__bad_action(r, "pass", step, CF_COMPUTE_PASS_COUNT - 1, a->pass, "no such pass");
+    if (a->stage % r->schedule->n_stages != r->stage)
+        return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
+    if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
         return cf__fail(r->error, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group, "its group or slices do not exist");
     step->seed = cf_chunk_seed(r->desc->seed, a->chunk, a->stage);
     return CF_OK;
+}
+
+/* ---- tensors that cross stages ---- */
+
+static int32_t *cf__tensor_of(const cf__runner *r, const cf_step *step, int tensor) {
+    int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
+    return &r->tensors[state * CF__TENSORS + tensor];
+}
+
+static cf_result cf__acquire_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->position, tensor);
+    r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
+    return result;
+}
+
+static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, tensor);
+    *tensor = CF__GONE;
+}
+
+/* The tensor that a pass reads, -1: none that crosses stages. */
+static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
+    int64_t stage = step->action.stage, last = r->schedule->n_stages * r->schedule->n_virtual - 1;
+    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
+    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
+    if (stage == 0) return -1;
+    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__IN_R : CF__IN_F;
+}
+
+/* The tensor that a pass makes, -1: none that crosses stages. */
+static int cf__tensor_out(const cf__runner *r, const cf_step *step) {
+    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
+    return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
+}
+
+/* The input must have come; the output gets a slot if the list has a SEND for it. */
+static cf_result cf__before_boundary(cf__runner *r, cf_step *step) {
+    int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
+    cf_result result;
+    if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
+        return cf__bad_action(r, "pass", step, 1, 0, "runs before its input is received");
+    if (in >= 0) step->input = *cf__tensor_of(r, step, in);
+    if (out < 0 || *cf__tensor_of(r, step, out) != CF__WANTED) return CF_OK;
+    if ((result = cf__acquire_boundary(r, step, cf__tensor_of(r, step, out))) != CF_OK) return result;
+    step->output = *cf__tensor_of(r, step, out);
+    return CF_OK;
+}
+
+/* The input has been read; local replay will read it once more where F kept nothing. */
+static void cf__after_boundary(cf__runner *r, const cf_step *step) {
+    int in = cf__tensor_in(r, step);
+    int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
+    if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
+}
+
+/* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
+static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
+    static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
+    int64_t n_stages = r->schedule->n_stages * r->schedule->n_virtual, other;
+    *tensor = tensors[step->action.pass - CF_SEND_F];
+    other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
+    if (r->n_tensors == 0 || other < 0 || other >= n_stages)
+        return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
+    step->peer = other % r->schedule->n_stages;
+    return CF_OK;
+}
+
+static cf_result cf__run_transfer(cf__runner *r, cf_step *step) {
+    int tensor, code = 0, sends;
+    int32_t *slot;
+    cf_result result = cf__read_transfer(r, step, &tensor);
+    if (result != CF_OK) return result;
+    slot = cf__tensor_of(r, step, tensor);
+    sends = tensor >= CF__OUT_F;
+    if (sends && *slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "nothing to send, or sent already");
+    if (!sends && *slot != CF__NOT_THERE) return cf__bad_action(r, "pass", step, 0, 1, "received already");
+    if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
+    if (sends) step->output = *slot;
+    else step->input = *slot;
+    if (sends && r->desc->send != NULL) code = r->desc->send(r->desc->user, step);
+    if (!sends && r->desc->receive != NULL) code = r->desc->receive(r->desc->user, step);
+    if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
+    if (sends) cf__release_boundary(r, step, slot);
+    return CF_OK;
+}
+
+/* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
+static cf_result cf__find_sends(cf__runner *r, int64_t total) {
+    int64_t i;
+    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
+    for (i = 0; i < total && r->n_tensors > 0; i++) {
+        cf_step step;
+        int tensor;
+        cf_result result = cf__read_action(r, i, &step);
+        if (result != CF_OK) return result;
+        if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
+        if ((result = cf__read_transfer(r, &step, &tensor)) != CF_OK) return result;
+        *cf__tensor_of(r, &step, tensor) = CF__WANTED;
+    }
+    return CF_OK;
+}
+
+/* ---- state in host memory ---- */
+
+static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
+    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
+    cf__group_state *group = cf__group_state_of(r, step);
+    int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
+    int leaves = step->action.pass == CF_OFFLOAD, code = 0;
+    if (group == NULL || !chunk->forwarded || chunk->backward != 0)
+        return cf__bad_action(r, "pass", step, 1, 0, "this chunk has no rows of state now");
+    if (chunk->away == leaves)
+        return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+    if (!leaves) r->live_state_tokens += rows;
+    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
+    if (leaves && r->desc->offload != NULL) code = r->desc->offload(r->desc->user, step);
+    if (!leaves && r->desc->prefetch != NULL) code = r->desc->prefetch(r->desc->user, step);
+    if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
+    if (leaves) r->live_state_tokens -= rows;
+    chunk->away = (uint8_t)leaves;
+    group->n_away += leaves ? 1 : -1;
+    return CF_OK;
+}
+
+/* ---- passes ---- */
+
+static cf_result cf__check_rows(cf__runner *r, const cf_step *step) {
+    const cf__group_state *group = cf__group_state_of(r, step);
+    if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
+    return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
 }
 
 /* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
@@ -4551,44 +4765,63 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
 }
 
 static cf_result cf__report_progress(cf__runner *r, const cf_step *step, int64_t total) {
-    cf_progress progress = {step->position + 1, total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens};
+    cf_progress progress = {step->position + 1, total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens,
+                            r->boundaries.n_live};
     int code = r->desc->progress != NULL ? r->desc->progress(r->desc->user, &progress) : 0;
     if (code == 0) return CF_OK;
     return cf__fail(r->error, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
 }
 
+/* The slots that a step is told of, once they are taken. */
+static void cf__show_slots(const cf__runner *r, cf_step *step) {
+    const cf__group_state *group = cf__group_state_of(r, step);
+    step->slot = cf__chunk_state_of(r, step)->slot;
+    if (group == NULL) return;
+    step->state = group->slot;
+    step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
+}
+
+static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
+    int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
+    cf_result result = cf__check_rows(r, step);
+    if (result != CF_OK) return result;
+    result = forward ? cf__before_forward(r, step) : cf__before_backward(r, step);
+    if (result == CF_OK) result = cf__before_boundary(r, step);
+    if (result != CF_OK) return result;
+    cf__show_slots(r, step);
+    if (forward && r->desc->forward != NULL) code = r->desc->forward(r->desc->user, step);
+    if (!forward && r->desc->backward != NULL) code = r->desc->backward(r->desc->user, step);
+    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
+    if (forward) cf__after_forward(r, step);
+    else cf__after_backward(r, step);
+    cf__after_boundary(r, step);
+    return CF_OK;
+}
+
 static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) {
     cf_step step;
-    cf__group_state *group;
-    int forward, code = 0;
     cf_result result = cf__read_action(r, position, &step);
     if (result != CF_OK) return result;
-    forward = step.action.pass == CF_F || step.action.pass == CF_R;
-    result = forward ? cf__before_forward(r, &step) : cf__before_backward(r, &step);
+    cf__show_slots(r, &step);
+    if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
+    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) result = cf__run_offload(r, &step);
+    else result = cf__run_transfer(r, &step);
     if (result != CF_OK) return result;
-    group = cf__group_state_of(r, &step);
-    step.slot = cf__chunk_state_of(r, &step)->slot;
-    if (group != NULL) {
-        step.state = group->slot;
-        step.state_tokens = step.action.pass == CF_R ? step.chunk->prefix : group->tokens;
-    }
-    if (forward && r->desc->forward != NULL) code = r->desc->forward(r->desc->user, &step);
-    if (!forward && r->desc->backward != NULL) code = r->desc->backward(r->desc->user, &step);
-    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", position, code);
-    if (forward) cf__after_forward(r, &step);
-    else cf__after_backward(r, &step);
     r->stats.done++;
     return cf__report_progress(r, &step, total);
 }
 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
 static int64_t cf__release_all(cf__runner *r) {
-    int64_t i, n_left = r->activations.n_live + r->states.n_live;
+    int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
     for (i = 0; i < r->n_states; i++)
         if (r->chunks[i].slot >= 0)
             cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % r->plan->n_steps, &r->chunks[i].slot);
     for (i = 0; i < r->n_group_states; i++)
         if (r->groups[i].slot >= 0) cf__release(r, CF_RESOURCE_STATE, i % r->plan->n_groups, &r->groups[i].slot);
+    for (i = 0; i < r->n_tensors; i++)
+        if (r->tensors[i] >= 0)
+            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % r->plan->n_steps, &r->tensors[i]);
     return n_left;
 }
 
@@ -4603,6 +4836,7 @@ static cf_result cf__run_stage(cf__runner *r) {
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
     for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
     for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
+    result = cf__find_sends(r, total);
     for (i = 0; i < total && result == CF_OK; i++) result = cf__run_action(r, i, total);
     n_left = cf__release_all(r);
     if (result == CF_OK && n_left > 0)
@@ -4784,6 +5018,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_w
     cf__print_count(&w, "rank", schedule->rank);
     cf__print_count(&w, "n_chunks", schedule->n_chunks);
     cf__print_count(&w, "n_actions", schedule->n_actions);
+    cf__print_count(&w, "lowered", schedule->lowered);
     cf__print(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
         cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
@@ -4795,6 +5030,390 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_w
     }
     cf__print(&w, "]\n}\n");
     return cf__finish_writing(&w, error);
+}
+
+/* ---- graphs ---- */
+
+static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id) {
+    static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
+                                        "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
+    const cf_node *node = &graph->nodes[id];
+    cf__print(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
+    if (graph->n_virtual > 1) cf__print(w, " @ %d", (int)node->stage);
+    cf__print(w, "\", tooltip=\"");
+    cf__print_real(w, node->seconds);
+    cf__print(w, " s\", %s];\n", looks[node->pass]);
+}
+
+static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
+    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
+                                                     "style=solid, color=\"#b05a00\"",
+                                                     "style=dashed, constraint=false",
+                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
+                                                     "style=solid, color=\"#5b8def\"",
+                                                     "style=solid, color=gray",
+                                                     "style=dotted, constraint=false, color=gray"};
+    cf__print(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
+              cf_edge_name((cf_edge_why)edge->why));
+}
+
+CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
+                                           cf_error *error) {
+    cf__writer w;
+    int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if (write == NULL) return cf__fail_null(error, "write");
+    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
+    if (graph->n_nodes > most)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes, "too many nodes to draw; raise max_nodes or draw fewer chunks");
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    cf__print(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    cf__print(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
+    for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
+        cf__print(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
+        for (i = 0; i < graph->n_nodes; i++)
+            if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
+        cf__print(&w, "  }\n");
+    }
+    for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
+    cf__print(&w, "}\n");
+    return cf__finish_writing(&w, error);
+}
+
+/* ---- schedules as CSV ---- */
+
+static int cf__is_extension(int64_t pass) {
+    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
+}
+
+/* Everything that can be refused, before the first character is written. */
+static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc, cf_error *error) {
+    int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        if (a->chunk < first || a->chunk >= first + plan->n_steps)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
+        if (a->stage < 0 || a->stage >= n_stages)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage, "no such virtual stage");
+        if (a->pass >= CF_PASS_COUNT)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
+        if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
+        if (cf__is_extension(a->pass) && !desc->extensions)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "extensions", i, 1, 0, "a pass that PyTorch's files do not have");
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
+                                              cf_write_fn write, void *user, cf_error *error) {
+    cf__writer w;
+    cf_csv_desc full;
+    int64_t stage, i;
+    int written;
+    cf_result result;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if (write == NULL) return cf__fail_null(error, "write");
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format, "lower the schedule first");
+    if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
+        for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
+            const cf_action *a = &schedule->actions[i];
+            if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
+            cf__print(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
+                      (long long)(a->chunk - schedule->rank * plan->n_steps));
+            written = 1;
+        }
+        cf__print(&w, "\r\n");
+    }
+    return cf__finish_writing(&w, error);
+}
+
+/* The reader goes through the text twice: once to count, once to fill in the schedule. */
+typedef struct cf__csv {
+    const char *text;
+    size_t bytes, at;         /* length; where the next cell begins */
+    cf_csv_desc desc;
+    const cf_plan *plan;
+    cf_error *error;
+    int64_t line;             /* of the next cell, from 1 */
+    size_t line_begin;
+    int64_t row;              /* of the cell last read, from 0 */
+    const char *cell;         /* that cell without the blanks around it */
+    size_t cell_bytes;
+    int64_t cell_line, cell_column;
+    int64_t n_rows, n_actions, last_stage; /* counted */
+    int has_transfers;
+    int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
+} cf__csv;
+
+static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, const char *why) {
+    cf_error *error = r->error;
+    char excerpt[25];
+    size_t i;
+    if (error == NULL) return CF_ERROR_TEXT;
+    for (i = 0; i < r->cell_bytes && i + 1 < sizeof excerpt; i++)
+        excerpt[i] = (char)(r->cell[i] >= ' ' && r->cell[i] <= '~' ? r->cell[i] : '?');
+    excerpt[i] = 0;
+    memset(error, 0, sizeof *error);
+    error->code = CF_ERROR_TEXT;
+    error->field = "csv";
+    error->item = line;
+    error->got = column;
+    (void)snprintf(error->text, sizeof error->text, "csv line %lld, column %lld: %s: \"%s\"", (long long)line,
+                   (long long)column, why, excerpt);
+    return CF_ERROR_TEXT;
+}
+
+static cf_result cf__bad_cell(const cf__csv *r, const char *why) { return cf__bad_text(r, r->cell_line, r->cell_column, why); }
+
+static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
+
+/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty one; *none
+   says so. */
+static int cf__next_cell(cf__csv *r, int *none) {
+    size_t begin = r->at, end = begin;
+    if (begin == r->bytes && (begin == 0 || r->text[begin - 1] != ',')) return 0;
+    if (begin == r->line_begin) r->row++;
+    while (end < r->bytes && r->text[end] != ',' && r->text[end] != '\n') end++;
+    r->at = end < r->bytes ? end + 1 : end;
+    r->cell_line = r->line;
+    if (end < r->bytes && r->text[end] == '\n') {
+        if (end > begin && r->text[end - 1] == '\r') end--;
+        *none = end == r->line_begin;
+        r->line++;
+    } else {
+        *none = 0;
+    }
+    while (begin < end && cf__is_blank(r->text[begin])) begin++;
+    while (end > begin && cf__is_blank(r->text[end - 1])) end--;
+    r->cell = r->text + begin;
+    r->cell_bytes = end - begin;
+    r->cell_column = (int64_t)(begin - r->line_begin) + 1;
+    if (r->line != r->cell_line) r->line_begin = r->at;
+    return 1;
+}
+
+/* A number without sign and leading zeros that fits in 31 bits; returns how many characters it has, 0 if there is none. */
+static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
+    size_t n = 0;
+    int64_t sum = 0;
+    while (n < bytes && text[n] >= '0' && text[n] <= '9') {
+        sum = sum * 10 + (text[n++] - '0');
+        if (sum > INT32_MAX) return 0;
+    }
+    *value = sum;
+    return n > 1 && text[0] == '0' ? 0 : n;
+}
+
+static int cf__is_word(const char *text, size_t bytes, const char *word) {
+    return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
+}
+
+/* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
+static cf_pass cf__read_pass(const cf__csv *r, const char *text, size_t bytes) {
+    int pass;
+    if (r->desc.legacy && cf__is_word(text, bytes, "BW")) return CF_B;
+    for (pass = 0; pass < CF_PASS_COUNT; pass++)
+        if (cf__is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
+    return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
+}
+
+/* The cell as an action; chunk counts within the rank. */
+static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
+    static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    int64_t stage, chunk;
+    size_t used = cf__read_number(r->cell, r->cell_bytes, &stage), word = used, i;
+    cf_pass pass;
+    if (used == 0) return cf__bad_cell(r, "an action starts with the number of its virtual stage");
+    while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
+    pass = cf__read_pass(r, r->cell + used, word - used);
+    for (i = 0; i < 3; i++)
+        if (cf__is_word(r->cell + used, word - used, foreign[i])) return cf__bad_cell(r, "sharding is not scheduled here");
+    if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
+        return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
+    if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
+    used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
+    if (used == 0 || word + used != r->cell_bytes) return cf__bad_cell(r, "an action ends with the number of its chunk");
+    if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
+    memset(action, 0, sizeof *action);
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)stage;
+    action->pass = (uint8_t)pass;
+    return CF_OK;
+}
+
+static void cf__rewind(cf__csv *r) {
+    r->at = r->line_begin = 0;
+    r->line = 1;
+    r->row = -1;
+}
+
+/* First time through: every cell must be an action, and the dialect must be one. */
+static cf_result cf__count_cells(cf__csv *r) {
+    int none;
+    cf__rewind(r);
+    while (cf__next_cell(r, &none)) {
+        cf_action action;
+        cf_result result;
+        if (none) continue;
+        if (r->cell_bytes == 0) {
+            if (r->empty_line == 0) {
+                r->empty_line = r->cell_line;
+                r->empty_column = r->cell_column;
+            }
+            continue;
+        }
+        if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
+        if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
+            return cf__bad_cell(r, "a transfer in a file of passes only");
+        r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
+        r->last_stage = cf__max(r->last_stage, action.stage);
+        r->n_actions++;
+    }
+    r->n_rows = r->row + 1;
+    r->cell_bytes = 0;
+    if (r->n_rows == 0) return cf__bad_text(r, 1, 1, "no rows");
+    if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
+        return cf__bad_text(r, r->empty_line, r->empty_column, "an empty cell in a file with transfers");
+    return CF_OK;
+}
+
+/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked for. */
+static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
+    int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
+    memset(header, 0, sizeof *header);
+    header->kind = r->desc.kind;
+    header->replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
+    header->n_stages = r->n_rows;
+    header->n_virtual = n_stages / r->n_rows;
+    header->k = cf__max(1, r->desc.k);
+    header->rank = r->desc.rank;
+    header->n_chunks = r->plan->n_chunks;
+    header->n_actions = r->n_actions;
+    header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
+    if (n_stages % r->n_rows != 0)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
+                        "the virtual stages are no multiple of the rows");
+    if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    return CF_OK;
+}
+
+/* Second time: the actions, with chunks as the plan numbers them. */
+static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
+    int64_t n = 0, row = 0;
+    int none;
+    cf__rewind(r);
+    schedule->first[0] = 0;
+    while (cf__next_cell(r, &none)) {
+        cf_action *action = &schedule->actions[n];
+        for (; row < r->row; row++) schedule->first[row + 1] = n;
+        if (none || r->cell_bytes == 0) continue;
+        (void)cf__read_cell(r, action); /* it could be read the first time */
+        if (action->stage % r->n_rows != r->row) return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
+        action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
+        n++;
+    }
+    for (; row < r->n_rows; row++) schedule->first[row + 1] = n;
+    return CF_OK;
+}
+
+/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a number per chunk and virtual stage, 0. */
+static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
+    int64_t i, first = schedule->rank * plan->n_steps;
+    for (i = 0; i < schedule->n_actions; i++) {
+        cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_R) live[a->stage * plan->n_steps + a->chunk - first] = 1;
+    }
+    for (i = 0; i < schedule->n_actions; i++) {
+        cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_R) a->keep = 1;
+        if (a->pass == CF_F) a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
+    }
+    if (given_k > 0) return;
+    memset(live, 0, (size_t)(schedule->n_stages * schedule->n_virtual * plan->n_steps) * sizeof *live);
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        int64_t index = plan->chunks[a->chunk].index, unit = a->chunk - first - index;
+        int32_t *count;
+        if (unit < 0) continue; /* the plan is not sound, which the validator will say */
+        count = &live[a->stage * plan->n_steps + unit];
+        *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
+        schedule->k = cf__max(schedule->k, *count);
+    }
+}
+
+static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                               cf_error *error) {
+    cf_result result;
+    memset(r, 0, sizeof *r);
+    if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (desc != NULL) r->desc = *desc;
+    r->text = text != NULL ? text : "";
+    r->bytes = bytes;
+    r->plan = plan;
+    r->error = error;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__range(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    return cf__count_cells(r);
+}
+
+/* The schedule and, behind it, the scratch of cf__find_keeps. */
+static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_t **live, cf__carver *carver) {
+    cf_schedule *schedule = cf__layout_schedule(header, carver);
+    *live = (int32_t *)cf__take(carver, header->n_stages * header->n_virtual * r->plan->n_steps, sizeof(int32_t));
+    return schedule;
+}
+
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                                             cf_schedule **out, cf_error *error) {
+    cf__csv r;
+    cf_schedule header, *schedule;
+    cf_allocator allocator;
+    cf__carver carver = {NULL, 0, 0};
+    int32_t *live;
+    cf_result result = cf__csv_start(&r, text, bytes, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(r.desc.allocator, &allocator, error)) != CF_OK) return result;
+    if ((result = cf__csv_header(&r, &header)) != CF_OK) return result;
+    cf__layout_csv(&r, &header, &live, &carver);
+    if (carver.overflow) return cf__too_large(error, "bytes");
+    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    schedule = cf__layout_csv(&r, &header, &live, &carver);
+    *schedule = header;
+    schedule->allocator = allocator;
+    result = cf__fill_from_csv(&r, schedule);
+    if (result == CF_OK) {
+        cf__find_keeps(plan, schedule, live, r.desc.k);
+        result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
+    }
+    if (result == CF_OK) *out = schedule;
+    else cf_schedule_free(schedule);
+    return result;
 }
 
 #ifdef __cplusplus
