@@ -5146,6 +5146,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
 typedef struct cf__csv {
     const char *text;
     size_t bytes, at;         /* length; where the next cell begins */
+    int more;                 /* 1: there is a next cell */
     cf_csv_desc desc;
     const cf_plan *plan;
     cf_error *error;
@@ -5186,10 +5187,11 @@ static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
    says so. */
 static int cf__next_cell(cf__csv *r, int *none) {
     size_t begin = r->at, end = begin;
-    if (begin == r->bytes && (begin == 0 || r->text[begin - 1] != ',')) return 0;
+    if (!r->more) return 0;
     if (begin == r->line_begin) r->row++;
     while (end < r->bytes && r->text[end] != ',' && r->text[end] != '\n') end++;
     r->at = end < r->bytes ? end + 1 : end;
+    r->more = end < r->bytes && (r->text[end] == ',' || r->at < r->bytes); /* there is a cell behind the last comma */
     r->cell_line = r->line;
     if (end < r->bytes && r->text[end] == '\n') {
         if (end > begin && r->text[end - 1] == '\r') end--;
@@ -5258,6 +5260,7 @@ static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
 
 static void cf__rewind(cf__csv *r) {
     r->at = r->line_begin = 0;
+    r->more = r->bytes > 0;
     r->line = 1;
     r->row = -1;
 }
@@ -5351,7 +5354,7 @@ static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *
         const cf_action *a = &schedule->actions[i];
         int64_t index = plan->chunks[a->chunk].index, unit = a->chunk - first - index;
         int32_t *count;
-        if (unit < 0) continue; /* the plan is not sound, which the validator will say */
+        if (unit < 0 || unit >= plan->n_steps) continue; /* the plan is not sound, which the validator will say */
         count = &live[a->stage * plan->n_steps + unit];
         *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
         schedule->k = cf__max(schedule->k, *count);
