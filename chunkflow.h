@@ -3257,7 +3257,8 @@ typedef struct cf__holding {
 
 /* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1]. */
 static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
-    int64_t i, window = 0, saved = 0, most = 0;
+    int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
+    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* just before its replay */
     for (i = 0; i < h->n; i++) {
         const cf_chunk *c = &h->chunks[i];
         int64_t state = 0, held;
@@ -3267,8 +3268,7 @@ static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t
             saved += h->chunks[i - h->k].padded;
         }
         if (h->dependent) state = c->prefix + plan->slices[c->first_slice].length;
-        held = window * h->bytes->per_token_activations +
-               state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
+        held = window * per_slot + state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
         if (h->local) held += saved * h->bytes->per_token_boundary;
         most = cf__max(most, held);
         if (needs != NULL) needs[i] = most;
