@@ -22,6 +22,7 @@
          kernel                cf_sequence_ids
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
+       time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
        run them                cf_run, cf_run_size, cf_chunk_seed
        check                   cf_plan_validate (any plan, also a hand-made one)
        write                   cf_write_plan_json, cf_write_schedule_json
@@ -74,8 +75,8 @@
    activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>graph >>schedule >>check >>run >>write, first declared, then implemented in the
-   same order. A section calls only sections above it. */
+   Sections, each found by its tag: >>base >>cost >>pack >>graph >>schedule >>simulate >>check >>run >>write, first
+   declared, then implemented in the same order. A section calls only sections above it. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -120,6 +121,7 @@ extern "C" {
     X(CF_ERROR_SCHEDULE, "the schedule breaks a rule")                                \
     X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
     X(CF_ERROR_TEXT, "the text breaks its format")                                    \
+    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
     X(CF_ERROR_CALLBACK, "a callback reported an error")                              \
     X(CF_ERROR_CANCELLED, "the progress callback asked to stop")                      \
     X(CF_ERROR_WRITE, "the write callback reported an error")
@@ -567,13 +569,22 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
    >>schedule    plan -> order of passes
    ================================================================================================================ */
 
+#define CF_MAX_STAGES 65536                    /* virtual stages of a pipeline */
+#define CF_MAX_ACTIONS ((int64_t)1 << 27)      /* actions of a schedule: 1.5 GiB of them */
+
 typedef enum cf_schedule_kind {
     CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
-    CF_SCHEDULE_PAPER,       /* state-aware: Algorithm 2, on one stage */
+    CF_SCHEDULE_PAPER,       /* state-aware 1F1B: a stage runs ahead of the last one by its distance from it, counted from
+                                the point where the last stage has a whole group; other work fills the wait for a replay */
+    CF_SCHEDULE_GPIPE,       /* all forwards, then all backwards; under a limit in rounds that fit into it */
+    CF_SCHEDULE_1F1B,        /* stage s keeps at most n_stages - s chunks, more only if a group cannot do with that */
+    CF_SCHEDULE_INTERLEAVED, /* 1F1B over several virtual stages on each stage */
+    CF_SCHEDULE_ZERO_BUBBLE, /* backward is cut into I and W, and W fills the gaps; keeps no more than 1F1B's fullest stage */
+    CF_SCHEDULE_BEST,        /* searched for */
     CF_SCHEDULE_COUNT
 } cf_schedule_kind;
 
-/* "paper"; "?" for anything else. */
+/* "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
 
 /* One pass of one chunk on one (virtual) stage. 12 bytes. */
@@ -601,13 +612,45 @@ typedef struct cf_schedule {
     cf_allocator allocator; /* private, as in cf_plan */
 } cf_schedule;
 
+/* Bytes that a stage holds for each token. All zero: bytes are not counted. */
+typedef struct cf_bytes {
+    int64_t per_token_activations;    /* of a chunk whose activations are kept, padding included */
+    int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
+    int64_t per_token_state_gradient; /* dK and dV of a group's token, from the start of the group's first backward to the same end */
+    int64_t per_token_boundary;       /* local replay: the saved input of a chunk whose activations were dropped, from F to R */
+} cf_bytes;
+
+/* What CF_SCHEDULE_BEST tried. */
+typedef struct cf_search_report {
+    int64_t budget;              /* candidates that it was allowed */
+    int64_t n_tried;             /* candidates that were built and timed, the fixed schedules included */
+    int64_t n_improved;          /* times a candidate became the best so far */
+    cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
+    double fixed_makespan;       /* its makespan */
+    double makespan;             /* of the schedule returned */
+    double bound;                /* the strongest lower bound that is known */
+    double gap;                  /* makespan / bound - 1 */
+} cf_search_report;
+
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
-    cf_schedule_kind kind;  /* 0: paper */
-    cf_replay replay;       /* 0: pipeline */
-    int64_t n_stages;       /* 0: 1. This version schedules one stage */
-    int64_t k;              /* 0: 1 */
-    int64_t rank;           /* which rank's chunks */
+    cf_schedule_kind kind;       /* 0: paper */
+    cf_replay replay;            /* 0: pipeline */
+    int64_t n_stages;            /* 0: 1 */
+    int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
+                                    interleaved and best */
+    int64_t k;                   /* 0: 1 */
+    int64_t rank;                /* which rank's chunks */
+    const cf_timing *timing;     /* NULL: unit costs */
+    int64_t limit;               /* most chunks whose activations one stage keeps at once, a copy on each of its virtual
+                                    stages counted by itself. 0: no limit */
+    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+    cf_bytes bytes;              /* what limit_bytes counts */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: no limit */
+    const int64_t *limits_bytes; /* (n_stages) */
+    int split_backward;          /* best: 1: it may cut backwards into I and W */
+    int64_t budget;              /* best: candidates to try. 0: what takes about a tenth of a second */
+    cf_search_report *report;    /* best: filled in on success where given */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
@@ -618,12 +661,18 @@ typedef struct cf_schedule_desc {
    This is Algorithm 2 with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass
    runs upwards, but dK and dV of a chunk are complete only when every later chunk has run backward.
 
+   Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
+   below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No kind
+   can deadlock.
+
    *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the
-   counts of the plan are not sound), CF_ERROR_MEMORY. */
+   counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the
+   smallest limit of that kind that would do), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same into the caller's memory; cf_schedule_size is exact. Rules as for cf_pack_into. */
+/* The same into the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the working space
+   (`best` may use less). Rules as for cf_pack_into. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -636,16 +685,76 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
 
 /* ================================================================================================================
-   >>check    is a schedule sound? and: schedule -> the same with its transfers
+   >>simulate    schedule -> when each pass runs, and what is held meanwhile
    ================================================================================================================ */
 
-/* Bytes that a stage holds for each token. All zero: bytes are not counted. */
-typedef struct cf_bytes {
-    int64_t activations;    /* of a chunk whose activations are kept, padding included */
-    int64_t state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
-    int64_t state_gradient; /* dK and dV of a group's token, from the start of the group's first backward to the same end */
-    int64_t boundary;       /* local replay: the saved input of a chunk whose activations were dropped, from F to R */
-} cf_bytes;
+#define CF_MAX_BOUNDS 4
+
+/* No schedule of these chunks with this K (the last K chunks of a group keep their activations) is shorter. */
+typedef struct cf_bound {
+    const char *name; /* a static string; cf_simulate says which there are */
+    double value;
+} cf_bound;
+
+/* What to simulate. Zero means default in every member. */
+typedef struct cf_simulate_desc {
+    const cf_timing *timing;  /* NULL: unit costs */
+    cf_bytes bytes;           /* all zero: no peak_bytes */
+    int64_t limit;            /* the limit that the schedule was made under, for the bound "memory". 0: none */
+    const int64_t *limits;    /* (n_stages) */
+    int no_bounds;            /* 1: leave out the bounds, which take longer than all the rest */
+    const cf_allocator *allocator;
+} cf_simulate_desc;
+
+/* The simulated run. One block of memory, like a plan. */
+typedef struct cf_timeline {
+    int64_t n_actions;
+    int64_t n_stages;
+    double makespan;             /* end of the last action; the first one starts at 0 */
+    double busy;                 /* time of all passes on all stages */
+    double replayed;             /* the part of it that is R */
+    double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
+    double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
+    int64_t n_bounds;
+    cf_bound bounds[CF_MAX_BOUNDS];
+    double bound;                /* the largest of them; 0 if there are none */
+    double *start, *end;         /* (n_actions) parallel to schedule->actions */
+    int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
+    int64_t *peak_live;          /* (n_stages) most chunks kept at once */
+    int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
+    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once */
+    int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
+    cf_allocator allocator;      /* private, as in cf_plan */
+} cf_timeline;
+
+/* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
+   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer. cf_timing says
+   how transfers take time; with no_overlap the sender is busy with one right after its pass and the receiver right before
+   the pass that needs it.
+
+   Bounds, by name. "critical-path": the longest path of dependent passes. "stage-load": the work of a stage, the shortest
+   way to it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
+   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a limit: a kept chunk
+   stays on a stage for the passes of all later stages, so a stage with room for few needs long.
+
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks, repeats or leaves out a
+   pass, or breaks a dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Lowered schedules are
+   refused the same way. Time is linear in the actions; the bounds take n log n. */
+CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                    cf_timeline **out, cf_error *error);
+
+/* The same into the caller's memory. Rules as for cf_pack_into. */
+CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         void *memory, size_t bytes, cf_timeline **out, cf_error *error);
+
+/* Frees a timeline made by cf_simulate. NULL is allowed. */
+CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
+
+/* ================================================================================================================
+   >>check    is a schedule sound? and: schedule -> the same with its transfers
+   ================================================================================================================ */
 
 /* What a schedule must hold besides the rules. Zero means no limit in every member. */
 typedef struct cf_validate_desc {
@@ -693,7 +802,8 @@ typedef struct cf_lower_desc {
    as fast as one.
 
    *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The schedule is validated first, without
-   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already. */
+   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already; CF_ERROR_LIMIT past
+   CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -802,9 +912,12 @@ typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 1, kind, stages, virtual_stages, k, replay, rank, n_chunks,
-   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. */
-CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_write_fn write, void *user,
-                                               cf_error *error);
+   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its timeline (NULL:
+   without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
+   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action.
+   Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
+                                               cf_write_fn write, void *user, cf_error *error);
 
 /* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient dashed, slots
    dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is CF_ERROR_LIMIT, and
@@ -1021,6 +1134,72 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
     if (length == INT64_MAX) return -1;
     if (length % 2 == 0 ? !cf__mul(length / 2, length + 1, &own) : !cf__mul(length, length / 2 + 1, &own)) return -1;
     return cf__add(before, own, &sum) ? sum : -1;
+}
+
+/* ---- passes of a stage ---- */
+
+/* All defaults filled in: one cost for each compute pass, by its cf_pass. */
+typedef struct cf__costs {
+    cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
+} cf__costs;
+
+static int cf__is_free(const cf_pass_cost *cost) {
+    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
+}
+
+static cf_pass_cost cf__sum_of_costs(const cf_pass_cost *a, const cf_pass_cost *b) {
+    cf_pass_cost sum;
+    sum.constant = a->constant + b->constant;
+    sum.per_token = a->per_token + b->per_token;
+    sum.per_pair = a->per_pair + b->per_pair;
+    return sum;
+}
+
+static cf_pass_cost cf__half_of_cost(const cf_pass_cost *cost) {
+    cf_pass_cost half;
+    half.constant = cost->constant / 2;
+    half.per_token = cost->per_token / 2;
+    half.per_pair = cost->per_pair / 2;
+    return half;
+}
+
+static cf__costs cf__fill_costs(const cf_stage_cost *given) {
+    cf__costs costs;
+    cf_pass_cost *of = costs.of;
+    of[CF_F] = given->forward;
+    of[CF_R] = given->replay;
+    of[CF_B] = given->backward;
+    of[CF_I] = given->input;
+    of[CF_W] = given->weight;
+    if (cf__is_free(&of[CF_F]) && cf__is_free(&of[CF_R]) && cf__is_free(&of[CF_B]) && cf__is_free(&of[CF_I]) &&
+        cf__is_free(&of[CF_W]))
+        of[CF_F].per_token = 1;
+    if (cf__is_free(&of[CF_R])) of[CF_R] = of[CF_F];
+    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_I], &of[CF_W]);
+    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_F], &of[CF_F]);
+    if (cf__is_free(&of[CF_I])) of[CF_I] = cf__half_of_cost(&of[CF_B]);
+    if (cf__is_free(&of[CF_W])) of[CF_W] = cf__half_of_cost(&of[CF_B]);
+    return costs;
+}
+
+static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
+    int64_t v, i, n = timing->stages != NULL ? n_v : 1;
+    if (!cf__is_cost(timing->latency) || !cf__is_cost(timing->seconds_per_token) ||
+        !cf__is_cost(timing->offload_seconds_per_token))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, -1, "must be finite and not negative");
+    for (v = 0; v < n; v++) {
+        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[v] : &timing->all;
+        const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
+        costs[0] = &stage->forward;
+        costs[1] = &stage->replay;
+        costs[2] = &stage->backward;
+        costs[3] = &stage->input;
+        costs[4] = &stage->weight;
+        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++)
+            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) || !cf__is_cost(costs[i]->per_pair))
+                return cf__fail(error, CF_ERROR_ARGUMENT, "timing.stages", v, 0, -1, "must be finite and not negative");
+    }
+    return CF_OK;
 }
 
 /* ================================================================================================================
@@ -2676,70 +2855,11 @@ typedef struct cf__grapher {
     int64_t n_nodes, n_edges;
 } cf__grapher;
 
-static int cf__no_cost(const cf_pass_cost *cost) {
-    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
-}
-
-static cf_pass_cost cf__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, double factor) {
-    cf_pass_cost sum;
-    sum.constant = factor * (a->constant + b->constant);
-    sum.per_token = factor * (a->per_token + b->per_token);
-    sum.per_pair = factor * (a->per_pair + b->per_pair);
-    return sum;
-}
-
-/* The cost of a pass on a virtual stage, with the rules of cf_stage_cost for what was left out. */
-static cf_pass_cost cf__pass_cost(const cf_timing *timing, cf_pass pass, int64_t stage) {
-    static const cf_stage_cost unit = {{0, 1, 0}, {0, 1, 0}, {0, 2, 0}, {0, 1, 0}, {0, 1, 0}};
-    const cf_stage_cost *given = timing == NULL ? &unit : timing->stages != NULL ? &timing->stages[stage] : &timing->all;
-    cf_stage_cost cost = *given;
-    int split = !cf__no_cost(&cost.input) || !cf__no_cost(&cost.weight);
-    if (cf__no_cost(&cost.forward) && cf__no_cost(&cost.replay) && cf__no_cost(&cost.backward) && !split) cost = unit;
-    if (cf__no_cost(&cost.replay)) cost.replay = cost.forward;
-    if (cf__no_cost(&cost.backward) && split) cost.backward = cf__cost_sum(&cost.input, &cost.weight, 1);
-    if (cf__no_cost(&cost.backward)) cost.backward = cf__cost_sum(&cost.forward, &cost.forward, 1);
-    if (cf__no_cost(&cost.input)) cost.input = cf__cost_sum(&cost.backward, &cost.backward, 0.25);
-    if (cf__no_cost(&cost.weight)) cost.weight = cf__cost_sum(&cost.backward, &cost.backward, 0.25);
-    return pass == CF_F ? cost.forward : pass == CF_R ? cost.replay : pass == CF_B ? cost.backward
-           : pass == CF_I ? cost.input : cost.weight;
-}
-
-static double cf__pass_seconds(const cf_plan *plan, const cf_timing *timing, cf_pass pass, int64_t chunk, int64_t stage) {
-    cf_pass_cost cost = cf__pass_cost(timing, pass, stage);
-    return cf_cost_seconds(&cost, plan->chunks[chunk].tokens, plan->chunks[chunk].pairs);
-}
-
-/* Seconds that the boundary tensor of a chunk takes from stage to stage; padding travels too. */
-static double cf__transfer_seconds(const cf_plan *plan, const cf_timing *timing, int64_t chunk) {
-    if (timing == NULL) return 0;
-    return timing->latency + cf__product(timing->seconds_per_token, (double)plan->chunks[chunk].padded);
-}
-
-static cf_result cf__check_timing(const cf_timing *timing, int64_t n_stages, cf_error *error) {
-    const double *single[3];
-    static const char *const fields[3] = {"timing.latency", "timing.seconds_per_token", "timing.offload_seconds_per_token"};
-    int64_t i, j;
-    if (timing == NULL) return CF_OK;
-    single[0] = &timing->latency;
-    single[1] = &timing->seconds_per_token;
-    single[2] = &timing->offload_seconds_per_token;
-    for (i = 0; i < 3; i++)
-        if (!cf__is_cost(*single[i]))
-            return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], -1, 0, -1, "must be finite and not negative");
-    for (i = 0; i < (timing->stages != NULL ? n_stages : 1); i++) {
-        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[i] : &timing->all;
-        const cf_pass_cost *costs[5];
-        costs[0] = &stage->forward;
-        costs[1] = &stage->replay;
-        costs[2] = &stage->backward;
-        costs[3] = &stage->input;
-        costs[4] = &stage->weight;
-        for (j = 0; j < 5; j++)
-            if (!cf__is_cost(costs[j]->constant) || !cf__is_cost(costs[j]->per_token) || !cf__is_cost(costs[j]->per_pair))
-                return cf__fail(error, CF_ERROR_ARGUMENT, timing->stages != NULL ? "timing.stages" : "timing.all", i, 0, -1,
-                                "costs must be finite and not negative");
-    }
-    return CF_OK;
+static cf__costs cf__costs_at(const cf_timing *timing, int64_t stage) {
+    cf_stage_cost unit;
+    memset(&unit, 0, sizeof unit);
+    if (timing == NULL) return cf__fill_costs(&unit);
+    return cf__fill_costs(timing->stages != NULL ? &timing->stages[stage] : &timing->all);
 }
 
 /* Chunks of the unit that chunk `id` belongs to (its group's, or 1). 0 where plan and group disagree. */
@@ -2785,6 +2905,7 @@ static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
     if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if (desc->timing == NULL) return CF_OK;
     return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
 
@@ -2855,27 +2976,36 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     return graph->first[i] + place * n_stages + stage;
 }
 
-static cf_result cf__put_nodes(const cf__grapher *g, cf_graph *graph, int64_t chunk) {
-    static const cf_pass passes[CF_COMPUTE_PASS_COUNT] = {CF_F, CF_R, CF_B, CF_I, CF_W};
-    int64_t stage;
-    int i;
-    for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-        for (stage = 0; stage < g->n_stages; stage++) {
-            int64_t id = cf_graph_node(graph, passes[i], chunk, stage);
+/* The nodes of all chunks on one virtual stage. */
+static cf_result cf__put_nodes(const cf__grapher *g, cf_graph *graph, int64_t stage) {
+    int64_t first = g->desc.rank * g->plan->n_steps, chunk;
+    cf__costs costs = cf__costs_at(g->desc.timing, stage);
+    int pass;
+    for (chunk = first; chunk < first + g->plan->n_steps; chunk++) {
+        const cf_chunk *c = &g->plan->chunks[chunk];
+        for (pass = CF_F; pass <= CF_W; pass++) {
+            int64_t id = cf_graph_node(graph, (cf_pass)pass, chunk, stage);
             cf_node *node;
-            if (id < 0) break;
+            if (id < 0) continue;
             node = &graph->nodes[id];
-            node->seconds = cf__pass_seconds(g->plan, g->desc.timing, passes[i], chunk, stage);
+            node->seconds = cf_cost_seconds(&costs.of[pass], c->tokens, c->pairs);
             node->chunk = (int32_t)chunk;
             node->stage = (int32_t)stage;
-            node->pass = (int32_t)passes[i];
-            node->keep = passes[i] == CF_R || (passes[i] == CF_F && !cf__is_replayed(g, chunk));
+            node->pass = (int32_t)pass;
+            node->keep = pass == CF_R || (pass == CF_F && !cf__is_replayed(g, chunk));
             if (!cf__is_cost(node->seconds))
                 return cf__fail(g->error, CF_ERROR_OVERFLOW, "timing", chunk, 0, -1,
                                 "the seconds of a pass of this chunk are not finite");
         }
     }
     return CF_OK;
+}
+
+/* Seconds of a chunk's way from stage to stage; padding travels too. */
+static double cf__way_seconds(const cf__grapher *g, int64_t chunk) {
+    const cf_timing *timing = g->desc.timing;
+    if (timing == NULL || g->desc.n_stages == 1) return 0;
+    return timing->latency + cf__product(timing->seconds_per_token, (double)g->plan->chunks[chunk].padded);
 }
 
 /* Where the edges of a node are put: all but the last two arguments of cf__put_edge are the same for one node. */
@@ -2899,7 +3029,7 @@ static void cf__edges_into(const cf__grapher *g, cf__edge_list *list, int64_t id
     const cf_node *node = &list->graph->nodes[id];
     const cf_chunk *c = &g->plan->chunks[node->chunk];
     int64_t chunk = node->chunk, stage = node->stage;
-    double transfer = g->desc.n_stages > 1 ? cf__transfer_seconds(g->plan, g->desc.timing, chunk) : 0;
+    double transfer = cf__way_seconds(g, chunk);
     cf_pass back = g->desc.split ? CF_I : CF_B, pass = (cf_pass)node->pass;
     list->to = id;
     if (pass == CF_F) {
@@ -2940,8 +3070,8 @@ static cf_result cf__write_graph(const cf__grapher *g, cf_graph *graph) {
     cf_result result;
     graph->first[0] = 0;
     for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__chunk_nodes(g, first + i);
-    for (i = 0; i < graph->n_steps; i++)
-        if ((result = cf__put_nodes(g, graph, first + i)) != CF_OK) return result;
+    for (i = 0; i < g->n_stages && graph->n_steps > 0; i++)
+        if ((result = cf__put_nodes(g, graph, i)) != CF_OK) return result;
     for (i = 0; i < graph->n_nodes; i++) {
         graph->first_in[i] = list.next - graph->edges;
         cf__edges_into(g, &list, i);
@@ -3349,7 +3479,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper"};
+    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best"};
     return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
 }
 
@@ -3358,8 +3488,94 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_PAPER;
     if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
     if (full.n_stages == 0) full.n_stages = 1;
+    if (full.n_virtual == 0) full.n_virtual = full.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
     if (full.k == 0) full.k = 1;
     return full;
+}
+
+/* ---- the pipeline: what is scheduled, and what each pass costs ---- */
+
+/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk on a
+   virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks memory. */
+typedef struct cf__pipeline {
+    const cf_plan *plan;
+    const cf_chunk *chunks;
+    int64_t first_chunk;
+    int64_t n;          /* chunks */
+    int64_t n_stages;
+    int64_t n_v;        /* virtual stages */
+    int64_t k;
+    int local;          /* local replay */
+    cf__costs all;      /* of every virtual stage, unless there are: */
+    cf__costs *by_stage; /* (n_v) or NULL */
+    const cf_timing *timing;
+    double latency, per_token;
+} cf__pipeline;
+
+static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
+                                    cf_replay replay, const cf_timing *timing) {
+    cf__pipeline pipe;
+    memset(&pipe, 0, sizeof pipe);
+    pipe.plan = plan;
+    pipe.first_chunk = rank * plan->n_steps;
+    pipe.chunks = plan->n_chunks > 0 ? &plan->chunks[pipe.first_chunk] : NULL;
+    pipe.n = plan->n_steps;
+    pipe.n_stages = n_stages;
+    pipe.n_v = n_stages * n_virtual;
+    pipe.k = k;
+    pipe.local = replay == CF_REPLAY_LOCAL;
+    pipe.timing = timing;
+    return pipe;
+}
+
+static const cf__costs *cf__costs_of(const cf__pipeline *pipe, int64_t v) {
+    return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
+}
+
+/* Seconds of a compute pass of a chunk on a virtual stage. */
+static double cf__pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return cf_cost_seconds(&cf__costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
+}
+
+/* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
+static double cf__transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
+    if (pipe->n_stages == 1) return 0;
+    return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
+}
+
+/* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
+static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error) {
+    double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
+    int64_t v, i;
+    for (i = 0; i < pipe->n; i++) {
+        tokens += (double)pipe->chunks[i].padded;
+        pairs += (double)pipe->chunks[i].pairs;
+    }
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
+            const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
+            total += cost->constant * n + cost->per_token * tokens + cost->per_pair * pairs;
+        }
+    total += 3 * (double)pipe->n_v * (pipe->latency * n + pipe->per_token * tokens);
+    if (total <= DBL_MAX / 1e6) return CF_OK;
+    return cf__fail(error, CF_ERROR_OVERFLOW, "timing", -1, 0, -1, "the total time is not finite");
+}
+
+static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
+    int64_t n = pipe->timing != NULL && pipe->timing->stages != NULL ? pipe->n_v : 0;
+    pipe->by_stage = (cf__costs *)cf__take(carver, n, sizeof(cf__costs));
+    if (n == 0) pipe->by_stage = NULL;
+}
+
+/* Once the memory is there. */
+static void cf__fill_pipeline(cf__pipeline *pipe) {
+    static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
+    int64_t v;
+    pipe->all = cf__fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
+    for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++) pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
+    pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
+    pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
 }
 
 /* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
@@ -3373,39 +3589,988 @@ static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
     return g->n_chunks;
 }
 
-static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
-    cf_result result;
-    if ((result = cf__range((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_stages, 1, 1, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    return cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error);
+/* Chunks of the group after this one; 0 for a standalone chunk. */
+static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
 
-/* Counts the actions of the rank, and checks that its chunks form whole units. */
-static cf_result cf__count_actions(const cf_plan *plan, const cf_schedule_desc *desc, int64_t *n_actions,
-                                   cf_error *error) {
-    int64_t id = desc->rank * plan->n_steps, end = id + plan->n_steps, n;
-    *n_actions = 0;
-    for (; id < end; id += n) {
-        n = cf__unit_chunks(plan, id);
-        if (n == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
-                            "chunks and groups disagree");
-        *n_actions += 2 * n + cf__max(0, n - desc->k);
+/* ---- the clock: when each action of a schedule runs ---- */
+
+enum { CF__FORWARDED = 1, CF__REPLAYED = 2, CF__GRADED = 4, CF__WEIGHTED = 8, CF__KEPT = 16 }; /* of a cell */
+enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS };
+
+typedef struct cf__clock {
+    const cf__pipeline *pipe;
+    const cf_schedule *schedule;
+    cf_error *error;
+    double *start, *end;           /* (n_actions) */
+    double *arrival[CF__ARRIVALS]; /* (cells) when the input of F, that of R, and the gradient are there */
+    uint8_t *done;                 /* (cells) flags above */
+    int64_t *next;                 /* (n_stages) first action that has not run */
+    double *free_at;               /* (n_stages) */
+    double *link_free[2];          /* (n_stages) when the way to the next, to the previous stage is free */
+    int32_t *waiting;              /* (n_stages) stack of the stages to look at */
+    uint8_t *is_waiting;           /* (n_stages) */
+    int64_t n_waiting;
+    int splits;                    /* there is an I */
+    double makespan;
+} cf__clock;
+
+static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
+    int i;
+    for (i = 0; i < CF__ARRIVALS; i++) clock->arrival[i] = (double *)cf__take(carver, n_cells, sizeof(double));
+    clock->done = (uint8_t *)cf__take(carver, n_cells, sizeof(uint8_t));
+    clock->next = (int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
+    clock->free_at = (double *)cf__take(carver, n_stages, sizeof(double));
+    for (i = 0; i < 2; i++) clock->link_free[i] = (double *)cf__take(carver, n_stages, sizeof(double));
+    clock->waiting = (int32_t *)cf__take(carver, n_stages, sizeof(int32_t));
+    clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
+}
+
+static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64_t action, int64_t wanted, int64_t got,
+                                const char *why) {
+    return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
+}
+
+/* Indices of an action are good, and it is on the right stage. */
+static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    if (a->chunk < pipe->first_chunk || a->chunk >= pipe->first_chunk + pipe->n)
+        return cf__clock_fail(clock, "actions.chunk", id, pipe->first_chunk, a->chunk, "not a chunk of this rank");
+    if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
+        return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
+    if (a->pass >= CF_COMPUTE_PASS_COUNT)
+        return cf__clock_fail(clock, "actions.pass", id, CF_COMPUTE_PASS_COUNT - 1, a->pass, "not a compute pass");
+    return CF_OK;
+}
+
+/* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now never
+   comes. */
+static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chunk, const uint8_t *cell) {
+    const cf_action *a = &clock->schedule->actions[id];
+    int dependent = clock->pipe->chunks[chunk].group >= 0;
+    switch (a->pass) {
+        case CF_F:
+            if (*cell != 0) return cf__clock_fail(clock, "actions.pass", id, 0, *cell, "F twice");
+            if (dependent && clock->pipe->chunks[chunk].index > 0 && !(cell[-1] & CF__FORWARDED))
+                return cf__clock_fail(clock, "actions", id, 1, 0, "F before that of the chunk before it in the group");
+            break;
+        case CF_R:
+            if (!(*cell & CF__FORWARDED)) return cf__clock_fail(clock, "actions.pass", id, 1, 0, "R before F");
+            if (*cell & CF__KEPT) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "R of kept activations");
+            if (!a->keep) return cf__clock_fail(clock, "actions.keep", id, 1, 0, "R that keeps nothing");
+            break;
+        case CF_W:
+            if (!(*cell & CF__GRADED)) return cf__clock_fail(clock, "actions.pass", id, 1, 0, "W before I");
+            if (*cell & CF__WEIGHTED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "W twice or after B");
+            break;
+        default: /* B, I */
+            if (!(*cell & CF__KEPT))
+                return cf__clock_fail(clock, "actions.pass", id, 1, 0, "backward without kept activations");
+            if (*cell & CF__GRADED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "backward twice");
+            if (dependent && cf__chunks_after(clock->pipe, chunk) > 0 && !(cell[1] & CF__GRADED))
+                return cf__clock_fail(clock, "actions", id, 1, 0, "backward before that of the next chunk in the group");
+            break;
     }
     return CF_OK;
 }
 
-static cf_result cf__schedule_start(const cf_plan *plan, const cf_schedule_desc *given, cf_schedule_desc *desc,
-                                    int64_t *n_actions, cf_error *error) {
+/* When what an action gets from a neighbouring stage is there; -1 if that has not been sent. */
+static double cf__arrival(const cf__clock *clock, int pass, int64_t v, int64_t cell) {
+    int64_t n = clock->pipe->n, n_v = clock->pipe->n_v;
+    if (pass == CF_F && v > 0)
+        return clock->done[cell - n] & CF__FORWARDED ? clock->arrival[CF__INPUT][cell] : -1;
+    if (pass == CF_R && v > 0 && !clock->pipe->local)
+        return clock->done[cell - n] & CF__REPLAYED ? clock->arrival[CF__INPUT_AGAIN][cell] : -1;
+    if ((pass == CF_B || pass == CF_I) && v < n_v - 1)
+        return clock->done[cell + n] & CF__GRADED ? clock->arrival[CF__GRADIENT][cell] : -1;
+    return 0;
+}
+
+/* The result of a pass goes to a neighbour. Returns when the sender is free again. Without overlap the arrival that is noted
+   is the moment from which the receiver can take part. */
+static double cf__send(cf__clock *clock, int64_t stage, int direction, double end, double seconds, double *arrival) {
+    double *link = &clock->link_free[direction][stage], begin = end > *link ? end : *link;
+    if (seconds > 0 && clock->pipe->timing->no_overlap) {
+        *arrival = end;
+        return end + seconds;
+    }
+    *arrival = *link = begin + seconds;
+    return end;
+}
+
+static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, double arrival) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int64_t v = a->stage, n = pipe->n;
+    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
+    uint8_t *done = &clock->done[cell];
+    int gets = (a->pass == CF_F && v > 0) || (a->pass == CF_R && v > 0 && !pipe->local) ||
+               ((a->pass == CF_B || a->pass == CF_I) && v < pipe->n_v - 1);
+    if (arrival > start) start = arrival;
+    if (gets && transfer > 0 && pipe->timing->no_overlap) start += transfer;
+    end = start + cf__pass_seconds(pipe, a->pass, chunk, v);
+    clock->start[id] = start;
+    clock->end[id] = end;
+    clock->free_at[stage] = end;
+    if (end > clock->makespan) clock->makespan = end;
+    switch (a->pass) {
+        case CF_F:
+            *done |= (uint8_t)(a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED);
+            if (v + 1 < pipe->n_v)
+                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT][cell + n]);
+            break;
+        case CF_R:
+            *done |= CF__REPLAYED | CF__KEPT;
+            if (v + 1 < pipe->n_v && !pipe->local)
+                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT_AGAIN][cell + n]);
+            break;
+        case CF_W: *done |= CF__WEIGHTED; break;
+        default:
+            *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
+            clock->splits |= a->pass == CF_I;
+            if (v > 0)
+                clock->free_at[stage] = cf__send(clock, stage, 1, end, transfer, &clock->arrival[CF__GRADIENT][cell - n]);
+            break;
+    }
+}
+
+static void cf__look_at(cf__clock *clock, int64_t stage) {
+    if (clock->is_waiting[stage]) return;
+    clock->is_waiting[stage] = 1;
+    clock->waiting[clock->n_waiting++] = (int32_t)stage;
+}
+
+/* Runs a stage until it has to wait for a neighbour. */
+static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
+    const cf__pipeline *pipe = clock->pipe;
+    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], id;
+    for (id = begin; id < end; id++) {
+        const cf_action *a = &clock->schedule->actions[id];
+        int64_t chunk, cell;
+        double arrival;
+        cf_result result = cf__check_action(clock, stage, id);
+        if (result != CF_OK) return result;
+        chunk = a->chunk - pipe->first_chunk;
+        cell = a->stage * pipe->n + chunk;
+        if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
+        arrival = cf__arrival(clock, a->pass, a->stage, cell);
+        if (arrival < 0) break;
+        cf__run_on_clock(clock, stage, id, chunk, cell, arrival);
+    }
+    clock->next[stage] = id;
+    if (id > begin && pipe->n_stages > 1) {
+        cf__look_at(clock, (stage + 1) % pipe->n_stages);
+        cf__look_at(clock, (stage + pipe->n_stages - 1) % pipe->n_stages);
+    }
+    return CF_OK;
+}
+
+/* Every stage has come to the end of its list, and every chunk through every virtual stage. */
+static cf_result cf__check_finished(const cf__clock *clock) {
+    const cf__pipeline *pipe = clock->pipe;
+    int64_t s, i;
+    for (s = 0; s < pipe->n_stages; s++)
+        if (clock->next[s] < clock->schedule->first[s + 1])
+            return cf__clock_fail(clock, "actions", clock->next[s], clock->schedule->first[s + 1], clock->next[s],
+                                  "deadlock: it waits for a pass of another stage that never runs");
+    for (i = 0; i < pipe->n * pipe->n_v; i++)
+        if (!(clock->done[i] & CF__WEIGHTED))
+            return cf__clock_fail(clock, "actions", -1, pipe->first_chunk + i % pipe->n, i / pipe->n,
+                                  "the chunk wanted never ends its backward on the virtual stage found");
+    return CF_OK;
+}
+
+/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has moved. */
+static cf_result cf__run_clock(cf__clock *clock) {
+    const cf_schedule *schedule = clock->schedule;
+    int64_t n_stages = clock->pipe->n_stages, s;
+    cf_result result = CF_OK;
+    memset(clock->done, 0, (size_t)(clock->pipe->n * clock->pipe->n_v));
+    memset(clock->is_waiting, 0, (size_t)n_stages);
+    clock->n_waiting = 0;
+    clock->splits = 0;
+    clock->makespan = 0;
+    for (s = n_stages - 1; s >= 0; s--) {
+        clock->next[s] = schedule->first[s];
+        clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
+        cf__look_at(clock, s);
+    }
+    while (clock->n_waiting > 0 && result == CF_OK) {
+        s = clock->waiting[--clock->n_waiting];
+        clock->is_waiting[s] = 0;
+        result = cf__advance_stage(clock, s);
+    }
+    return result == CF_OK ? cf__check_finished(clock) : result;
+}
+
+/* ---- heads, tails and lower bounds ---- */
+
+enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS }; /* of a pass, for the arrays below */
+
+/* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it. With
+   split backwards the third kind is I, the fourth W; otherwise the third is B and there is no fourth. */
+typedef struct cf__paths {
+    const cf__pipeline *pipe;
+    int split;
+    double *seconds[CF__KINDS]; /* (cells) */
+    double *head[CF__KINDS];    /* (cells) */
+    double *tail[CF__KINDS];    /* (cells) */
+    double critical;            /* longest head + seconds + tail */
+} cf__paths;
+
+/* Working space of the bounds of one stage. A job is a pass there. */
+typedef struct cf__jobs {
+    int64_t n;
+    double *late;      /* (most jobs) minus the head, so that sorting by falling key sorts by rising head */
+    double *urgency;   /* (most jobs) minus the tail */
+    double *left;      /* (most jobs) seconds still to run */
+    int32_t *by_head;  /* (most jobs) */
+    int32_t *heap;     /* (most jobs) */
+} cf__jobs;
+
+static void cf__layout_paths(cf__paths *paths, int64_t n_cells, int split, cf__carver *carver) {
+    int i;
+    for (i = 0; i < CF__KINDS; i++) {
+        int64_t n = i < CF__WEIGHT || split ? n_cells : 0;
+        paths->seconds[i] = (double *)cf__take(carver, n, sizeof(double));
+        paths->head[i] = (double *)cf__take(carver, n, sizeof(double));
+        paths->tail[i] = (double *)cf__take(carver, n, sizeof(double));
+    }
+}
+
+static void cf__layout_jobs(cf__jobs *jobs, int64_t most, cf__carver *carver) {
+    jobs->late = (double *)cf__take(carver, most, sizeof(double));
+    jobs->urgency = (double *)cf__take(carver, most, sizeof(double));
+    jobs->left = (double *)cf__take(carver, most, sizeof(double));
+    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->heap = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+}
+
+static double cf__most(double a, double b) { return a > b ? a : b; }
+
+/* Head + seconds of a pass: when it can have ended at the earliest. */
+static double cf__earliest_end(const cf__paths *paths, int kind, int64_t cell) {
+    return paths->head[kind][cell] + paths->seconds[kind][cell];
+}
+
+/* Seconds + tail of a pass: how long before the end it must have begun. */
+static double cf__latest_start(const cf__paths *paths, int kind, int64_t cell) {
+    return paths->tail[kind][cell] + paths->seconds[kind][cell];
+}
+
+/* The pass that frees the slot of a chunk. */
+static int cf__last_kind(const cf__paths *paths) { return paths->split ? CF__WEIGHT : CF__BACKWARD; }
+
+static void cf__fill_seconds(cf__paths *paths) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t v, i;
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < pipe->n; i++) {
+            int64_t cell = v * pipe->n + i;
+            paths->seconds[CF__FORWARD][cell] = cf__pass_seconds(pipe, CF_F, i, v);
+            paths->seconds[CF__AGAIN][cell] = cf__pass_seconds(pipe, CF_R, i, v);
+            paths->seconds[CF__BACKWARD][cell] = cf__pass_seconds(pipe, paths->split ? CF_I : CF_B, i, v);
+            if (paths->split) paths->seconds[CF__WEIGHT][cell] = cf__pass_seconds(pipe, CF_W, i, v);
+        }
+}
+
+/* Heads of the passes of one chunk, those of the group's chunks that come before them being known. `last`: the group's last
+   chunk; a chunk before it by k or more is dropped, and replayed when the chunk k after it has freed its slot. */
+static void cf__forward_heads(cf__paths *paths, int64_t chunk, int64_t first) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = 0; v < pipe->n_v; v++) {
+        int64_t cell = v * pipe->n + chunk;
+        double head = 0;
+        if (v > 0) head = cf__earliest_end(paths, CF__FORWARD, cell - pipe->n) + transfer;
+        if (chunk > first) head = cf__most(head, cf__earliest_end(paths, CF__FORWARD, cell - 1));
+        paths->head[CF__FORWARD][cell] = head;
+    }
+}
+
+static void cf__replay_heads(cf__paths *paths, int64_t chunk, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = 0; v < pipe->n_v; v++) {
+        int64_t cell = v * pipe->n + chunk;
+        double head = cf__earliest_end(paths, cf__last_kind(paths), cell + pipe->k);
+        if (v > 0 && !pipe->local) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell - pipe->n) + transfer);
+        if (chunk + 1 + pipe->k <= last) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell + 1));
+        paths->head[CF__AGAIN][cell] = head;
+    }
+}
+
+static void cf__backward_heads(cf__paths *paths, int64_t chunk, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int kept_by = chunk + pipe->k <= last ? CF__AGAIN : CF__FORWARD;
+    int64_t v;
+    for (v = pipe->n_v - 1; v >= 0; v--) {
+        int64_t cell = v * pipe->n + chunk;
+        double head = cf__earliest_end(paths, kept_by, cell);
+        if (v + 1 < pipe->n_v) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + pipe->n) + transfer);
+        if (chunk < last) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + 1));
+        paths->head[CF__BACKWARD][cell] = head;
+        if (paths->split) paths->head[CF__WEIGHT][cell] = cf__earliest_end(paths, CF__BACKWARD, cell);
+    }
+}
+
+/* The same backwards in time. */
+static void cf__backward_tails(cf__paths *paths, int64_t chunk, int64_t first) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = 0; v < pipe->n_v; v++) {
+        int64_t cell = v * pipe->n + chunk;
+        double tail = 0, freed = 0;
+        if (chunk - first >= pipe->k) freed = cf__latest_start(paths, CF__AGAIN, cell - pipe->k);
+        if (v > 0) tail = cf__latest_start(paths, CF__BACKWARD, cell - pipe->n) + transfer;
+        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__BACKWARD, cell - 1));
+        if (paths->split) {
+            paths->tail[CF__WEIGHT][cell] = freed;
+            freed = cf__latest_start(paths, CF__WEIGHT, cell);
+        }
+        paths->tail[CF__BACKWARD][cell] = cf__most(tail, freed);
+    }
+}
+
+static void cf__replay_tails(cf__paths *paths, int64_t chunk, int64_t first) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = pipe->n_v - 1; v >= 0; v--) {
+        int64_t cell = v * pipe->n + chunk;
+        double tail = cf__latest_start(paths, CF__BACKWARD, cell);
+        if (v + 1 < pipe->n_v && !pipe->local)
+            tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell + pipe->n) + transfer);
+        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell - 1));
+        paths->tail[CF__AGAIN][cell] = tail;
+    }
+}
+
+static void cf__forward_tails(cf__paths *paths, int64_t chunk, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = pipe->n_v - 1; v >= 0; v--) {
+        int64_t cell = v * pipe->n + chunk;
+        double tail = cf__latest_start(paths, chunk + pipe->k <= last ? CF__AGAIN : CF__BACKWARD, cell);
+        if (v + 1 < pipe->n_v) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + pipe->n) + transfer);
+        if (chunk < last) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + 1));
+        paths->tail[CF__FORWARD][cell] = tail;
+        paths->critical = cf__most(paths->critical, paths->head[CF__FORWARD][cell] + cf__latest_start(paths, CF__FORWARD, cell));
+    }
+}
+
+/* Fills paths, unit by unit; time is linear in the passes. Every longest path begins with an F. */
+static void cf__find_paths(cf__paths *paths) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t first, last, i;
+    paths->critical = 0;
+    cf__fill_seconds(paths);
+    for (first = 0; first < pipe->n; first = last + 1) {
+        last = first + cf__chunks_after(pipe, first);
+        for (i = first; i <= last; i++) cf__forward_heads(paths, i, first);
+        for (i = last; i >= first; i--) {
+            if (last - i >= pipe->k) cf__replay_heads(paths, i, last);
+            cf__backward_heads(paths, i, last);
+        }
+        for (i = first; i <= last; i++) {
+            cf__backward_tails(paths, i, first);
+            if (last - i >= pipe->k) cf__replay_tails(paths, i, first);
+        }
+        for (i = last; i >= first; i--) cf__forward_tails(paths, i, last);
+    }
+}
+
+static void cf__add_job(cf__jobs *jobs, const cf__paths *paths, int kind, int64_t cell) {
+    jobs->late[jobs->n] = -paths->head[kind][cell];
+    jobs->urgency[jobs->n] = -paths->tail[kind][cell];
+    jobs->left[jobs->n] = paths->seconds[kind][cell];
+    jobs->by_head[jobs->n] = (int32_t)jobs->n;
+    jobs->n++;
+}
+
+static void cf__collect_jobs(cf__jobs *jobs, const cf__paths *paths, int64_t stage) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t v, i;
+    jobs->n = 0;
+    for (v = stage; v < pipe->n_v; v += pipe->n_stages)
+        for (i = 0; i < pipe->n; i++) {
+            int64_t cell = v * pipe->n + i;
+            cf__add_job(jobs, paths, CF__FORWARD, cell);
+            if (cf__chunks_after(pipe, i) >= pipe->k) cf__add_job(jobs, paths, CF__AGAIN, cell);
+            cf__add_job(jobs, paths, CF__BACKWARD, cell);
+            if (paths->split) cf__add_job(jobs, paths, CF__WEIGHT, cell);
+        }
+}
+
+/* Least head + all work + least tail. */
+static double cf__load_bound(const cf__jobs *jobs) {
+    double head = DBL_MAX, tail = DBL_MAX, work = 0;
+    int64_t i;
+    for (i = 0; i < jobs->n; i++) {
+        if (-jobs->late[i] < head) head = -jobs->late[i];
+        if (-jobs->urgency[i] < tail) tail = -jobs->urgency[i];
+        work += jobs->left[i];
+    }
+    return jobs->n > 0 ? head + work + tail : 0;
+}
+
+/* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is the
+   maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
+static double cf__one_machine_bound(cf__jobs *jobs) {
+    int64_t i = 0, n_heap = 0;
+    double now = 0, bound = 0;
+    cf__sort_by_key(jobs->by_head, jobs->n, jobs->late);
+    while (i < jobs->n || n_heap > 0) {
+        double release = i < jobs->n ? -jobs->late[jobs->by_head[i]] : DBL_MAX;
+        int32_t job;
+        if (n_heap == 0 || release <= now) {
+            now = cf__most(now, release);
+            cf__heap_push(jobs->heap, n_heap++, jobs->by_head[i++], jobs->urgency);
+            continue;
+        }
+        job = jobs->heap[0];
+        if (now + jobs->left[job] > release) {
+            jobs->left[job] -= release - now;
+            now = release;
+            continue;
+        }
+        now += jobs->left[job];
+        bound = cf__most(bound, now - jobs->urgency[job]);
+        cf__heap_pop(jobs->heap, n_heap--, jobs->urgency);
+    }
+    return bound;
+}
+
+/* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the chunk's
+   forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it stay; then
+   that time is the one of its replay, which in local replay goes no further than its stage. */
+static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t i, v;
+    for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
+    for (i = 0; i < pipe->n; i++) {
+        double transfer = 2 * cf__transfer_seconds(pipe, i), seconds = -transfer;
+        int may_drop = cf__chunks_after(pipe, i) > 0;
+        for (v = pipe->n_v - 1; v >= 0; v--) {
+            int64_t cell = v * pipe->n + i;
+            double forward = paths->seconds[CF__FORWARD][cell], again = paths->seconds[CF__AGAIN][cell];
+            if (may_drop && again < forward) forward = again;
+            if (may_drop && pipe->local) seconds = -transfer;
+            seconds += transfer + forward + paths->seconds[CF__BACKWARD][cell];
+            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF__WEIGHT][cell] : 0);
+        }
+    }
+}
+
+/* At most `limit` chunks on the stage at once, so their slot times take at least sum / limit, after the least head of a
+   forward and before the least tail of a pass that frees a slot. */
+static double cf__memory_bound(const cf__paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
+    const cf__pipeline *pipe = paths->pipe;
+    double head = DBL_MAX, tail = DBL_MAX;
+    int64_t v, i;
+    for (v = stage; v < pipe->n_v; v += pipe->n_stages)
+        for (i = 0; i < pipe->n; i++) {
+            int64_t cell = v * pipe->n + i;
+            if (paths->head[CF__FORWARD][cell] < head) head = paths->head[CF__FORWARD][cell];
+            if (paths->tail[cf__last_kind(paths)][cell] < tail) tail = paths->tail[cf__last_kind(paths)][cell];
+        }
+    return pipe->n > 0 ? head + tail + slot_seconds / (double)limit : 0;
+}
+
+/* All bounds of a pipeline, and what they need. */
+typedef struct cf__bounds {
+    cf__paths paths;
+    cf__jobs jobs;
+    double *slot_seconds; /* (n_stages) */
+    double critical_path, stage_load, one_machine, memory;
+} cf__bounds;
+
+static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
+    cf__layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
+    cf__layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * CF__KINDS, carver);
+    bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
+}
+
+/* limits: most chunks on each stage, 0: none. NULL: none at all. */
+static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit, const int64_t *limits) {
+    int64_t s;
+    bounds->paths.pipe = pipe;
+    bounds->paths.split = split;
+    bounds->stage_load = bounds->one_machine = bounds->memory = 0;
+    cf__find_paths(&bounds->paths);
+    bounds->critical_path = bounds->paths.critical;
+    if (limit > 0 || limits != NULL) cf__sum_slot_seconds(&bounds->paths, bounds->slot_seconds);
+    for (s = 0; s < pipe->n_stages; s++) {
+        int64_t own = limits != NULL ? limits[s] : limit;
+        cf__collect_jobs(&bounds->jobs, &bounds->paths, s);
+        bounds->stage_load = cf__most(bounds->stage_load, cf__load_bound(&bounds->jobs));
+        bounds->one_machine = cf__most(bounds->one_machine, cf__one_machine_bound(&bounds->jobs));
+        if (own > 0)
+            bounds->memory = cf__most(bounds->memory, cf__memory_bound(&bounds->paths, s, own, bounds->slot_seconds[s]));
+    }
+}
+
+/* ---- memory limits ---- */
+
+/* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
+typedef struct cf__limits {
+    int64_t chunks, bytes;
+} cf__limits;
+
+static cf__limits cf__limits_of(const cf_schedule_desc *desc, int64_t stage) {
+    cf__limits limits;
+    limits.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
+    limits.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
+    if (limits.chunks == 0) limits.chunks = INT64_MAX;
+    if (limits.bytes == 0) limits.bytes = INT64_MAX;
+    return limits;
+}
+
+/* The same of the tightest stage, for one of its virtual stages. */
+static cf__limits cf__tightest(const cf_schedule_desc *desc) {
+    cf__limits least = cf__limits_of(desc, 0);
+    int64_t s;
+    for (s = 1; s < desc->n_stages; s++) {
+        cf__limits limits = cf__limits_of(desc, s);
+        least.chunks = cf__min(least.chunks, limits.chunks);
+        least.bytes = cf__min(least.bytes, limits.bytes);
+    }
+    if (least.chunks < INT64_MAX) least.chunks /= desc->n_virtual;
+    if (least.bytes < INT64_MAX) least.bytes /= desc->n_virtual;
+    return least;
+}
+
+static int cf__counts_bytes(const cf_schedule_desc *desc) { return desc->limit_bytes > 0 || desc->limits_bytes != NULL; }
+
+/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it being
+   kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the rest. */
+typedef struct cf__holding {
+    const cf_chunk *chunks; /* of the unit */
+    const cf_bytes *bytes;
+    int64_t n, k;
+    int local, dependent;
+} cf__holding;
+
+/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1]. */
+static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
+    int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
+    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* just before its replay */
+    for (i = 0; i < h->n; i++) {
+        const cf_chunk *c = &h->chunks[i];
+        int64_t state = 0, held;
+        window += c->padded;
+        if (i >= h->k) {
+            window -= h->chunks[i - h->k].padded;
+            saved += h->chunks[i - h->k].padded;
+        }
+        if (h->dependent) state = c->prefix + plan->slices[c->first_slice].length;
+        held = window * per_slot + state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
+        if (h->local) held += saved * h->bytes->per_token_boundary;
+        most = cf__max(most, held);
+        if (needs != NULL) needs[i] = most;
+    }
+    return most;
+}
+
+/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs. */
+static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, const cf__limits *limits, int64_t chunk,
+                             int64_t n, int64_t *bytes) {
+    cf__holding h;
+    int64_t low = 1, high = cf__min(cf__min(desc->k, n), limits->chunks);
+    if (!cf__counts_bytes(desc) || high == 0) return high;
+    h.chunks = &plan->chunks[chunk];
+    h.bytes = &desc->bytes;
+    h.n = n;
+    h.local = desc->replay == CF_REPLAY_LOCAL;
+    h.dependent = h.chunks->group >= 0;
+    h.k = 1;
+    *bytes = cf__unit_bytes(&h, plan, NULL);
+    if (*bytes > limits->bytes) return 0;
+    while (low < high) {
+        h.k = low + (high - low + 1) / 2;
+        if (cf__unit_bytes(&h, plan, NULL) <= limits->bytes) low = h.k;
+        else high = h.k - 1;
+    }
+    return low;
+}
+
+/* ---- units, as schedules see them ---- */
+
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+typedef struct cf__work_unit {
+    int32_t first, n, k;
+} cf__work_unit;
+
+/* Chunk i of the unit is dropped in its first forward. */
+static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < unit->n - unit->k; }
+
+/* ---- fixed patterns ----
+
+   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of dropped
+   chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The backwards are
+   another, in the order in which the forwards make them possible. Each stage merges the two sequences; the kinds differ
+   only in how far it may run ahead with forwards (cf__may_run_ahead).
+
+   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere. Follow what
+   an action waits for: forward item i waits for item i on the stage before and for backwards that its stage takes before i;
+   those wait on stages further down for items before i. The index falls each time a backward is passed, so there is no
+   cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a backward to run. */
+
+typedef struct cf__item {
+    int32_t chunk;
+    int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
+    uint8_t pass, keep;
+    uint8_t opens;  /* the first of its unit */
+} cf__item;
+
+typedef struct cf__pattern {
+    int64_t n_items, n_backwards;
+    cf__item *items;     /* (n + n_replays) */
+    int32_t *backwards;  /* (n) chunks, in the order of their backward */
+    int32_t *need;       /* (n) items that must have run before each backward */
+    int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
+    int32_t *place;      /* (n) by chunk: place of its backward */
+    int32_t *unit_of;    /* (n) by chunk */
+    /* R items that are to come: a queue, as they come up in order */
+    int64_t n_due, n_placed;
+    int32_t *due_chunk;  /* (n_replays) */
+    int64_t *due_at;     /* (n_replays) put it at this place, or later */
+} cf__pattern;
+
+/* Everything that making a schedule works with. */
+typedef struct cf__maker {
+    cf_schedule_desc desc; /* defaults filled in */
+    cf__pipeline pipe;
+    cf_error *error;
+    cf__limits tightest;
+    int64_t n_units, n_replays; /* n_replays: on one virtual stage */
+    int64_t n_actions;          /* at most */
+    /* working space, only for more than one virtual stage */
+    cf__work_unit *units;       /* (n_units) in the order in which they start */
+    cf__work_unit *spare;       /* (n_units) */
+    double *unit_seconds;       /* (n_units) by place in plan order */
+    int32_t *sorted;            /* (n_units) */
+    int64_t *needs;             /* (n) bytes from each chunk's backward on, as cf__unit_bytes has it; or NULL */
+    cf__pattern pattern;
+} cf__maker;
+
+static void cf__layout_pattern(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
+    pattern->items = (cf__item *)cf__take(carver, n + n_replays, sizeof(cf__item));
+    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
+    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
+}
+
+static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
+    cf__item *item = &pattern->items[pattern->n_items++];
+    item->chunk = (int32_t)chunk;
+    item->after = 0;
+    item->pass = (uint8_t)pass;
+    item->keep = (uint8_t)keep;
+    item->opens = (uint8_t)opens;
+}
+
+/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that one
+   was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this backward. */
+static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i, int64_t ahead) {
+    cf__pattern *pattern = &m->pattern;
+    int64_t chunk = unit->first + i;
+    pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
+    pattern->place[chunk] = (int32_t)pattern->n_backwards;
+    pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
+    if (m->pipe.local || i < unit->k) return;
+    pattern->due_chunk[pattern->n_due] = (int32_t)(chunk - unit->k);
+    pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
+}
+
+static void cf__add_replay(cf__maker *m, int64_t ahead) {
+    cf__pattern *pattern = &m->pattern;
+    int32_t chunk = pattern->due_chunk[pattern->n_placed++];
+    const cf__work_unit *unit = &m->units[pattern->unit_of[chunk]];
+    cf__add_item(pattern, CF_R, chunk, 1, 0);
+    pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
+    cf__add_backward(m, unit, chunk - unit->first, ahead);
+}
+
+static void cf__add_due_replays(cf__maker *m, int64_t ahead, int all) {
+    cf__pattern *pattern = &m->pattern;
+    while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
+        cf__add_replay(m, ahead);
+}
+
+static void cf__add_unit(cf__maker *m, int64_t id, int64_t ahead) {
+    const cf__work_unit *unit = &m->units[id];
+    int64_t i;
+    for (i = 0; i < unit->n; i++) {
+        m->pattern.unit_of[unit->first + i] = (int32_t)id;
+        cf__add_item(&m->pattern, CF_F, unit->first + i, !cf__is_dropped(unit, i), i == 0);
+        if (i + 1 < unit->n) cf__add_due_replays(m, ahead, 0);
+    }
+    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--) cf__add_backward(m, unit, i, ahead);
+}
+
+/* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
+static int64_t cf__unit_room(const cf__maker *m, const cf__work_unit *unit) {
+    return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
+}
+
+/* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
+static void cf__build_pattern(cf__maker *m) {
+    cf__pattern *pattern = &m->pattern;
+    int gpipe = m->desc.kind == CF_SCHEDULE_GPIPE;
+    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
+    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between a unit and its replays. */
+    int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
+    int64_t i, used = 0, begin = 0;
+    pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
+    for (i = 0; i < m->n_units; i++) {
+        int64_t room = cf__unit_room(m, &m->units[i]);
+        if (gpipe && used > limit - room) {
+            cf__add_due_replays(m, ahead, 1);
+            for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+            used = 0;
+        }
+        used += room;
+        cf__add_unit(m, i, ahead);
+        cf__add_due_replays(m, ahead, 0);
+    }
+    cf__add_due_replays(m, ahead, 1);
+    for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+}
+
+/* One stage on its way through the pattern. */
+typedef struct cf__merge {
+    int64_t stage;
+    cf__limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
+    int64_t i, j;          /* next item, next backward */
+    int64_t chunks, bytes; /* held, or promised to a unit */
+    cf_action *next;
+} cf__merge;
+
+/* Whether the stage has room for its next item. */
+static int cf__has_room(const cf__maker *m, const cf__merge *merge) {
+    const cf__item *item = &m->pattern.items[merge->i];
+    const cf__work_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__unit_room(m, unit)) return 0;
+    return !item->keep || merge->chunks < merge->limits.chunks;
+}
+
+/* Whether a stage takes its next forward item although its next backward does not need it yet. */
+static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
+    const cf__pattern *pattern = &m->pattern;
+    int64_t further_down = m->desc.n_stages - 1 - merge->stage;
+    switch (m->desc.kind) {
+        case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
+        case CF_SCHEDULE_1F1B:
+            if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
+            return merge->i < pattern->need[merge->j] + further_down;
+        default: return merge->i < pattern->need[merge->j] + further_down;
+    }
+}
+
+static int cf__takes_forward(const cf__maker *m, const cf__merge *merge) {
+    const cf__pattern *pattern = &m->pattern;
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__has_room(m, merge)) return 0;
+    return merge->i < pattern->need[merge->j] || cf__may_run_ahead(m, merge);
+}
+
+static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
+    cf_action *action = (*next)++;
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)v;
+    action->pass = (uint8_t)pass;
+    action->keep = (uint8_t)keep;
+    action->reserved = 0;
+}
+
+static void cf__merge_forward(const cf__maker *m, cf__merge *merge) {
+    const cf__item *item = &m->pattern.items[merge->i++];
+    if (m->needs != NULL && item->opens) merge->bytes += cf__unit_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+    merge->chunks += item->keep;
+    cf__put_action(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
+}
+
+/* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
+static void cf__merge_backward(const cf__maker *m, cf__merge *merge) {
+    int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
+    const cf__work_unit *unit = &m->units[m->pattern.unit_of[chunk]];
+    int64_t i = chunk - unit->first;
+    if (m->pipe.local && cf__is_dropped(unit, i)) cf__put_action(&merge->next, CF_R, id, merge->stage, 1);
+    cf__put_action(&merge->next, CF_B, id, merge->stage, 0);
+    merge->chunks -= !(m->pipe.local && i >= unit->k);
+    if (m->needs != NULL) merge->bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
+}
+
+/* Writes the lists of all stages; returns the number of actions. */
+static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
+    cf__merge merge;
+    int64_t s;
+    memset(&merge, 0, sizeof merge);
+    merge.limits.chunks = merge.limits.bytes = INT64_MAX;
+    merge.next = schedule->actions;
+    for (s = 0; s < m->desc.n_stages; s++) {
+        cf__limits own = cf__limits_of(&m->desc, s);
+        merge.limits.chunks = cf__min(merge.limits.chunks, own.chunks);
+        merge.limits.bytes = cf__min(merge.limits.bytes, own.bytes);
+        merge.stage = s;
+        merge.i = merge.j = 0;
+        schedule->first[s] = merge.next - schedule->actions;
+        while (merge.j < m->pattern.n_backwards) {
+            if (cf__takes_forward(m, &merge)) cf__merge_forward(m, &merge);
+            else cf__merge_backward(m, &merge);
+        }
+    }
+    schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
+    return merge.next - schedule->actions;
+}
+
+/* ---- the road, and the public functions ---- */
+
+static cf_result cf__check_limits(const cf_schedule_desc *desc, cf_error *error) {
+    const cf_bytes *bytes = &desc->bytes;
+    int64_t s;
     cf_result result;
+    if ((result = cf__range(desc->limit, 0, INT64_MAX, "limit", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->limit_bytes, 0, INT64_MAX, "limit_bytes", error)) != CF_OK) return result;
+    if (bytes->per_token_activations < 0 || bytes->per_token_state < 0 || bytes->per_token_state_gradient < 0 ||
+        bytes->per_token_boundary < 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 0, -1, "negative");
+    for (s = 0; s < desc->n_stages; s++) {
+        if (desc->limits != NULL && desc->limits[s] < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "limits", s, 0, desc->limits[s], "negative");
+        if (desc->limits_bytes != NULL && desc->limits_bytes[s] < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "limits_bytes", s, 0, desc->limits_bytes[s], "negative");
+    }
+    return CF_OK;
+}
+
+/* Bytes of all tokens at once must fit, on all virtual stages of a stage. */
+static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
+                                 cf_error *error) {
+    int64_t i, tokens = 0, per_token = 0, sum;
+    int fits = cf__add(bytes->per_token_activations, bytes->per_token_state, &per_token) &&
+               cf__add(per_token, bytes->per_token_state_gradient, &per_token) &&
+               cf__add(per_token, bytes->per_token_boundary, &per_token);
+    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps && fits; i++)
+        fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
+    if (fits && cf__mul(tokens, n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
+    return cf__fail(error, CF_ERROR_OVERFLOW, "bytes", -1, INT64_MAX, -1, "all tokens of the batch take more");
+}
+
+static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+    int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
+    cf_result result;
+    if ((result = cf__range((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
+    if (desc->n_virtual > 1 && !many)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
+    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
+    if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
+    if (desc->timing != NULL &&
+        (result = cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error)) != CF_OK)
+        return result;
+    return cf__check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
+}
+
+/* A unit's chunks agree with its group: the dispatch and the patterns count on it. */
+static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        const cf_chunk *c = &plan->chunks[id + i];
+        if (c->group != plan->chunks[id].group || c->index != i)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
+                            "chunks and groups disagree");
+        if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
+                            "its slices do not exist");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
+    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
+    for (; id < end; id += n) {
+        cf_result result;
+        n = cf__unit_chunks(plan, id);
+        if (n == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
+                            "chunks and groups disagree");
+        if ((result = cf__check_unit(plan, id, n, error)) != CF_OK) return result;
+    }
+    return CF_OK;
+}
+
+/* No chunk of the unit at `id` finds room: says how much is needed at least, and on which stage it is missing. */
+static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
+    const cf_schedule_desc *desc = &m->desc;
+    int counts_bytes = m->tightest.chunks > 0;
+    int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
+    for (s = 0; s < desc->n_stages; s++) {
+        cf__limits limits = cf__limits_of(desc, s);
+        got = counts_bytes ? limits.bytes : limits.chunks;
+        if (got < wanted) break;
+    }
+    return cf__fail(m->error, CF_ERROR_INFEASIBLE, counts_bytes ? "limit_bytes" : "limit", s, wanted, got,
+                    "no schedule can keep to it");
+}
+
+/* Counts units and actions; refuses limits that even the smallest K cannot keep. */
+/* Whether there may be I and W in the schedule. */
+static int cf__splits(const cf_schedule_desc *desc) {
+    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
+}
+
+static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
+    int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
+    int fits = 1;
+    for (; id < end; id += n) {
+        int64_t k;
+        n = cf__unit_chunks(plan, id);
+        k = cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        fits &= k > 0;
+        most_bytes = cf__max(most_bytes, bytes);
+        m->n_units++;
+        m->n_replays += n - cf__max(k, 1);
+    }
+    if (!fits) return cf__fail_limit(m, most_bytes);
+    per_stage = (cf__splits(&m->desc) ? 3 : 2) * plan->n_steps + m->n_replays;
+    if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
+        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage, "too many (got: those of one virtual stage)");
+    m->n_actions = per_stage * m->pipe.n_v;
+    return CF_OK;
+}
+
+/* Everything that can be refused without working space is refused here. */
+static cf_result cf__schedule_start(cf__maker *m, const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+    cf_result result;
+    memset(m, 0, sizeof *m);
     if (plan == NULL) return cf__fail_null(error, "plan");
-    if (given == NULL) return cf__fail_null(error, "desc");
-    *desc = cf_schedule_defaults(given);
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    m->desc = cf_schedule_defaults(desc);
+    m->error = error;
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_desc(plan, desc, error)) != CF_OK) return result;
-    return cf__count_actions(plan, desc, n_actions, error);
+    if ((result = cf__check_schedule_desc(plan, &m->desc, error)) != CF_OK) return result;
+    if ((result = cf__check_units(plan, m->desc.rank, error)) != CF_OK) return result;
+    m->tightest = cf__tightest(&m->desc);
+    m->pipe = cf__pipeline_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
+                              m->desc.timing);
+    return cf__count_actions(m, plan);
 }
 
 static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver) {
@@ -3415,59 +4580,123 @@ static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver)
     return schedule;
 }
 
-static cf_schedule cf__schedule_header(const cf_plan *plan, const cf_schedule_desc *desc, int64_t n_actions) {
+static cf_schedule cf__schedule_header(const cf__maker *m) {
     cf_schedule schedule;
     memset(&schedule, 0, sizeof schedule);
-    schedule.kind = desc->kind;
-    schedule.replay = desc->replay;
-    schedule.n_stages = desc->n_stages;
-    schedule.n_virtual = 1;
-    schedule.k = desc->k;
-    schedule.rank = desc->rank;
-    schedule.n_chunks = plan->n_chunks;
-    schedule.n_actions = n_actions;
+    schedule.kind = m->desc.kind;
+    schedule.replay = m->desc.replay;
+    schedule.n_stages = m->desc.n_stages;
+    schedule.n_virtual = m->desc.n_virtual;
+    schedule.k = m->desc.k;
+    schedule.rank = m->desc.rank;
+    schedule.n_chunks = m->pipe.plan->n_chunks;
+    schedule.n_actions = m->n_actions;
     return schedule;
 }
 
-static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int keep) {
-    cf_action *action = (*next)++;
-    memset(action, 0, sizeof *action);
-    action->chunk = (int32_t)chunk;
-    action->pass = (uint8_t)pass;
-    action->keep = (uint8_t)keep;
+/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
+static int cf__is_plain(const cf_schedule_desc *desc) {
+    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
 }
 
-/* Algorithm 2 for one unit of n chunks, the first being `chunk`. A standalone chunk is a unit of one. */
-static void cf__put_unit(cf_action **next, int64_t chunk, int64_t n, int64_t k) {
-    int64_t dropped = cf__max(0, n - k), i;
-    for (i = 0; i < n; i++) cf__put_action(next, CF_F, chunk + i, i >= dropped);
-    for (i = n - 1; i >= dropped; i--) cf__put_action(next, CF_B, chunk + i, 0);
-    for (i = dropped - 1; i >= 0; i--) {
-        cf__put_action(next, CF_R, chunk + i, 1);
-        cf__put_action(next, CF_B, chunk + i, 0);
-    }
+static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
+    if (cf__is_plain(&m->desc)) return;
+    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
+    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
+    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
+    cf__layout_pipeline(&m->pipe, carver);
+    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
 }
 
-static void cf__write_schedule(const cf_plan *plan, cf_schedule *schedule) {
-    int64_t id = schedule->rank * plan->n_steps, end = id + plan->n_steps;
+/* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
+static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t id = m->pipe.first_chunk, end = id + plan->n_steps, n, i, bytes;
     cf_action *next = schedule->actions;
-    for (; id < end; id += cf__unit_chunks(plan, id))
-        cf__put_unit(&next, id, cf__unit_chunks(plan, id), schedule->k);
+    for (; id < end; id += n) {
+        int64_t dropped;
+        n = cf__unit_chunks(plan, id);
+        dropped = n - cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        for (i = 0; i < n; i++) cf__put_action(&next, CF_F, id + i, 0, i >= dropped);
+        for (i = n - 1; i >= 0; i--) {
+            if (i < dropped) cf__put_action(&next, CF_R, id + i, 0, 1);
+            cf__put_action(&next, CF_B, id + i, 0, 0);
+        }
+    }
     schedule->first[0] = 0;
     schedule->first[1] = schedule->n_actions;
 }
 
+/* Fills units, in plan order, and needs. */
+static void cf__collect_units(cf__maker *m) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t chunk, n, n_units = 0, bytes = 0;
+    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
+        cf__work_unit *unit = &m->units[n_units++];
+        n = cf__unit_chunks(plan, m->pipe.first_chunk + chunk);
+        unit->first = (int32_t)chunk;
+        unit->n = (int32_t)n;
+        unit->k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, m->pipe.first_chunk + chunk, n, &bytes);
+        if (m->needs != NULL) {
+            cf__holding h;
+            h.chunks = &m->pipe.chunks[chunk];
+            h.bytes = &m->desc.bytes;
+            h.n = n;
+            h.k = unit->k;
+            h.local = m->pipe.local;
+            h.dependent = h.chunks->group >= 0;
+            cf__unit_bytes(&h, plan, &m->needs[chunk]);
+        }
+    }
+}
+
+/* Dearest unit first; equal ones keep their order. */
+static void cf__sort_units(cf__maker *m) {
+    int64_t i, j;
+    int is_sorted = 1;
+    for (i = 0; i < m->n_units; i++) {
+        double seconds = 0;
+        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
+        m->unit_seconds[i] = -seconds;
+        m->sorted[i] = (int32_t)i;
+        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
+    }
+    if (is_sorted) return;
+    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
+    for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
+    memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
+}
+
+/* Writes actions and first, and sets n_actions to what was written. */
+static cf_result cf__write_schedule(cf__maker *m, cf_schedule *schedule) {
+    cf_result result;
+    if (cf__is_plain(&m->desc)) {
+        cf__write_plain(m, schedule);
+        return CF_OK;
+    }
+    cf__fill_pipeline(&m->pipe);
+    if ((result = cf__check_total_time(&m->pipe, m->error)) != CF_OK) return result;
+    cf__collect_units(m);
+    if (m->desc.kind == CF_SCHEDULE_1F1B) cf__sort_units(m);
+    cf__build_pattern(m);
+    schedule->n_actions = cf__write_pattern(m, schedule);
+    return CF_OK;
+}
+
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {
-    cf_schedule_desc full;
+    cf__maker m;
     cf_schedule header;
     cf__carver carver = {NULL, 0, 0};
-    int64_t n_actions;
-    cf_result result = cf__schedule_start(plan, desc, &full, &n_actions, error);
+    cf_result result = cf__schedule_start(&m, plan, desc, error);
     if (result != CF_OK) return result;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
-    header = cf__schedule_header(plan, &full, n_actions);
+    header = cf__schedule_header(&m);
     cf__layout_schedule(&header, &carver);
+    cf__layout_maker(&m, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     *bytes = carver.used;
     return CF_OK;
@@ -3475,39 +4704,59 @@ CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_
 
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error) {
-    cf_schedule_desc full;
+    cf__maker m;
     cf_schedule header, *schedule;
     cf__carver carver = {NULL, 0, 0};
-    int64_t n_actions;
-    cf_result result = cf__schedule_start(plan, desc, &full, &n_actions, error);
+    cf_result result = cf__schedule_start(&m, plan, desc, error);
     if (result != CF_OK) return result;
     if (out == NULL) return cf__fail_null(error, "out");
-    header = cf__schedule_header(plan, &full, n_actions);
+    header = cf__schedule_header(&m);
     cf__layout_schedule(&header, &carver);
+    cf__layout_maker(&m, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
     carver.base = (unsigned char *)memory;
     carver.used = 0;
     schedule = cf__layout_schedule(&header, &carver);
+    cf__layout_maker(&m, &carver);
     *schedule = header;
-    cf__write_schedule(plan, schedule);
+    if ((result = cf__write_schedule(&m, schedule)) != CF_OK) return result;
     *out = schedule;
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error) {
+    cf__maker m;
     cf_allocator allocator;
-    size_t bytes;
-    void *memory;
-    cf_result result = cf_schedule_size(plan, desc, &bytes, error);
+    cf_schedule header, *schedule;
+    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
+    void *memory, *scratch = NULL;
+    cf_result result = cf__schedule_start(&m, plan, desc, error);
     if (result != CF_OK) return result;
     if (out == NULL) return cf__fail_null(error, "out");
     if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    memory = allocator.alloc(bytes, allocator.user);
-    if (memory == NULL) return cf__fail_memory(error, bytes);
-    result = cf_schedule_into(plan, desc, memory, bytes, out, error);
-    if (result == CF_OK) (*out)->allocator = allocator;
+    header = cf__schedule_header(&m);
+    cf__layout_schedule(&header, &block);
+    cf__layout_maker(&m, &space);
+    if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
+    if (space.used > 0 && (scratch = allocator.alloc(space.used, allocator.user)) == NULL)
+        return cf__fail_memory(error, space.used);
+    memory = allocator.alloc(block.used, allocator.user);
+    if (memory == NULL) {
+        if (scratch != NULL) allocator.release(scratch, allocator.user);
+        return cf__fail_memory(error, block.used);
+    }
+    block.base = (unsigned char *)memory;
+    space.base = (unsigned char *)scratch;
+    block.used = space.used = 0;
+    schedule = cf__layout_schedule(&header, &block);
+    cf__layout_maker(&m, &space);
+    *schedule = header;
+    schedule->allocator = allocator;
+    result = cf__write_schedule(&m, schedule);
+    if (scratch != NULL) allocator.release(scratch, allocator.user);
+    if (result == CF_OK) *out = schedule;
     else allocator.release(memory, allocator.user);
     return result;
 }
@@ -3516,6 +4765,276 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
     if (schedule != NULL && schedule->allocator.release != NULL) {
         cf_allocator allocator = schedule->allocator;
         allocator.release(schedule, allocator.user);
+    }
+}
+
+/* ================================================================================================================
+   >>simulate
+   ================================================================================================================ */
+
+typedef struct cf__simulation {
+    cf_simulate_desc desc;
+    const cf_schedule *schedule;
+    cf__pipeline pipe;
+    int splits; /* the schedule has an I or a W */
+    cf__clock clock;
+    cf__bounds bounds;
+} cf__simulation;
+
+static cf_timeline *cf__layout_timeline(cf_timeline *header, cf__carver *carver) {
+    cf_timeline *timeline = (cf_timeline *)cf__take(carver, 1, sizeof(cf_timeline));
+    header->start = (double *)cf__take(carver, header->n_actions, sizeof(double));
+    header->end = (double *)cf__take(carver, header->n_actions, sizeof(double));
+    header->live = (int32_t *)cf__take(carver, header->n_actions, sizeof(int32_t));
+    header->peak_live = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    header->peak_tokens = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    header->peak_state_tokens = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    header->peak_bytes = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    return timeline;
+}
+
+static void cf__layout_simulation(cf__simulation *sim, cf__carver *carver) {
+    cf__layout_pipeline(&sim->pipe, carver);
+    cf__layout_clock(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
+    if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
+}
+
+/* The action lists are where the schedule says. */
+static cf_result cf__check_lists(const cf_schedule *schedule, cf_error *error) {
+    int64_t s;
+    if (schedule->first == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "first", -1, 1, 0, "is NULL");
+    if (schedule->n_actions < 0 || schedule->n_actions > CF_MAX_ACTIONS)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "out of range");
+    if (schedule->n_actions > 0 && schedule->actions == NULL)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    for (s = 0; s <= schedule->n_stages; s++) {
+        int64_t least = s > 0 ? schedule->first[s - 1] : 0, most = s > 0 ? schedule->n_actions : 0;
+        if (schedule->first[s] < least || schedule->first[s] > most)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", s, most, schedule->first[s], "action lists overlap or run out of range");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, const cf_plan *plan,
+                                    const cf_schedule *schedule, const cf_simulate_desc *desc, cf_error *error) {
+    cf_schedule_desc limits;
+    int64_t i, n_v, cells;
+    cf_result result;
+    memset(sim, 0, sizeof *sim);
+    memset(header, 0, sizeof *header);
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if (desc != NULL) sim->desc = *desc;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if (schedule->n_chunks != plan->n_chunks)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
+    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->n_stages > CF_MAX_STAGES / schedule->n_virtual)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, CF_MAX_STAGES, schedule->n_stages, "out of range");
+    if (schedule->k < 1) return cf__fail(error, CF_ERROR_SCHEDULE, "k", -1, 1, schedule->k, "too small");
+    if ((result = cf__check_lists(schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_units(plan, schedule->rank, error)) != CF_OK) return result;
+    n_v = schedule->n_stages * schedule->n_virtual;
+    cells = plan->n_steps * n_v;
+    if (cells > schedule->n_actions / 2)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions, "passes are missing");
+    memset(&limits, 0, sizeof limits);
+    limits.n_stages = schedule->n_stages;
+    limits.limit = sim->desc.limit;
+    limits.limits = sim->desc.limits;
+    limits.bytes = sim->desc.bytes;
+    if ((result = cf__check_limits(&limits, error)) != CF_OK) return result;
+    if (sim->desc.timing != NULL && (result = cf__check_timing(sim->desc.timing, n_v, error)) != CF_OK) return result;
+    if ((result = cf__check_bytes(plan, schedule->rank, &sim->desc.bytes, schedule->n_virtual, error)) != CF_OK)
+        return result;
+    sim->schedule = schedule;
+    sim->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+                                schedule->replay, sim->desc.timing);
+    for (i = 0; i < schedule->n_actions && !sim->splits; i++) sim->splits = schedule->actions[i].pass == CF_I;
+    sim->clock.error = error;
+    header->n_actions = schedule->n_actions;
+    header->n_stages = schedule->n_stages;
+    return CF_OK;
+}
+
+/* What a stage holds while it walks its list. */
+typedef struct cf__held {
+    int64_t live, tokens, state, gradient, saved; /* chunks kept; tokens: kept, of state, of its gradient, of saved inputs */
+} cf__held;
+
+static int64_t cf__held_bytes(const cf__held *held, const cf_bytes *bytes) {
+    return held->tokens * bytes->per_token_activations + held->state * bytes->per_token_state +
+           held->gradient * bytes->per_token_state_gradient + held->saved * bytes->per_token_boundary;
+}
+
+/* What comes into being when the action starts, and what goes when it has ended. */
+static void cf__hold(const cf__simulation *sim, cf__held *held, const cf_action *a) {
+    const cf__pipeline *pipe = &sim->pipe;
+    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    if (a->keep) {
+        held->live++;
+        held->tokens += c->padded;
+    }
+    if (a->pass == CF_F && c->group >= 0) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (a->pass == CF_F && !a->keep && pipe->local) held->saved += c->padded;
+    if (a->pass == CF_R && pipe->local) held->saved -= c->padded;
+    if (backward && c->group >= 0 && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
+        held->gradient += c->prefix + cf_chunk_state_tokens(pipe->plan, a->chunk);
+}
+
+static void cf__let_go(const cf__simulation *sim, cf__held *held, const cf_action *a) {
+    const cf_plan *plan = sim->pipe.plan;
+    const cf_chunk *c = &plan->chunks[a->chunk];
+    if (a->pass == CF_B || a->pass == CF_W) {
+        held->live--;
+        held->tokens -= c->padded;
+    }
+    if ((a->pass == CF_B || a->pass == CF_I) && c->group >= 0) {
+        held->state -= cf_chunk_state_tokens(plan, a->chunk);
+        held->gradient -= cf_chunk_state_tokens(plan, a->chunk);
+    }
+}
+
+/* The books of one stage. Needs no clock: the order of its list decides. */
+static void cf__walk_stage(const cf__simulation *sim, cf_timeline *timeline, int64_t stage) {
+    cf__held held = {0, 0, 0, 0, 0}, peak = {0, 0, 0, 0, 0};
+    int64_t id, peak_bytes = 0;
+    for (id = sim->schedule->first[stage]; id < sim->schedule->first[stage + 1]; id++) {
+        const cf_action *a = &sim->schedule->actions[id];
+        double seconds = timeline->end[id] - timeline->start[id];
+        cf__hold(sim, &held, a);
+        timeline->live[id] = (int32_t)held.live;
+        peak.live = cf__max(peak.live, held.live);
+        peak.tokens = cf__max(peak.tokens, held.tokens);
+        peak.state = cf__max(peak.state, held.state);
+        peak_bytes = cf__max(peak_bytes, cf__held_bytes(&held, &sim->desc.bytes));
+        timeline->busy += seconds;
+        if (a->pass == CF_R) timeline->replayed += seconds;
+        cf__let_go(sim, &held, a);
+    }
+    timeline->peak_live[stage] = peak.live;
+    timeline->peak_tokens[stage] = peak.tokens;
+    timeline->peak_state_tokens[stage] = peak.state;
+    timeline->peak_bytes[stage] = peak_bytes;
+}
+
+static void cf__add_bound(cf_timeline *timeline, const char *name, double value) {
+    cf_bound *bound = &timeline->bounds[timeline->n_bounds++];
+    bound->name = name;
+    bound->value = value;
+    timeline->bound = cf__most(timeline->bound, value);
+}
+
+static void cf__add_bounds(cf__simulation *sim, cf_timeline *timeline) {
+    cf__bounds *bounds = &sim->bounds;
+    cf__find_bounds(bounds, &sim->pipe, sim->splits, sim->desc.limit, sim->desc.limits);
+    cf__add_bound(timeline, "critical-path", bounds->critical_path);
+    cf__add_bound(timeline, "stage-load", bounds->stage_load);
+    cf__add_bound(timeline, "one-machine", bounds->one_machine);
+    if (sim->desc.limit > 0 || sim->desc.limits != NULL) cf__add_bound(timeline, "memory", bounds->memory);
+}
+
+/* Needs working space. */
+static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
+    double capacity;
+    int64_t s;
+    cf_result result;
+    cf__fill_pipeline(&sim->pipe);
+    if ((result = cf__check_total_time(&sim->pipe, sim->clock.error)) != CF_OK) return result;
+    sim->clock.pipe = &sim->pipe;
+    sim->clock.schedule = sim->schedule;
+    sim->clock.start = timeline->start;
+    sim->clock.end = timeline->end;
+    if ((result = cf__run_clock(&sim->clock)) != CF_OK) return result;
+    timeline->makespan = sim->clock.makespan;
+    for (s = 0; s < timeline->n_stages; s++) cf__walk_stage(sim, timeline, s);
+    capacity = timeline->makespan * (double)timeline->n_stages;
+    if (capacity > 0) {
+        timeline->bubble_useful = 1 - (timeline->busy - timeline->replayed) / capacity;
+        timeline->bubble_busy = 1 - timeline->busy / capacity;
+    }
+    if (!sim->desc.no_bounds) cf__add_bounds(sim, timeline);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         size_t *bytes, cf_error *error) {
+    cf__simulation sim;
+    cf_timeline header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
+    if (result != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    cf__layout_timeline(&header, &carver);
+    cf__layout_simulation(&sim, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_actions");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         void *memory, size_t bytes, cf_timeline **out, cf_error *error) {
+    cf__simulation sim;
+    cf_timeline header, *timeline;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    cf__layout_timeline(&header, &carver);
+    cf__layout_simulation(&sim, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_actions");
+    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    timeline = cf__layout_timeline(&header, &carver);
+    cf__layout_simulation(&sim, &carver);
+    *timeline = header;
+    if ((result = cf__fill_timeline(&sim, timeline)) != CF_OK) return result;
+    *out = timeline;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                    cf_timeline **out, cf_error *error) {
+    cf__simulation sim;
+    cf_allocator allocator;
+    cf_timeline header, *timeline;
+    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
+    void *memory, *scratch;
+    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(sim.desc.allocator, &allocator, error)) != CF_OK) return result;
+    cf__layout_timeline(&header, &block);
+    cf__layout_simulation(&sim, &space);
+    if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
+    scratch = allocator.alloc(space.used, allocator.user);
+    if (scratch == NULL) return cf__fail_memory(error, space.used);
+    memory = allocator.alloc(block.used, allocator.user);
+    if (memory == NULL) {
+        allocator.release(scratch, allocator.user);
+        return cf__fail_memory(error, block.used);
+    }
+    block.base = (unsigned char *)memory;
+    space.base = (unsigned char *)scratch;
+    block.used = space.used = 0;
+    timeline = cf__layout_timeline(&header, &block);
+    cf__layout_simulation(&sim, &space);
+    *timeline = header;
+    timeline->allocator = allocator;
+    result = cf__fill_timeline(&sim, timeline);
+    allocator.release(scratch, allocator.user);
+    if (result == CF_OK) *out = timeline;
+    else allocator.release(memory, allocator.user);
+    return result;
+}
+
+CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
+    if (timeline != NULL && timeline->allocator.release != NULL) {
+        cf_allocator allocator = timeline->allocator;
+        allocator.release(timeline, allocator.user);
     }
 }
 
@@ -3629,7 +5148,7 @@ static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error 
     return CF_OK;
 }
 
-static cf_result cf__check_units(const cf__checker *k) {
+static cf_result cf__judge_units(const cf__checker *k) {
     int64_t id;
     for (id = k->first_chunk; id < k->first_chunk + k->plan->n_steps; id++) {
         const cf_chunk *c = &k->plan->chunks[id];
@@ -3645,17 +5164,17 @@ static cf_result cf__check_units(const cf__checker *k) {
     return CF_OK;
 }
 
-static cf_result cf__check_limits(const cf__checker *k) {
+static cf_result cf__judge_limits(const cf__checker *k) {
     const cf_validate_desc *d = &k->desc;
     const struct {
         const char *field;
         int64_t value;
     } single[] = {{"limit", d->limit},
                   {"limit_bytes", d->limit_bytes},
-                  {"bytes.activations", d->bytes.activations},
-                  {"bytes.state", d->bytes.state},
-                  {"bytes.state_gradient", d->bytes.state_gradient},
-                  {"bytes.boundary", d->bytes.boundary}};
+                  {"bytes.per_token_activations", d->bytes.per_token_activations},
+                  {"bytes.per_token_state", d->bytes.per_token_state},
+                  {"bytes.per_token_state_gradient", d->bytes.per_token_state_gradient},
+                  {"bytes.per_token_boundary", d->bytes.per_token_boundary}};
     int64_t i;
     for (i = 0; i < (int64_t)(sizeof single / sizeof single[0]); i++)
         if (single[i].value < 0)
@@ -3736,11 +5255,11 @@ static cf_result cf__check_take(cf__checker *k, const cf_action *a) {
     if (limit > 0 && k->live > limit)
         return cf__violation_of(k, a, k->desc.limits != NULL ? "limits" : "limit", limit, k->live,
                                 "keeps more chunks than the limit");
-    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.activations);
+    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_activations);
 }
 
 static void cf__check_give(cf__checker *k, const cf_action *a) {
-    cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.activations);
+    cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_activations);
     cf__cell_at(k, a->chunk, a->stage)->live = 0;
     cf__group_cell(k, a)->group_live--;
     k->live--;
@@ -3760,17 +5279,16 @@ static cf_result cf__check_forward(cf__checker *k, const cf_action *a) {
         return cf__violation_of(k, a, "actions.chunk", a->chunk - 1, a->chunk, "comes before F of the chunk before it");
     if (cf__crosses(k) && a->stage > 0 && !cf__has(cell, CF_RECV_F))
         return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_F");
-    result = cf__check_hold(k, a, cf_chunk_state_tokens(k->plan, a->chunk), k->desc.bytes.state);
+    result = cf__check_hold(k, a, cf_chunk_state_tokens(k->plan, a->chunk), k->desc.bytes.per_token_state);
     if (result != CF_OK) return result;
     if (a->keep) return cf__check_take(k, a);
     if (k->schedule->replay != CF_REPLAY_LOCAL) return CF_OK;
-    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.boundary);
+    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_boundary);
 }
 
 static cf_result cf__check_replay(cf__checker *k, const cf_action *a) {
     cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
     int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE;
-    cf_result result;
     if (cf__has(cell, CF_R)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
     if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
     if (cell->live || (cell->seen & CF__BACKWARDS) != 0)
@@ -3778,9 +5296,8 @@ static cf_result cf__check_replay(cf__checker *k, const cf_action *a) {
     if (!a->keep) return cf__violation_of(k, a, "actions.keep", 1, 0, "keeps nothing");
     if (cf__crosses(k) && pipeline && a->stage > 0 && !cf__has(cell, CF_RECV_R))
         return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_R");
-    result = cf__check_take(k, a);
-    if (result == CF_OK && !pipeline) cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.boundary);
-    return result;
+    if (!pipeline) cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_boundary);
+    return cf__check_take(k, a);
 }
 
 static cf_result cf__check_backward(cf__checker *k, const cf_action *a) {
@@ -3795,11 +5312,11 @@ static cf_result cf__check_backward(cf__checker *k, const cf_action *a) {
     if (cf__crosses(k) && a->stage + 1 < k->n_stages && !cf__has(cell, CF_RECV_B))
         return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_B");
     if (group >= 0 && after == NULL) { /* dK and dV of the whole group start with its last chunk */
-        result = cf__check_hold(k, a, k->plan->groups[group].tokens, k->desc.bytes.state_gradient);
+        result = cf__check_hold(k, a, k->plan->groups[group].tokens, k->desc.bytes.per_token_state_gradient);
         if (result != CF_OK) return result;
     }
-    cf__check_drop(k, rows, k->desc.bytes.state);
-    cf__check_drop(k, rows, k->desc.bytes.state_gradient);
+    cf__check_drop(k, rows, k->desc.bytes.per_token_state);
+    cf__check_drop(k, rows, k->desc.bytes.per_token_state_gradient);
     if (a->pass == CF_B) cf__check_give(k, a);
     return CF_OK;
 }
@@ -3842,12 +5359,12 @@ static cf_result cf__check_offload(cf__checker *k, const cf_action *a) {
     cell->away = (uint8_t)away;
     cf__group_cell(k, a)->group_away += away ? 1 : -1;
     rows = cf_chunk_state_tokens(k->plan, a->chunk);
-    if (!away) return cf__check_hold(k, a, rows, k->desc.bytes.state);
-    cf__check_drop(k, rows, k->desc.bytes.state);
+    if (!away) return cf__check_hold(k, a, rows, k->desc.bytes.per_token_state);
+    cf__check_drop(k, rows, k->desc.bytes.per_token_state);
     return CF_OK;
 }
 
-static cf_result cf__check_action(cf__checker *k, const cf_action *a) {
+static cf_result cf__judge_action(cf__checker *k, const cf_action *a) {
     cf_result result = cf__check_fields(k, a);
     if (result != CF_OK) return result;
     if (a->pass == CF_F || a->pass == CF_R || a->pass == CF_B || a->pass == CF_I)
@@ -3871,7 +5388,7 @@ static cf_result cf__check_list(cf__checker *k, int64_t stage) {
     k->live = k->bytes = 0;
     for (i = begin; i < end && result == CF_OK; i++) {
         k->position = i - begin;
-        result = cf__check_action(k, &k->schedule->actions[i]);
+        result = cf__judge_action(k, &k->schedule->actions[i]);
     }
     return result;
 }
@@ -4046,8 +5563,8 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
     k.n_stages = schedule->n_stages * schedule->n_virtual;
     k.first_chunk = schedule->rank * plan->n_steps;
-    if ((result = cf__check_units(&k)) != CF_OK) return result;
-    if ((result = cf__check_limits(&k)) != CF_OK) return result;
+    if ((result = cf__judge_units(&k)) != CF_OK) return result;
+    if ((result = cf__judge_limits(&k)) != CF_OK) return result;
     cf__layout_checker(&k, &carver);
     if (carver.overflow) return cf__too_large(error, "n_stages");
     carver.base = (unsigned char *)memory.alloc(carver.used, memory.user);
@@ -4074,6 +5591,7 @@ typedef struct cf__lowerer {
     const cf_schedule *schedule;
     cf_lower_desc desc;
     cf_error *error;
+    cf__pipeline pipe;
     int64_t n_stages;        /* virtual stages in all */
     int64_t n_cells;         /* n_stages x chunks of the rank */
     int64_t n_events, n_heap, n_moves;
@@ -4096,6 +5614,7 @@ typedef struct cf__lowerer {
 static void cf__layout_lowerer(cf__lowerer *l, cf__carver *carver) {
     const cf_schedule *s = l->schedule;
     int64_t i, cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? s->n_actions : 0;
+    cf__layout_pipeline(&l->pipe, carver);
     l->start = (double *)cf__take(carver, s->n_actions, sizeof(double));
     l->end = (double *)cf__take(carver, s->n_actions, sizeof(double));
     l->events = (int64_t *)cf__take(carver, 2 * s->n_actions, sizeof(int64_t));
@@ -4190,7 +5709,7 @@ static void cf__arrive(cf__lowerer *l, int64_t action, double time) {
 static void cf__begin_pass(cf__lowerer *l, const cf__event *event) {
     const cf_action *a = &l->schedule->actions[event->action];
     int64_t stage = a->stage % l->schedule->n_stages;
-    double end = event->time + cf__pass_seconds(l->plan, l->desc.timing, (cf_pass)a->pass, a->chunk, a->stage);
+    double end = event->time + cf__pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
     l->start[event->action] = event->time;
     l->end[event->action] = l->free_at[stage] = end;
     l->events[l->n_events++] = event->action;
@@ -4220,7 +5739,8 @@ static cf_result cf__order_events(cf__lowerer *l) {
             cf__begin_pass(l, &event);
         } else {
             l->events[l->n_events++] = ~event.action;
-            cf__arrive(l, event.action, event.time + cf__transfer_seconds(l->plan, l->desc.timing, s->actions[event.action].chunk));
+            cf__arrive(l, event.action,
+                       event.time + cf__transfer_seconds(&l->pipe, s->actions[event.action].chunk - l->pipe.first_chunk));
         }
     }
     return CF_OK;
@@ -4344,6 +5864,8 @@ static cf_result cf__lower(cf__lowerer *l, const cf_allocator *allocator, cf_sch
     n_transfers = l->n_events - header.n_actions;
     header.lowered = 1;
     header.n_actions += 2 * n_transfers + 2 * l->n_moves;
+    if (header.n_actions > CF_MAX_ACTIONS)
+        return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, header.n_actions, "too many");
     header.allocator = *allocator;
     cf__layout_schedule(&header, &carver);
     if (carver.overflow) return cf__too_large(l->error, "n_actions");
@@ -4374,7 +5896,9 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     l.error = error;
     l.n_stages = schedule->n_stages * schedule->n_virtual;
     l.n_cells = l.n_stages * plan->n_steps;
-    if ((result = cf__check_timing(l.desc.timing, l.n_stages, error)) != CF_OK) return result;
+    if (l.desc.timing != NULL && (result = cf__check_timing(l.desc.timing, l.n_stages, error)) != CF_OK) return result;
+    l.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k, schedule->replay,
+                             l.desc.timing);
     cf__layout_lowerer(&l, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
@@ -4382,6 +5906,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     memset(carver.base, 0, carver.used);
     carver.used = 0;
     cf__layout_lowerer(&l, &carver);
+    cf__fill_pipeline(&l.pipe);
     result = cf__lower(&l, &allocator, out);
     allocator.release(carver.base, allocator.user);
     return result;
@@ -4993,19 +6518,65 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
     return cf__finish_writing(&w, error);
 }
 
+static void cf__print_real_member(cf__writer *w, const char *name, double value) {
+    cf__print(w, "\"%s\": ", name);
+    cf__print_real(w, value);
+}
+
+static void cf__print_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
+    int64_t i;
+    cf__print(w, ",\n  \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__print(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
+    cf__print(w, "]");
+}
+
+static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
+    const struct {
+        const char *name;
+        double value;
+    } reals[] = {{"makespan", t->makespan}, {"busy", t->busy}, {"replayed", t->replayed},
+                 {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
+    int64_t i;
+    for (i = 0; i < 5; i++) {
+        cf__print(w, "%s", i > 0 ? ", " : "\n  ");
+        cf__print_real_member(w, reals[i].name, reals[i].value);
+    }
+    cf__print(w, ",\n  \"bounds\": {");
+    for (i = 0; i < t->n_bounds; i++) {
+        cf__print(w, "%s", i > 0 ? ", " : "");
+        cf__print_real_member(w, t->bounds[i].name, t->bounds[i].value);
+    }
+    cf__print(w, "}");
+    cf__print_counts(w, "peak_live", t->peak_live, t->n_stages);
+    cf__print_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
+    cf__print_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
+    cf__print_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
+    cf__print(w, ",");
+}
+
 static void cf__write_action_json(cf__writer *w, const cf_action *a) {
     cf__print(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
               (int)a->stage);
     if (a->pass == CF_F || a->pass == CF_R) cf__print(w, ", \"keep\": %s", a->keep ? "true" : "false");
-    cf__print(w, "}");
 }
 
-CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_write_fn write, void *user,
-                                               cf_error *error) {
+static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
+    cf__print(w, ", ");
+    cf__print_real_member(w, "start", t->start[id]);
+    cf__print(w, ", ");
+    cf__print_real_member(w, "end", t->end[id]);
+    cf__print(w, ", \"live\": %d", (int)t->live[id]);
+}
+
+CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
+                                               cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t stage, i;
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (write == NULL) return cf__fail_null(error, "write");
+    if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
+                        "made from another schedule");
     memset(&w, 0, sizeof w);
     w.write = write;
     w.user = user;
@@ -5019,12 +6590,15 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_w
     cf__print_count(&w, "n_chunks", schedule->n_chunks);
     cf__print_count(&w, "n_actions", schedule->n_actions);
     cf__print_count(&w, "lowered", schedule->lowered);
+    if (timeline != NULL) cf__write_timeline(&w, timeline);
     cf__print(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
         cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
             cf__print(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
             cf__write_action_json(&w, &schedule->actions[i]);
+            if (timeline != NULL) cf__write_action_times(&w, timeline, i);
+            cf__print(&w, "}");
         }
         cf__print(&w, "]");
     }
@@ -5283,6 +6857,8 @@ static cf_result cf__count_cells(cf__csv *r) {
         if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
         if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
             return cf__bad_cell(r, "a transfer in a file of passes only");
+        if (r->n_actions == CF_MAX_ACTIONS)
+            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "too many");
         r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
         r->last_stage = cf__max(r->last_stage, action.stage);
         r->n_actions++;

@@ -484,11 +484,11 @@ int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stag
                 const cf_chunk *c = &plan->chunks[chunk];
                 places p = find(s, chunk, v), last = find(s, chunk - c->index + size - 1, v);
                 int64_t rows = c->group < 0 ? 0 : plan->slices[c->first_slice].length;
-                sum += bytes->activations * c->padded * held_at(plan, s, v, chunk, chunk + 1, i);
-                if (p.at[CF_F] <= i && i <= backward_at(&p)) sum += bytes->state * rows;
-                if (backward_at(&last) <= i && i <= backward_at(&p)) sum += bytes->state_gradient * rows;
-                if (s->replay == CF_REPLAY_LOCAL && !p.keep && p.at[CF_F] <= i && i <= p.at[CF_R])
-                    sum += bytes->boundary * c->padded;
+                sum += bytes->per_token_activations * c->padded * held_at(plan, s, v, chunk, chunk + 1, i);
+                if (p.at[CF_F] <= i && i <= backward_at(&p)) sum += bytes->per_token_state * rows;
+                if (backward_at(&last) <= i && i <= backward_at(&p)) sum += bytes->per_token_state_gradient * rows;
+                if (s->replay == CF_REPLAY_LOCAL && !p.keep && p.at[CF_F] <= i && i < p.at[CF_R])
+                    sum += bytes->per_token_boundary * c->padded;
             }
         }
         most = sum > most ? sum : most;

@@ -204,10 +204,10 @@ TEST(limits_bind_exactly) {
         REQUIRE(s != NULL);
         harness_note("round %d", round);
         memset(&desc, 0, sizeof desc);
-        desc.bytes.activations = harness_between(&rng, 0, 9);
-        desc.bytes.state = harness_between(&rng, 0, 5);
-        desc.bytes.state_gradient = harness_between(&rng, 0, 5);
-        desc.bytes.boundary = harness_between(&rng, 0, 3);
+        desc.bytes.per_token_activations = harness_between(&rng, 0, 9);
+        desc.bytes.per_token_state = harness_between(&rng, 0, 5);
+        desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 5);
+        desc.bytes.per_token_boundary = harness_between(&rng, 0, 3);
         for (stage = 0; stage < s->n_stages; stage++) {
             chunks[stage] = naive_peak_chunks(plan, s, stage);
             bytes[stage] = naive_peak_bytes(plan, s, stage, &desc.bytes);
@@ -247,7 +247,7 @@ TEST(limits_bind_exactly) {
         }
         desc.limit = 0;
         desc.limit_bytes = INT64_MAX;
-        desc.bytes.activations = INT64_MAX;
+        desc.bytes.per_token_activations = INT64_MAX;
         if (most_bytes > 0 && plan->n_idle < plan->n_chunks && plan->n_tokens > 1) {
             cf_result result = cf_schedule_validate(plan, s, &desc, NULL, &error);
             if (result != CF_OK) CHECK_STR(error.field, "limit_bytes");
@@ -450,9 +450,9 @@ TEST(missing_arguments_are_named_by_validate) {
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "limits");
     limits.limits = NULL;
-    limits.bytes.boundary = -4;
+    limits.bytes.per_token_boundary = -4;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "bytes.boundary");
+    CHECK_STR(error.field, "bytes.per_token_boundary");
     memset(&heap, 0, sizeof heap);
     heap.fail_at = 1;
     allocator.alloc = harness_alloc;

@@ -507,10 +507,10 @@ TEST(graph_options_are_checked) {
     REFUSE(rank, -1, CF_ERROR_ARGUMENT, "rank");
     memset(&timing, 0, sizeof timing);
     timing.latency = -1;
-    REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing.latency");
+    REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing");
     timing.latency = 0;
     timing.all.weight.per_pair = -1;
-    REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing.all");
+    REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing.stages");
     timing.all.weight.per_pair = 0;
     timing.all.forward.per_token = 1.7e308;
     REFUSE(timing, &timing, CF_ERROR_OVERFLOW, "timing");
