@@ -22,6 +22,7 @@
          kernel                cf_sequence_ids
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
+       time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
        run them                cf_run, cf_run_size, cf_chunk_seed
        check                   cf_plan_validate (any plan, also a hand-made one)
        write                   cf_write_plan_json, cf_write_schedule_json
@@ -74,8 +75,8 @@
    activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>schedule >>run >>write, first declared, then implemented in the
-   same order. A section calls only sections above it. */
+   Sections, each found by its tag: >>base >>cost >>pack >>graph >>schedule >>simulate >>check >>run >>write, first
+   declared, then implemented in the same order. A section calls only sections above it. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -118,6 +119,9 @@ extern "C" {
     X(CF_ERROR_SPACE, "the caller's memory is too small or misaligned")               \
     X(CF_ERROR_PLAN, "the plan breaks a rule")                                        \
     X(CF_ERROR_SCHEDULE, "the schedule breaks a rule")                                \
+    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
+    X(CF_ERROR_TEXT, "the text breaks its format")                                    \
+    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
     X(CF_ERROR_CALLBACK, "a callback reported an error")                              \
     X(CF_ERROR_CANCELLED, "the progress callback asked to stop")                      \
     X(CF_ERROR_WRITE, "the write callback reported an error")
@@ -402,7 +406,7 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
                                         cf_error *error);
 
 /* ================================================================================================================
-   >>schedule    plan -> order of passes
+   >>graph    plan -> which pass waits for which
    ================================================================================================================ */
 
 typedef enum cf_pass {
@@ -427,15 +431,6 @@ typedef enum cf_pass {
 /* "F", "R", "B", "I", "W", "SEND_F" ... "PREFETCH"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
-typedef enum cf_schedule_kind {
-    CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
-    CF_SCHEDULE_PAPER,       /* state-aware: Algorithm 2, on one stage */
-    CF_SCHEDULE_COUNT
-} cf_schedule_kind;
-
-/* "paper"; "?" for anything else. */
-CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
-
 /* How a dropped forward comes back. */
 typedef enum cf_replay {
     CF_REPLAY_DEFAULT = 0, /* CF_REPLAY_PIPELINE */
@@ -446,6 +441,152 @@ typedef enum cf_replay {
 
 /* "pipeline", "local"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
+
+/* Why a pass waits for another one. Virtual stage v x n_stages + s lies on stage s. */
+typedef enum cf_edge_why {
+    CF_EDGE_ACTIVATION = 0, /* F or R on the virtual stage before, whose output is the input */
+    CF_EDGE_GRADIENT,       /* B or I on the virtual stage behind */
+    CF_EDGE_STATE,          /* F of the group's chunk before: its K and V */
+    CF_EDGE_STATE_GRADIENT, /* B or I of the group's next chunk: its part of dK and dV */
+    CF_EDGE_REPLAY,         /* own F, which kept nothing, before R */
+    CF_EDGE_OWN,            /* own F or R with the activations before B or I; own I before W */
+    CF_EDGE_SLOT,           /* the B or W that frees the place which R takes: that of the chunk K places later in the group */
+    CF_EDGE_COUNT
+} cf_edge_why;
+
+/* "activation", "gradient", "state", "state gradient", "replay", "own", "slot"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
+
+#define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
+#define CF_MAX_SUCCESSORS 4             /* edges that leave one node */
+
+/* A pass of one chunk on one virtual stage. */
+typedef struct cf_node {
+    double seconds;
+    int32_t chunk; /* index into plan->chunks */
+    int32_t stage; /* virtual stage */
+    int32_t pass;  /* a cf_pass: F, R, and B or I and W */
+    int32_t keep;  /* F and R: 1 if the activations stay for a backward. 0 for the others */
+} cf_node;
+
+/* `to` starts when `from` has ended and then `seconds` have passed (a transfer between stages; 0 for all others). */
+typedef struct cf_edge {
+    double seconds;
+    int32_t from, to;
+    int32_t why; /* a cf_edge_why */
+} cf_edge;
+
+/* All passes of one rank's chunks, with what each waits for, in both directions. Plain data in one block: read it; the
+   seconds may be overwritten with measured ones. A node's number follows from chunk, pass and virtual stage
+   (cf_graph_node), and nodes[] leads back. */
+typedef struct cf_graph {
+    int64_t n_stages;
+    int64_t n_virtual;
+    int64_t k;
+    cf_replay replay;
+    int split;              /* 1: I and W in place of B */
+    int64_t rank;
+    int64_t n_steps;        /* chunks of the rank; they start at rank x n_steps */
+    int64_t n_nodes;
+    int64_t n_edges;
+    int64_t *first;         /* (n_steps + 1) chunk i of the rank has the nodes first[i] .. first[i + 1) */
+    cf_node *nodes;         /* (n_nodes) */
+    int64_t *first_in;      /* (n_nodes + 1) node i waits for edges[first_in[i] .. first_in[i + 1]) */
+    cf_edge *edges;         /* (n_edges) by rising `to` */
+    int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
+    int32_t *out;           /* (n_edges) */
+    cf_allocator allocator; /* private, as in cf_plan */
+} cf_graph;
+
+/* Which graph. Zero means default in every member. */
+typedef struct cf_graph_desc {
+    int64_t n_stages;        /* 0: 1 */
+    int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
+    int64_t k;               /* chunks of a group that keep their activations: its last K; all others are replayed. 0: 1 */
+    cf_replay replay;        /* 0: pipeline */
+    int split;               /* 1: I and W in place of B */
+    int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
+    int64_t rank;            /* which rank's chunks */
+    const cf_timing *timing; /* NULL: unit costs, free transfers */
+    const cf_allocator *allocator;
+} cf_graph_desc;
+
+/* Builds the graph in time and space linear in its nodes. An executor that starts a pass when all its edges are satisfied keeps
+   at most K chunks of a group on every virtual stage, the slot edges see to that.
+
+   *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more
+   than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN, CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
+
+/* The same into the caller's memory; cf_graph_size is exact. Rules as for cf_pack_into. */
+CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
+                                      cf_graph **out, cf_error *error);
+
+/* A copy of desc with every default filled in. */
+CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
+
+/* Frees a graph made by cf_graph_make. NULL is allowed. */
+CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
+
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node. */
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
+
+/* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node waits
+   for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the
+   item one node on it. Scratch: 4 bytes a node and more from `allocator` (NULL: malloc). */
+CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
+
+/* The longest path, and the play that every node has. All arrays are by node. */
+typedef struct cf_critical {
+    int64_t n_nodes;
+    double length;          /* seconds of the longest path. Whatever the number of helpers, no order is faster (with slot
+                               edges: none that replays each group from its last dropped chunk to its first) */
+    int64_t n_path;
+    int32_t *path;          /* (n_path) its nodes, first to last */
+    int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
+    double *earliest;       /* (n_nodes) when a node can start at the earliest */
+    double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
+    cf_allocator allocator; /* private, as in cf_plan */
+} cf_critical;
+
+/* Finds it in linear time, after the checks of cf_graph_validate. Rules and errors as for cf_graph_make. */
+CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
+                                         cf_error *error);
+CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
+                                         cf_error *error);
+CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
+
+/* For an application with an executor of its own. cf_graph_start fills waiting[] (count >= n_nodes numbers, the caller's) with
+   how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done and puts the nodes
+   which became ready by that into ready[], at most CF_MAX_SUCCESSORS, by rising number. Completing a node twice, or
+   before it was ready, is CF_ERROR_ARGUMENT and changes nothing. Calls on one waiting[] must not overlap. */
+CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
+CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
+                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
+
+/* ================================================================================================================
+   >>schedule    plan -> order of passes
+   ================================================================================================================ */
+
+#define CF_MAX_STAGES 65536                    /* virtual stages of a pipeline */
+#define CF_MAX_ACTIONS ((int64_t)1 << 27)      /* actions of a schedule: 1.5 GiB of them */
+
+typedef enum cf_schedule_kind {
+    CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
+    CF_SCHEDULE_PAPER,       /* state-aware 1F1B: a stage runs ahead of the last one by its distance from it, counted from
+                                the point where the last stage has a whole group; other work fills the wait for a replay */
+    CF_SCHEDULE_GPIPE,       /* all forwards, then all backwards; under a limit in rounds that fit into it */
+    CF_SCHEDULE_1F1B,        /* stage s keeps at most n_stages - s chunks, more only if a group cannot do with that */
+    CF_SCHEDULE_INTERLEAVED, /* 1F1B over several virtual stages on each stage */
+    CF_SCHEDULE_ZERO_BUBBLE, /* backward is cut into I and W, and W fills the gaps; keeps no more than 1F1B's fullest stage */
+    CF_SCHEDULE_BEST,        /* searched for */
+    CF_SCHEDULE_COUNT
+} cf_schedule_kind;
+
+/* "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
 
 /* One pass of one chunk on one (virtual) stage. 12 bytes. */
 typedef struct cf_action {
@@ -466,18 +607,51 @@ typedef struct cf_schedule {
     int64_t rank;           /* the rank of the plan whose chunks these are */
     int64_t n_chunks;       /* chunks of the plan */
     int64_t n_actions;
+    int lowered;            /* 1: the lists hold SEND_*, RECV_*, OFFLOAD and PREFETCH actions too (cf_schedule_lower) */
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
     cf_allocator allocator; /* private, as in cf_plan */
 } cf_schedule;
 
+/* Bytes that a stage holds for each token. All zero: bytes are not counted. */
+typedef struct cf_bytes {
+    int64_t per_token_activations;    /* of a chunk whose activations are kept, padding included */
+    int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
+    int64_t per_token_state_gradient; /* dK and dV of a group's token, from the start of the group's first backward to the same end */
+    int64_t per_token_boundary;       /* local replay: the saved input of a chunk whose activations were dropped, from F to R */
+} cf_bytes;
+
+/* What CF_SCHEDULE_BEST tried. */
+typedef struct cf_search_report {
+    int64_t budget;              /* candidates that it was allowed */
+    int64_t n_tried;             /* candidates that were built and timed, the fixed schedules included */
+    int64_t n_improved;          /* times a candidate became the best so far */
+    cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
+    double fixed_makespan;       /* its makespan */
+    double makespan;             /* of the schedule returned */
+    double bound;                /* the strongest lower bound that is known */
+    double gap;                  /* makespan / bound - 1 */
+} cf_search_report;
+
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
-    cf_schedule_kind kind;  /* 0: paper */
-    cf_replay replay;       /* 0: pipeline */
-    int64_t n_stages;       /* 0: 1. This version schedules one stage */
-    int64_t k;              /* 0: 1 */
-    int64_t rank;           /* which rank's chunks */
+    cf_schedule_kind kind;       /* 0: paper */
+    cf_replay replay;            /* 0: pipeline */
+    int64_t n_stages;            /* 0: 1 */
+    int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
+                                    interleaved and best */
+    int64_t k;                   /* 0: 1 */
+    int64_t rank;                /* which rank's chunks */
+    const cf_timing *timing;     /* NULL: unit costs */
+    int64_t limit;               /* most chunks whose activations one stage keeps at once, a copy on each of its virtual
+                                    stages counted by itself. 0: no limit */
+    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+    cf_bytes bytes;              /* what limit_bytes counts */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: no limit */
+    const int64_t *limits_bytes; /* (n_stages) */
+    int split_backward;          /* best: 1: it may cut backwards into I and W */
+    int64_t budget;              /* best: candidates to try. 0: what takes about a tenth of a second */
+    cf_search_report *report;    /* best: filled in on success where given */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
@@ -488,12 +662,18 @@ typedef struct cf_schedule_desc {
    This is Algorithm 2 with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass
    runs upwards, but dK and dV of a chunk are complete only when every later chunk has run backward.
 
+   Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
+   below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No kind
+   can deadlock.
+
    *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the
-   counts of the plan are not sound), CF_ERROR_MEMORY. */
+   counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the
+   smallest limit of that kind that would do), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same into the caller's memory; cf_schedule_size is exact. Rules as for cf_pack_into. */
+/* The same into the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the working space
+   (`best` may use less). Rules as for cf_pack_into. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -504,6 +684,129 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 
 /* Frees a schedule made by cf_schedule_make. NULL is allowed. */
 CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
+
+/* ================================================================================================================
+   >>simulate    schedule -> when each pass runs, and what is held meanwhile
+   ================================================================================================================ */
+
+#define CF_MAX_BOUNDS 4
+
+/* No schedule of these chunks with this K (the last K chunks of a group keep their activations) is shorter. */
+typedef struct cf_bound {
+    const char *name; /* a static string; cf_simulate says which there are */
+    double value;
+} cf_bound;
+
+/* What to simulate. Zero means default in every member. */
+typedef struct cf_simulate_desc {
+    const cf_timing *timing;  /* NULL: unit costs */
+    cf_bytes bytes;           /* all zero: no peak_bytes */
+    int64_t limit;            /* the limit that the schedule was made under, for the bound "memory". 0: none */
+    const int64_t *limits;    /* (n_stages) */
+    int no_bounds;            /* 1: leave out the bounds, which take longer than all the rest */
+    const cf_allocator *allocator;
+} cf_simulate_desc;
+
+/* The simulated run. One block of memory, like a plan. */
+typedef struct cf_timeline {
+    int64_t n_actions;
+    int64_t n_stages;
+    double makespan;             /* end of the last action; the first one starts at 0 */
+    double busy;                 /* time of all passes on all stages */
+    double replayed;             /* the part of it that is R */
+    double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
+    double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
+    int64_t n_bounds;
+    cf_bound bounds[CF_MAX_BOUNDS];
+    double bound;                /* the largest of them; 0 if there are none */
+    double *start, *end;         /* (n_actions) parallel to schedule->actions */
+    int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
+    int64_t *peak_live;          /* (n_stages) most chunks kept at once */
+    int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
+    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once */
+    int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
+    cf_allocator allocator;      /* private, as in cf_plan */
+} cf_timeline;
+
+/* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
+   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer. cf_timing says
+   how transfers take time; with no_overlap the sender is busy with one right after its pass and the receiver right before
+   the pass that needs it.
+
+   Bounds, by name. "critical-path": the longest path of dependent passes. "stage-load": the work of a stage, the shortest
+   way to it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
+   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a limit: a kept chunk
+   stays on a stage for the passes of all later stages, so a stage with room for few needs long.
+
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks, repeats or leaves out a
+   pass, or breaks a dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Lowered schedules are
+   refused the same way. Time is linear in the actions; the bounds take n log n. */
+CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                    cf_timeline **out, cf_error *error);
+
+/* The same into the caller's memory. Rules as for cf_pack_into. */
+CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         void *memory, size_t bytes, cf_timeline **out, cf_error *error);
+
+/* Frees a timeline made by cf_simulate. NULL is allowed. */
+CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
+
+/* ================================================================================================================
+   >>check    is a schedule sound? and: schedule -> the same with its transfers
+   ================================================================================================================ */
+
+/* What a schedule must hold besides the rules. Zero means no limit in every member. */
+typedef struct cf_validate_desc {
+    int64_t limit;               /* most chunks whose activations one stage keeps at once */
+    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+    cf_bytes bytes;              /* what limit_bytes counts */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once */
+    const int64_t *limits_bytes; /* (n_stages) */
+} cf_validate_desc;
+
+/* Accepts a schedule from any source, lowered or not, only if on every virtual stage of the rank
+     every chunk has one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
+     a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
+     at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
+     with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
+   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every tensor
+   that crosses stages is sent once and received once, after it was made and before it is used, that the lists end even when
+   every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are written, and that no
+   pass of a group runs while some of its state is in host memory.
+
+   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field names the
+   member, error->item is the position in the list of the stage which error->text names (-1: something is missing there).
+   CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to the passes comes from
+   `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
+CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error);
+
+/* How to lower. Zero means default in every member. */
+typedef struct cf_lower_desc {
+    const cf_timing *timing; /* NULL: unit costs, free transfers */
+    int offload;             /* 1: OFFLOAD and PREFETCH as well */
+    const cf_allocator *allocator;
+} cf_lower_desc;
+
+/* Adds the transfers to a schedule: a copy whose lists hold SEND_* and RECV_* actions, none between virtual stages on one
+   stage, and whose `lowered` is 1. It cannot deadlock even where a send blocks until it is received: passes and transfers are
+   put into one order, by the time at which `timing` lets them begin (a transfer: when its tensor is made), and every stage
+   runs its part of that one order.
+
+   offload: later chunks attend to the whole prefix, so a group's state can leave a stage only between two passes of the group,
+   while the stage runs other units or waits. Where such a gap lasts at least as long as moving rows out and back, with the
+   bandwidth of `timing`, the rows of the group's first chunks leave right after the pass before it (as many chunks as there is
+   time for) and come back just early enough for the next pass, beside compute. Copies of two groups at once are taken to be
+   as fast as one.
+
+   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The schedule is validated first, without
+   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already; CF_ERROR_LIMIT past
+   CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
+CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
+                                          cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
    >>run    the interpreter of one stage's actions
@@ -520,10 +823,17 @@ typedef struct cf_step {
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
     int64_t state;        /* state slot of the chunk's group; -1 if it has none */
     int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix) */
+    int64_t input;        /* lowered: boundary slot of the tensor that a receive fills, or that F, R, B or I reads; -1: none */
+    int64_t output;       /* lowered: boundary slot of the tensor that F, R, B or I makes, or that a send reads; -1: none */
+    int64_t peer;         /* the stage at the other end of a transfer; -1 in all other actions */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this stage */
 } cf_step;
 
-typedef enum cf_resource { CF_RESOURCE_ACTIVATIONS = 0, CF_RESOURCE_STATE } cf_resource;
+typedef enum cf_resource {
+    CF_RESOURCE_ACTIVATIONS = 0,
+    CF_RESOURCE_STATE,
+    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another stage: chunk->padded rows at most */
+} cf_resource;
 
 /* Reported after each action. */
 typedef struct cf_progress {
@@ -531,7 +841,8 @@ typedef struct cf_progress {
     const cf_step *step;       /* the one just done */
     int64_t live_slots;        /* activation slots now in use */
     int64_t live_states;       /* state slots now in use */
-    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups */
+    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups; without those in host memory */
+    int64_t live_boundaries;   /* boundary slots now in use */
 } cf_progress;
 
 /* Who does the work. All callbacks are optional; pass callbacks return 0, or any other number to stop the run. Zero means
@@ -540,8 +851,13 @@ typedef struct cf_run_desc {
     void *user;                                          /* handed to every callback */
     int (*forward)(void *user, const cf_step *step);     /* F and R */
     int (*backward)(void *user, const cf_step *step);    /* B, I and W */
-    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner); /* a slot comes into use; owner: the chunk
-                                                            (activations) or the group (state) */
+    int (*send)(void *user, const cf_step *step);        /* SEND_*: from slot step->output to stage step->peer */
+    int (*receive)(void *user, const cf_step *step);     /* RECV_*: from stage step->peer into slot step->input */
+    int (*offload)(void *user, const cf_step *step);     /* OFFLOAD: the chunk's rows of the state, which start at row
+                                                            chunk->prefix, go to host memory */
+    int (*prefetch)(void *user, const cf_step *step);    /* PREFETCH: and come back */
+    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner); /* a slot comes into use; owner: the group
+                                                            (state) or the chunk (all others) */
     void (*release)(void *user, cf_resource what, int64_t slot, int64_t owner); /* it goes out of use; called for every
                                                             slot that was acquired, also after an error */
     int (*progress)(void *user, const cf_progress *progress); /* non-zero cancels */
@@ -557,16 +873,24 @@ typedef struct cf_run_stats {
     int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
     int64_t peak_states;       /* most state slots in use at once */
     int64_t peak_state_tokens; /* most tokens whose K and V were held at once */
+    int64_t peak_boundaries;   /* most boundary slots in use at once */
 } cf_run_stats;
 
 /* Runs the actions of one stage in order, calling back for each, and keeps the books: an F or R with `keep` takes an
    activation slot until the chunk's B (or W); a group's first F takes a state slot until the backward (B or I) of its
    first chunk, and holds the tokens of each forwarded chunk until that chunk's own backward.
 
+   A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass that
+   reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end of its
+   SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need no
+   numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A schedule
+   that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
+
    stats: filled in on success and on failure; NULL is allowed. A schedule that asks for the impossible (a backward without
    kept activations or before later chunks of its group are through, a forward whose prefix is missing, a chunk out of range
-   ...) is CF_ERROR_SCHEDULE with the position in error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
-   CF_ERROR_SPACE as they say. However it ends, every acquired slot has been released. */
+   ...) is CF_ERROR_SCHEDULE with the position in error->item; so is one that leaves a chunk out (item -1).
+   CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as
+   they say. However it ends, every acquired slot has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
 
@@ -577,7 +901,7 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
-   >>write    plans and schedules as JSON
+   >>write    plans, schedules and graphs as text; schedules from text
    ================================================================================================================ */
 
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
@@ -590,9 +914,56 @@ typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 1, kind, stages, virtual_stages, k, replay, rank, n_chunks,
-   n_actions, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. */
-CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_write_fn write, void *user,
-                                               cf_error *error);
+   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its timeline (NULL:
+   without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
+   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action.
+   Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
+                                               cf_write_fn write, void *user, cf_error *error);
+
+/* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient dashed, slots
+   dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is CF_ERROR_LIMIT, and
+   nothing is written. */
+CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
+                                           cf_error *error);
+
+/* Schedules as CSV in the form that PyTorch's pipelining reads and writes: a row per stage and no header; a cell is
+   <virtual stage><pass><chunk of the rank, from 0>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without work. */
+typedef enum cf_csv_format {
+    CF_CSV_AUTO = 0,       /* writing: COMMS if the schedule is lowered. Reading: COMMS if there is a transfer in the text */
+    CF_CSV_COMPUTE_ONLY,   /* passes and empty cells */
+    CF_CSV_COMPUTE_COMMS,  /* passes and transfers; no empty cells */
+    CF_CSV_FORMAT_COUNT
+} cf_csv_format;
+
+typedef struct cf_csv_desc {
+    cf_csv_format format;
+    int extensions;        /* writing: 1: passes that PyTorch does not know may be written: R, SEND_R, RECV_R, OFFLOAD,
+                              PREFETCH. Reading takes them always */
+    int legacy;            /* reading: 1: B is the gradient of the inputs only (now I), and BW the whole backward (now B) */
+    cf_schedule_kind kind; /* reading: the label that the schedule gets; 0 says that it is nobody's */
+    cf_replay replay;      /* reading: how an R comes back. 0: pipeline */
+    int64_t k;             /* reading: the schedule's K. 0: the least that allows what is in the text */
+    int64_t rank;          /* reading: which rank of the plan this is */
+    const cf_allocator *allocator;
+} cf_csv_desc;
+
+/* Writes a schedule, with CRLF line ends and without empty cells. COMPUTE_ONLY leaves the transfers of a lowered schedule out;
+   COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT. A pass that needs `extensions` is CF_ERROR_ARGUMENT without
+   them, with its index in error->item, and nothing is written: PyTorch runs no forward twice, so such a file is only for this
+   library and for people. desc: NULL for all zero. */
+CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
+                                              cf_write_fn write, void *user, cf_error *error);
+
+/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one action from its
+   first character to its last, spaces and tabs around it apart. The number of rows is the number of stages, the virtual
+   stages lie on them in loops (v on row v mod rows); an F keeps its activations unless R of that chunk is in the row.
+
+   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure. Errors:
+   CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of
+   cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                                             cf_schedule **out, cf_error *error);
 
 #ifdef __cplusplus
 }
@@ -773,6 +1144,72 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
     if (length == INT64_MAX) return -1;
     if (length % 2 == 0 ? !cf__mul(length / 2, length + 1, &own) : !cf__mul(length, length / 2 + 1, &own)) return -1;
     return cf__add(before, own, &sum) ? sum : -1;
+}
+
+/* ---- passes of a stage ---- */
+
+/* All defaults filled in: one cost for each compute pass, by its cf_pass. */
+typedef struct cf__costs {
+    cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
+} cf__costs;
+
+static int cf__is_free(const cf_pass_cost *cost) {
+    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
+}
+
+static cf_pass_cost cf__sum_of_costs(const cf_pass_cost *a, const cf_pass_cost *b) {
+    cf_pass_cost sum;
+    sum.constant = a->constant + b->constant;
+    sum.per_token = a->per_token + b->per_token;
+    sum.per_pair = a->per_pair + b->per_pair;
+    return sum;
+}
+
+static cf_pass_cost cf__half_of_cost(const cf_pass_cost *cost) {
+    cf_pass_cost half;
+    half.constant = cost->constant / 2;
+    half.per_token = cost->per_token / 2;
+    half.per_pair = cost->per_pair / 2;
+    return half;
+}
+
+static cf__costs cf__fill_costs(const cf_stage_cost *given) {
+    cf__costs costs;
+    cf_pass_cost *of = costs.of;
+    of[CF_F] = given->forward;
+    of[CF_R] = given->replay;
+    of[CF_B] = given->backward;
+    of[CF_I] = given->input;
+    of[CF_W] = given->weight;
+    if (cf__is_free(&of[CF_F]) && cf__is_free(&of[CF_R]) && cf__is_free(&of[CF_B]) && cf__is_free(&of[CF_I]) &&
+        cf__is_free(&of[CF_W]))
+        of[CF_F].per_token = 1;
+    if (cf__is_free(&of[CF_R])) of[CF_R] = of[CF_F];
+    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_I], &of[CF_W]);
+    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_F], &of[CF_F]);
+    if (cf__is_free(&of[CF_I])) of[CF_I] = cf__half_of_cost(&of[CF_B]);
+    if (cf__is_free(&of[CF_W])) of[CF_W] = cf__half_of_cost(&of[CF_B]);
+    return costs;
+}
+
+static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
+    int64_t v, i, n = timing->stages != NULL ? n_v : 1;
+    if (!cf__is_cost(timing->latency) || !cf__is_cost(timing->seconds_per_token) ||
+        !cf__is_cost(timing->offload_seconds_per_token))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, -1, "must be finite and not negative");
+    for (v = 0; v < n; v++) {
+        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[v] : &timing->all;
+        const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
+        costs[0] = &stage->forward;
+        costs[1] = &stage->replay;
+        costs[2] = &stage->backward;
+        costs[3] = &stage->input;
+        costs[4] = &stage->weight;
+        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++)
+            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) || !cf__is_cost(costs[i]->per_pair))
+                return cf__fail(error, CF_ERROR_ARGUMENT, "timing.stages", v, 0, -1, "must be finite and not negative");
+    }
+    return CF_OK;
 }
 
 /* ================================================================================================================
@@ -2441,7 +2878,10 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
 }
 
 /* ================================================================================================================
-   >>schedule
+   >>graph
+
+   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
+   stage. What a node waits for follows from its number; only the other direction needs to be sorted.
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
@@ -2450,14 +2890,663 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
     return cf__name(names, CF_PASS_COUNT, (int64_t)pass);
 }
 
-CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper"};
-    return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
-}
-
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay) {
     static const char *const names[CF_REPLAY_COUNT] = {"?", "pipeline", "local"};
     return cf__name(names, CF_REPLAY_COUNT, (int64_t)replay);
+}
+
+CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
+    static const char *const names[CF_EDGE_COUNT] = {"activation", "gradient", "state", "state gradient",
+                                                     "replay",     "own",      "slot"};
+    return cf__name(names, CF_EDGE_COUNT, (int64_t)why);
+}
+
+CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
+    cf_graph_desc full = *desc;
+    if (full.n_stages == 0) full.n_stages = 1;
+    if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.k == 0) full.k = 1;
+    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
+    return full;
+}
+
+/* ---- sizes ---- */
+
+/* Everything that the builder knows. */
+typedef struct cf__grapher {
+    cf_graph_desc desc; /* defaults filled in */
+    const cf_plan *plan;
+    cf_error *error;
+    int64_t n_stages;   /* virtual stages in all */
+    int64_t n_nodes, n_edges;
+} cf__grapher;
+
+static cf__costs cf__costs_at(const cf_timing *timing, int64_t stage) {
+    cf_stage_cost unit;
+    memset(&unit, 0, sizeof unit);
+    if (timing == NULL) return cf__fill_costs(&unit);
+    return cf__fill_costs(timing->stages != NULL ? &timing->stages[stage] : &timing->all);
+}
+
+/* Chunks of the unit that chunk `id` belongs to (its group's, or 1). 0 where plan and group disagree. */
+static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *g;
+    if (c->group == -1) return 1;
+    if (c->group < 0 || c->group >= plan->n_groups) return 0;
+    g = &plan->groups[c->group];
+    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks) return 0;
+    if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
+    return g->n_chunks;
+}
+
+static int cf__is_replayed(const cf__grapher *g, int64_t chunk) {
+    const cf_chunk *c = &g->plan->chunks[chunk];
+    return c->group >= 0 && c->index < g->plan->groups[c->group].n_chunks - g->desc.k;
+}
+
+static int64_t cf__chunk_nodes(const cf__grapher *g, int64_t chunk) {
+    return (2 + (g->desc.split != 0) + cf__is_replayed(g, chunk)) * g->n_stages;
+}
+
+/* How many edges end in the nodes of a chunk; cf__edges_into is the same, one by one. */
+static int64_t cf__chunk_edges(const cf__grapher *g, int64_t chunk) {
+    const cf_chunk *c = &g->plan->chunks[chunk];
+    int64_t n = g->n_stages, edges = 2 * (n - 1) + n;
+    if (g->desc.split) edges += n;
+    if (c->group >= 0 && c->index > 0) edges += n;
+    if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks) edges += n;
+    if (cf__is_replayed(g, chunk)) {
+        edges += n;
+        if (g->desc.replay == CF_REPLAY_PIPELINE) edges += n - 1;
+        if (!g->desc.no_slots) edges += n;
+    }
+    return edges;
+}
+
+static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    cf_result result;
+    if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if (desc->timing == NULL) return CF_OK;
+    return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
+}
+
+/* Everything but a pass without finite seconds is refused here. */
+static cf_result cf__grapher_start(cf__grapher *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    int64_t id, end;
+    cf_result result;
+    memset(g, 0, sizeof *g);
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    g->desc = cf_graph_defaults(desc);
+    g->plan = plan;
+    g->error = error;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_graph_desc(plan, &g->desc, error)) != CF_OK) return result;
+    g->n_stages = g->desc.n_stages * g->desc.n_virtual;
+    id = g->desc.rank * plan->n_steps;
+    for (end = id + plan->n_steps; id < end; id++) {
+        if (cf__unit_of(plan, id) == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
+                            "chunks and groups disagree");
+        g->n_nodes += cf__chunk_nodes(g, id);
+        g->n_edges += cf__chunk_edges(g, id);
+        if (g->n_nodes > CF_MAX_NODES)
+            return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
+    }
+    return CF_OK;
+}
+
+static cf_graph *cf__layout_graph(cf_graph *header, cf__carver *carver) {
+    cf_graph *graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
+    header->first = (int64_t *)cf__take(carver, header->n_steps + 1, sizeof(int64_t));
+    header->nodes = (cf_node *)cf__take(carver, header->n_nodes, sizeof(cf_node));
+    header->first_in = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
+    header->edges = (cf_edge *)cf__take(carver, header->n_edges, sizeof(cf_edge));
+    header->first_out = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
+    header->out = (int32_t *)cf__take(carver, header->n_edges, sizeof(int32_t));
+    return graph;
+}
+
+static cf_graph cf__graph_header(const cf__grapher *g) {
+    cf_graph graph;
+    memset(&graph, 0, sizeof graph);
+    graph.n_stages = g->desc.n_stages;
+    graph.n_virtual = g->desc.n_virtual;
+    graph.k = g->desc.k;
+    graph.replay = g->desc.replay;
+    graph.split = g->desc.split != 0;
+    graph.rank = g->desc.rank;
+    graph.n_steps = g->plan->n_steps;
+    graph.n_nodes = g->n_nodes;
+    graph.n_edges = g->n_edges;
+    return graph;
+}
+
+/* ---- building ---- */
+
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
+    int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps, place;
+    int replayed;
+    if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
+    replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
+    if (pass == CF_F) place = 0;
+    else if (pass == CF_R && replayed) place = 1;
+    else if (pass == (graph->split ? CF_I : CF_B)) place = 1 + replayed;
+    else if (pass == CF_W && graph->split) place = 2 + replayed;
+    else return -1;
+    return graph->first[i] + place * n_stages + stage;
+}
+
+/* The nodes of all chunks on one virtual stage. */
+static cf_result cf__put_nodes(const cf__grapher *g, cf_graph *graph, int64_t stage) {
+    int64_t first = g->desc.rank * g->plan->n_steps, chunk;
+    cf__costs costs = cf__costs_at(g->desc.timing, stage);
+    int pass;
+    for (chunk = first; chunk < first + g->plan->n_steps; chunk++) {
+        const cf_chunk *c = &g->plan->chunks[chunk];
+        for (pass = CF_F; pass <= CF_W; pass++) {
+            int64_t id = cf_graph_node(graph, (cf_pass)pass, chunk, stage);
+            cf_node *node;
+            if (id < 0) continue;
+            node = &graph->nodes[id];
+            node->seconds = cf_cost_seconds(&costs.of[pass], c->tokens, c->pairs);
+            node->chunk = (int32_t)chunk;
+            node->stage = (int32_t)stage;
+            node->pass = (int32_t)pass;
+            node->keep = pass == CF_R || (pass == CF_F && !cf__is_replayed(g, chunk));
+            if (!cf__is_cost(node->seconds))
+                return cf__fail(g->error, CF_ERROR_OVERFLOW, "timing", chunk, 0, -1,
+                                "the seconds of a pass of this chunk are not finite");
+        }
+    }
+    return CF_OK;
+}
+
+/* Seconds of a chunk's way from stage to stage; padding travels too. */
+static double cf__way_seconds(const cf__grapher *g, int64_t chunk) {
+    const cf_timing *timing = g->desc.timing;
+    if (timing == NULL || g->desc.n_stages == 1) return 0;
+    return timing->latency + cf__product(timing->seconds_per_token, (double)g->plan->chunks[chunk].padded);
+}
+
+/* Where the edges of a node are put: all but the last two arguments of cf__put_edge are the same for one node. */
+typedef struct cf__edge_list {
+    const cf_graph *graph;
+    cf_edge *next;
+    int64_t to;
+} cf__edge_list;
+
+static void cf__put_edge(cf__edge_list *list, cf_edge_why why, double seconds, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_edge *edge = list->next++;
+    memset(edge, 0, sizeof *edge);
+    edge->seconds = seconds;
+    edge->from = (int32_t)cf_graph_node(list->graph, pass, chunk, stage);
+    edge->to = (int32_t)list->to;
+    edge->why = (int32_t)why;
+}
+
+/* What one node waits for. */
+static void cf__edges_into(const cf__grapher *g, cf__edge_list *list, int64_t id) {
+    const cf_node *node = &list->graph->nodes[id];
+    const cf_chunk *c = &g->plan->chunks[node->chunk];
+    int64_t chunk = node->chunk, stage = node->stage;
+    double transfer = cf__way_seconds(g, chunk);
+    cf_pass back = g->desc.split ? CF_I : CF_B, pass = (cf_pass)node->pass;
+    list->to = id;
+    if (pass == CF_F) {
+        if (stage > 0) cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_F, chunk, stage - 1);
+        if (c->group >= 0 && c->index > 0) cf__put_edge(list, CF_EDGE_STATE, 0, CF_F, chunk - 1, stage);
+    } else if (pass == CF_R) {
+        cf__put_edge(list, CF_EDGE_REPLAY, 0, CF_F, chunk, stage);
+        if (stage > 0 && g->desc.replay == CF_REPLAY_PIPELINE)
+            cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_R, chunk, stage - 1);
+        if (!g->desc.no_slots)
+            cf__put_edge(list, CF_EDGE_SLOT, 0, g->desc.split ? CF_W : CF_B, chunk + g->desc.k, stage);
+    } else if (pass == CF_W) {
+        cf__put_edge(list, CF_EDGE_OWN, 0, CF_I, chunk, stage);
+    } else {
+        cf__put_edge(list, CF_EDGE_OWN, 0, cf__is_replayed(g, chunk) ? CF_R : CF_F, chunk, stage);
+        if (stage + 1 < g->n_stages) cf__put_edge(list, CF_EDGE_GRADIENT, transfer, back, chunk, stage + 1);
+        if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks)
+            cf__put_edge(list, CF_EDGE_STATE_GRADIENT, 0, back, chunk + 1, stage);
+    }
+}
+
+/* The other direction, by counting. first_out[i + 1] is where node i's next edge goes, until all are placed. */
+static void cf__sort_edges_out(cf_graph *graph) {
+    int64_t i, sum = 0;
+    for (i = 0; i <= graph->n_nodes; i++) graph->first_out[i] = 0;
+    for (i = 0; i < graph->n_edges; i++) graph->first_out[graph->edges[i].from + 1]++;
+    for (i = 1; i <= graph->n_nodes; i++) {
+        int64_t count = graph->first_out[i];
+        graph->first_out[i] = sum;
+        sum += count;
+    }
+    for (i = 0; i < graph->n_edges; i++) graph->out[graph->first_out[graph->edges[i].from + 1]++] = (int32_t)i;
+}
+
+static cf_result cf__write_graph(const cf__grapher *g, cf_graph *graph) {
+    cf__edge_list list = {graph, graph->edges, 0};
+    int64_t i, first = g->desc.rank * g->plan->n_steps;
+    cf_result result;
+    graph->first[0] = 0;
+    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__chunk_nodes(g, first + i);
+    for (i = 0; i < g->n_stages && graph->n_steps > 0; i++)
+        if ((result = cf__put_nodes(g, graph, i)) != CF_OK) return result;
+    for (i = 0; i < graph->n_nodes; i++) {
+        graph->first_in[i] = list.next - graph->edges;
+        cf__edges_into(g, &list, i);
+    }
+    graph->first_in[i] = list.next - graph->edges;
+    cf__sort_edges_out(graph);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error) {
+    cf__grapher g;
+    cf_graph header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__grapher_start(&g, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    header = cf__graph_header(&g);
+    cf__layout_graph(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_nodes");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
+                                      cf_graph **out, cf_error *error) {
+    cf__grapher g;
+    cf_graph header, *graph;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__grapher_start(&g, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    header = cf__graph_header(&g);
+    cf__layout_graph(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_nodes");
+    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    graph = cf__layout_graph(&header, &carver);
+    *graph = header;
+    if ((result = cf__write_graph(&g, graph)) != CF_OK) return result;
+    *out = graph;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
+    cf_allocator allocator;
+    size_t bytes;
+    void *memory;
+    cf_result result = cf_graph_size(plan, desc, &bytes, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
+    memory = allocator.alloc(bytes, allocator.user);
+    if (memory == NULL) return cf__fail_memory(error, bytes);
+    result = cf_graph_into(plan, desc, memory, bytes, out, error);
+    if (result == CF_OK) (*out)->allocator = allocator;
+    else allocator.release(memory, allocator.user);
+    return result;
+}
+
+CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
+    if (graph != NULL && graph->allocator.release != NULL) {
+        cf_allocator allocator = graph->allocator;
+        allocator.release(graph, allocator.user);
+    }
+}
+
+/* ---- checking a graph ---- */
+
+static cf_result cf__bad_graph(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
+                               const char *why) {
+    return cf__fail(error, CF_ERROR_GRAPH, field, item, wanted, got, why);
+}
+
+static cf_result cf__check_graph_counts(const cf_graph *graph, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t value, least, most;
+    } counts[] = {{"n_stages", graph->n_stages, 1, INT32_MAX},
+                  {"n_virtual", graph->n_virtual, 1, INT32_MAX},
+                  {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
+                  {"split", graph->split, 0, 1},
+                  {"rank", graph->rank, 0, CF_MAX_RANKS - 1},
+                  {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS},
+                  {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES},
+                  {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1}};
+    const void *pointers[6];
+    static const char *const fields[6] = {"first", "first_in", "first_out", "nodes", "edges", "out"};
+    size_t i;
+    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
+            return cf__bad_graph(error, counts[i].field, -1,
+                                 counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
+                                 "out of range");
+    if (graph->n_stages * graph->n_virtual > INT32_MAX)
+        return cf__bad_graph(error, "n_virtual", -1, INT32_MAX / graph->n_stages, graph->n_virtual, "out of range");
+    pointers[0] = graph->first;
+    pointers[1] = graph->first_in;
+    pointers[2] = graph->first_out;
+    pointers[3] = graph->nodes;
+    pointers[4] = graph->edges;
+    pointers[5] = graph->out;
+    for (i = 0; i < 6; i++)
+        if (pointers[i] == NULL && (i < 3 || (i == 3 && graph->n_nodes > 0) || (i > 3 && graph->n_edges > 0)))
+            return cf__bad_graph(error, fields[i], -1, 1, 0, "is NULL");
+    return CF_OK;
+}
+
+/* An index array: from 0, never falling, up to `end`. Stops at the first bad number, which is read from the array itself. */
+static cf_result cf__check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_error *error) {
+    int64_t i;
+    if (first[0] != 0) return cf__bad_graph(error, field, 0, 0, first[0], "must start at 0");
+    for (i = 0; i < n; i++)
+        if (first[i + 1] < first[i] || first[i + 1] > end)
+            return cf__bad_graph(error, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
+                                 "falls or runs out of range");
+    if (first[n] != end) return cf__bad_graph(error, field, n, end, first[n], "does not end with the last item");
+    return CF_OK;
+}
+
+static cf_result cf__check_nodes(const cf_graph *graph, cf_error *error) {
+    int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
+    for (i = 0; i < graph->n_steps; i++) {
+        int64_t passes = (graph->first[i + 1] - graph->first[i]) / n_stages;
+        if (passes * n_stages != graph->first[i + 1] - graph->first[i] || passes < 2 + graph->split || passes > 3 + graph->split)
+            return cf__bad_graph(error, "first", i + 1, (2 + graph->split) * n_stages, graph->first[i + 1] - graph->first[i],
+                                 "wrong number of nodes for a chunk");
+    }
+    for (i = 0; i < graph->n_nodes; i++) {
+        const cf_node *node = &graph->nodes[i];
+        id = node->pass < 0 || node->pass > CF_W ? -1 : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
+        if (id != i) return cf__bad_graph(error, "nodes", i, i, id, "its pass, chunk and stage lead to another number");
+        if (node->keep < 0 || node->keep > (node->pass <= CF_R))
+            return cf__bad_graph(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "out of range");
+        if (!cf__is_cost(node->seconds))
+            return cf__bad_graph(error, "nodes.seconds", i, 0, -1, "must be finite and not negative");
+    }
+    return CF_OK;
+}
+
+/* Edges by target, and then the list by source: as many entries as edges, rising within a node, so each edge once. */
+static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
+    int64_t i, j;
+    for (i = 0; i < graph->n_nodes; i++) {
+        for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
+            const cf_edge *edge = &graph->edges[j];
+            if (edge->to != i) return cf__bad_graph(error, "edges.to", j, i, edge->to, "another node's edge");
+            if (edge->from < 0 || edge->from >= graph->n_nodes)
+                return cf__bad_graph(error, "edges.from", j, graph->n_nodes - 1, edge->from, "no such node");
+            if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
+                return cf__bad_graph(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "out of range");
+            if (!cf__is_cost(edge->seconds))
+                return cf__bad_graph(error, "edges.seconds", j, 0, -1, "must be finite and not negative");
+        }
+    }
+    for (i = 0; i < graph->n_nodes; i++) {
+        if (graph->first_out[i + 1] - graph->first_out[i] > CF_MAX_SUCCESSORS)
+            return cf__bad_graph(error, "first_out", i, CF_MAX_SUCCESSORS, graph->first_out[i + 1] - graph->first_out[i],
+                                 "too many edges leave this node");
+        for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
+            int64_t edge = graph->out[j];
+            if (edge < 0 || edge >= graph->n_edges)
+                return cf__bad_graph(error, "out", j, graph->n_edges - 1, edge, "no such edge");
+            if (graph->edges[edge].from != i)
+                return cf__bad_graph(error, "out", j, i, graph->edges[edge].from, "leads to another node's edge");
+            if (j > graph->first_out[i] && edge <= graph->out[j - 1])
+                return cf__bad_graph(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "an edge twice, or not in order");
+        }
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_graph_arrays(const cf_graph *graph, cf_error *error) {
+    cf_result result;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
+    if ((result = cf__check_first(graph->first, graph->n_steps, graph->n_nodes, "first", error)) != CF_OK) return result;
+    if ((result = cf__check_first(graph->first_in, graph->n_nodes, graph->n_edges, "first_in", error)) != CF_OK) return result;
+    if ((result = cf__check_first(graph->first_out, graph->n_nodes, graph->n_edges, "first_out", error)) != CF_OK)
+        return result;
+    if ((result = cf__check_nodes(graph, error)) != CF_OK) return result;
+    return cf__check_edges(graph, error);
+}
+
+/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a node
+   for the second time. waiting[] is spent by this. */
+static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
+    int64_t node = 0, i;
+    while (waiting[node] <= 0) node++;
+    while (waiting[node] > 0) {
+        waiting[node] = -1;
+        for (i = graph->first_in[node]; waiting[graph->edges[i].from] == 0; i++) continue;
+        node = graph->edges[i].from;
+    }
+    return node;
+}
+
+/* Fills order so that each node comes after those that it waits for. waiting: n_nodes numbers of scratch. */
+static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t *order, cf_error *error) {
+    int64_t i, j, n = 0, cycle;
+    for (i = 0; i < graph->n_nodes; i++) {
+        waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+        if (waiting[i] == 0) order[n++] = (int32_t)i;
+    }
+    for (i = 0; i < n; i++) {
+        int64_t node = order[i];
+        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
+            int32_t to = graph->edges[graph->out[j]].to;
+            if (--waiting[to] == 0) order[n++] = to;
+        }
+    }
+    if (n == graph->n_nodes) return CF_OK;
+    cycle = cf__node_on_cycle(graph, waiting);
+    return cf__bad_graph(error, "edges", cycle, graph->n_nodes, n, "this node waits for itself; nodes that can be ordered");
+}
+
+CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
+    cf_allocator memory;
+    int32_t *waiting;
+    size_t bytes;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
+    bytes = (2 * (size_t)graph->n_nodes + 1) * sizeof(int32_t);
+    waiting = (int32_t *)memory.alloc(bytes, memory.user);
+    if (waiting == NULL) return cf__fail_memory(error, bytes);
+    result = cf__sort_nodes(graph, waiting, waiting + graph->n_nodes, error);
+    memory.release(waiting, memory.user);
+    return result;
+}
+
+/* ---- critical path ---- */
+
+static cf_critical *cf__layout_critical(cf_critical *header, cf__carver *carver) {
+    cf_critical *critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
+    header->path = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
+    header->order = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
+    header->earliest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
+    header->latest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
+    return critical;
+}
+
+/* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
+static int64_t cf__find_earliest(const cf_graph *graph, cf_critical *critical) {
+    int64_t i, j, last = -1;
+    critical->length = 0;
+    for (i = 0; i < graph->n_nodes; i++) {
+        int64_t node = critical->order[i];
+        double start = 0, end;
+        for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
+            const cf_edge *edge = &graph->edges[j];
+            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
+            if (after > start) start = after;
+        }
+        critical->earliest[node] = start;
+        end = start + graph->nodes[node].seconds;
+        if (last < 0 || end > critical->length) {
+            critical->length = end;
+            last = node;
+        }
+    }
+    return last;
+}
+
+/* Latest starts, last to first. */
+static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
+    int64_t i, j;
+    for (i = graph->n_nodes - 1; i >= 0; i--) {
+        int64_t node = critical->order[i];
+        double end = critical->length, start;
+        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
+            const cf_edge *edge = &graph->edges[graph->out[j]];
+            double before = critical->latest[edge->to] - edge->seconds;
+            if (before < end) end = before;
+        }
+        start = end - graph->nodes[node].seconds;
+        critical->latest[node] = start > critical->earliest[node] ? start : critical->earliest[node];
+    }
+}
+
+/* Walks back from the node that ends last, each time to a node that set the start. Rounding apart, these have no slack. */
+static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
+    int64_t i, n = 0;
+    while (node >= 0) {
+        int64_t before = -1;
+        double start = critical->earliest[node];
+        critical->latest[node] = start;
+        critical->path[n++] = (int32_t)node;
+        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++) {
+            const cf_edge *edge = &graph->edges[i];
+            if (!(critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds < start)) before = edge->from;
+        }
+        node = before;
+    }
+    critical->n_path = n;
+    for (i = 0; i < n / 2; i++) {
+        int32_t swap = critical->path[i];
+        critical->path[i] = critical->path[n - 1 - i];
+        critical->path[n - 1 - i] = swap;
+    }
+}
+
+CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error) {
+    cf_critical header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    memset(&header, 0, sizeof header);
+    header.n_nodes = graph->n_nodes;
+    cf__layout_critical(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_nodes");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
+                                         cf_error *error) {
+    cf_critical header, *critical;
+    cf__carver carver = {(unsigned char *)memory, 0, 0};
+    size_t needed;
+    int64_t last;
+    cf_result result = cf_critical_size(graph, &needed, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__check_memory(memory, bytes, needed, error)) != CF_OK) return result;
+    if ((result = cf__check_graph_arrays(graph, error)) != CF_OK) return result;
+    memset(&header, 0, sizeof header);
+    header.n_nodes = graph->n_nodes;
+    critical = cf__layout_critical(&header, &carver);
+    *critical = header;
+    if ((result = cf__sort_nodes(graph, critical->path, critical->order, error)) != CF_OK) return result;
+    last = cf__find_earliest(graph, critical);
+    if (!cf__is_cost(critical->length))
+        return cf__fail(error, CF_ERROR_OVERFLOW, "length", -1, 0, -1, "the seconds of a path are not finite");
+    cf__find_latest(graph, critical);
+    cf__find_path(graph, critical, last);
+    *out = critical;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
+                                         cf_error *error) {
+    cf_allocator memory;
+    size_t bytes;
+    void *block;
+    cf_result result = cf_critical_size(graph, &bytes, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
+    block = memory.alloc(bytes, memory.user);
+    if (block == NULL) return cf__fail_memory(error, bytes);
+    result = cf_critical_into(graph, block, bytes, out, error);
+    if (result == CF_OK) (*out)->allocator = memory;
+    else memory.release(block, memory.user);
+    return result;
+}
+
+CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
+    if (critical != NULL && critical->allocator.release != NULL) {
+        cf_allocator allocator = critical->allocator;
+        allocator.release(critical, allocator.user);
+    }
+}
+
+/* ---- for executors ---- */
+
+CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
+    int64_t i;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if (count < graph->n_nodes)
+        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "too small");
+    if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
+    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
+                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
+    int64_t i, j, n = 0;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if (waiting == NULL) return cf__fail_null(error, "waiting");
+    if (ready == NULL) return cf__fail_null(error, "ready");
+    if (n_ready == NULL) return cf__fail_null(error, "n_ready");
+    if (node < 0 || node >= graph->n_nodes)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "no such node");
+    if (waiting[node] != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, 0, waiting[node],
+                        waiting[node] < 0 ? "is complete already" : "is not ready; it waits for");
+    waiting[node] = -1;
+    for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
+        int32_t to = graph->edges[graph->out[i]].to;
+        if (--waiting[to] != 0) continue;
+        for (j = n++; j > 0 && ready[j - 1] > to; j--) ready[j] = ready[j - 1];
+        ready[j] = to;
+    }
+    *n_ready = n;
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>schedule
+   ================================================================================================================ */
+
+CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
+    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best"};
+    return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
 }
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
@@ -2465,8 +3554,94 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_PAPER;
     if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
     if (full.n_stages == 0) full.n_stages = 1;
+    if (full.n_virtual == 0) full.n_virtual = full.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
     if (full.k == 0) full.k = 1;
     return full;
+}
+
+/* ---- the pipeline: what is scheduled, and what each pass costs ---- */
+
+/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk on a
+   virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks memory. */
+typedef struct cf__pipeline {
+    const cf_plan *plan;
+    const cf_chunk *chunks;
+    int64_t first_chunk;
+    int64_t n;          /* chunks */
+    int64_t n_stages;
+    int64_t n_v;        /* virtual stages */
+    int64_t k;
+    int local;          /* local replay */
+    cf__costs all;      /* of every virtual stage, unless there are: */
+    cf__costs *by_stage; /* (n_v) or NULL */
+    const cf_timing *timing;
+    double latency, per_token;
+} cf__pipeline;
+
+static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
+                                    cf_replay replay, const cf_timing *timing) {
+    cf__pipeline pipe;
+    memset(&pipe, 0, sizeof pipe);
+    pipe.plan = plan;
+    pipe.first_chunk = rank * plan->n_steps;
+    pipe.chunks = plan->n_chunks > 0 ? &plan->chunks[pipe.first_chunk] : NULL;
+    pipe.n = plan->n_steps;
+    pipe.n_stages = n_stages;
+    pipe.n_v = n_stages * n_virtual;
+    pipe.k = k;
+    pipe.local = replay == CF_REPLAY_LOCAL;
+    pipe.timing = timing;
+    return pipe;
+}
+
+static const cf__costs *cf__costs_of(const cf__pipeline *pipe, int64_t v) {
+    return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
+}
+
+/* Seconds of a compute pass of a chunk on a virtual stage. */
+static double cf__pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return cf_cost_seconds(&cf__costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
+}
+
+/* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
+static double cf__transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
+    if (pipe->n_stages == 1) return 0;
+    return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
+}
+
+/* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
+static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error) {
+    double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
+    int64_t v, i;
+    for (i = 0; i < pipe->n; i++) {
+        tokens += (double)pipe->chunks[i].padded;
+        pairs += (double)pipe->chunks[i].pairs;
+    }
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
+            const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
+            total += cost->constant * n + cost->per_token * tokens + cost->per_pair * pairs;
+        }
+    total += 3 * (double)pipe->n_v * (pipe->latency * n + pipe->per_token * tokens);
+    if (total <= DBL_MAX / 1e6) return CF_OK;
+    return cf__fail(error, CF_ERROR_OVERFLOW, "timing", -1, 0, -1, "the total time is not finite");
+}
+
+static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
+    int64_t n = pipe->timing != NULL && pipe->timing->stages != NULL ? pipe->n_v : 0;
+    pipe->by_stage = (cf__costs *)cf__take(carver, n, sizeof(cf__costs));
+    if (n == 0) pipe->by_stage = NULL;
+}
+
+/* Once the memory is there. */
+static void cf__fill_pipeline(cf__pipeline *pipe) {
+    static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
+    int64_t v;
+    pipe->all = cf__fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
+    for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++) pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
+    pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
+    pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
 }
 
 /* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
@@ -2480,39 +3655,988 @@ static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
     return g->n_chunks;
 }
 
-static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
-    cf_result result;
-    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_stages, 1, 1, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    return cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error);
+/* Chunks of the group after this one; 0 for a standalone chunk. */
+static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
 
-/* Counts the actions of the rank, and checks that its chunks form whole units. */
-static cf_result cf__count_actions(const cf_plan *plan, const cf_schedule_desc *desc, int64_t *n_actions,
-                                   cf_error *error) {
-    int64_t id = desc->rank * plan->n_steps, end = id + plan->n_steps, n;
-    *n_actions = 0;
-    for (; id < end; id += n) {
-        n = cf__unit_chunks(plan, id);
-        if (n == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
-                            "chunks and groups disagree");
-        *n_actions += 2 * n + cf__max(0, n - desc->k);
+/* ---- the clock: when each action of a schedule runs ---- */
+
+enum { CF__FORWARDED = 1, CF__REPLAYED = 2, CF__GRADED = 4, CF__WEIGHTED = 8, CF__KEPT = 16 }; /* of a cell */
+enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS };
+
+typedef struct cf__clock {
+    const cf__pipeline *pipe;
+    const cf_schedule *schedule;
+    cf_error *error;
+    double *start, *end;           /* (n_actions) */
+    double *arrival[CF__ARRIVALS]; /* (cells) when the input of F, that of R, and the gradient are there */
+    uint8_t *done;                 /* (cells) flags above */
+    int64_t *next;                 /* (n_stages) first action that has not run */
+    double *free_at;               /* (n_stages) */
+    double *link_free[2];          /* (n_stages) when the way to the next, to the previous stage is free */
+    int32_t *waiting;              /* (n_stages) stack of the stages to look at */
+    uint8_t *is_waiting;           /* (n_stages) */
+    int64_t n_waiting;
+    int splits;                    /* there is an I */
+    double makespan;
+} cf__clock;
+
+static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
+    int i;
+    for (i = 0; i < CF__ARRIVALS; i++) clock->arrival[i] = (double *)cf__take(carver, n_cells, sizeof(double));
+    clock->done = (uint8_t *)cf__take(carver, n_cells, sizeof(uint8_t));
+    clock->next = (int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
+    clock->free_at = (double *)cf__take(carver, n_stages, sizeof(double));
+    for (i = 0; i < 2; i++) clock->link_free[i] = (double *)cf__take(carver, n_stages, sizeof(double));
+    clock->waiting = (int32_t *)cf__take(carver, n_stages, sizeof(int32_t));
+    clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
+}
+
+static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64_t action, int64_t wanted, int64_t got,
+                                const char *why) {
+    return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
+}
+
+/* Indices of an action are good, and it is on the right stage. */
+static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    if (a->chunk < pipe->first_chunk || a->chunk >= pipe->first_chunk + pipe->n)
+        return cf__clock_fail(clock, "actions.chunk", id, pipe->first_chunk, a->chunk, "not a chunk of this rank");
+    if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
+        return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
+    if (a->pass >= CF_COMPUTE_PASS_COUNT)
+        return cf__clock_fail(clock, "actions.pass", id, CF_COMPUTE_PASS_COUNT - 1, a->pass, "not a compute pass");
+    return CF_OK;
+}
+
+/* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now never
+   comes. */
+static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chunk, const uint8_t *cell) {
+    const cf_action *a = &clock->schedule->actions[id];
+    int dependent = clock->pipe->chunks[chunk].group >= 0;
+    switch (a->pass) {
+        case CF_F:
+            if (*cell != 0) return cf__clock_fail(clock, "actions.pass", id, 0, *cell, "F twice");
+            if (dependent && clock->pipe->chunks[chunk].index > 0 && !(cell[-1] & CF__FORWARDED))
+                return cf__clock_fail(clock, "actions", id, 1, 0, "F before that of the chunk before it in the group");
+            break;
+        case CF_R:
+            if (!(*cell & CF__FORWARDED)) return cf__clock_fail(clock, "actions.pass", id, 1, 0, "R before F");
+            if (*cell & CF__KEPT) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "R of kept activations");
+            if (!a->keep) return cf__clock_fail(clock, "actions.keep", id, 1, 0, "R that keeps nothing");
+            break;
+        case CF_W:
+            if (!(*cell & CF__GRADED)) return cf__clock_fail(clock, "actions.pass", id, 1, 0, "W before I");
+            if (*cell & CF__WEIGHTED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "W twice or after B");
+            break;
+        default: /* B, I */
+            if (!(*cell & CF__KEPT))
+                return cf__clock_fail(clock, "actions.pass", id, 1, 0, "backward without kept activations");
+            if (*cell & CF__GRADED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "backward twice");
+            if (dependent && cf__chunks_after(clock->pipe, chunk) > 0 && !(cell[1] & CF__GRADED))
+                return cf__clock_fail(clock, "actions", id, 1, 0, "backward before that of the next chunk in the group");
+            break;
     }
     return CF_OK;
 }
 
-static cf_result cf__schedule_start(const cf_plan *plan, const cf_schedule_desc *given, cf_schedule_desc *desc,
-                                    int64_t *n_actions, cf_error *error) {
+/* When what an action gets from a neighbouring stage is there; -1 if that has not been sent. */
+static double cf__arrival(const cf__clock *clock, int pass, int64_t v, int64_t cell) {
+    int64_t n = clock->pipe->n, n_v = clock->pipe->n_v;
+    if (pass == CF_F && v > 0)
+        return clock->done[cell - n] & CF__FORWARDED ? clock->arrival[CF__INPUT][cell] : -1;
+    if (pass == CF_R && v > 0 && !clock->pipe->local)
+        return clock->done[cell - n] & CF__REPLAYED ? clock->arrival[CF__INPUT_AGAIN][cell] : -1;
+    if ((pass == CF_B || pass == CF_I) && v < n_v - 1)
+        return clock->done[cell + n] & CF__GRADED ? clock->arrival[CF__GRADIENT][cell] : -1;
+    return 0;
+}
+
+/* The result of a pass goes to a neighbour. Returns when the sender is free again. Without overlap the arrival that is noted
+   is the moment from which the receiver can take part. */
+static double cf__send(cf__clock *clock, int64_t stage, int direction, double end, double seconds, double *arrival) {
+    double *link = &clock->link_free[direction][stage], begin = end > *link ? end : *link;
+    if (seconds > 0 && clock->pipe->timing->no_overlap) {
+        *arrival = end;
+        return end + seconds;
+    }
+    *arrival = *link = begin + seconds;
+    return end;
+}
+
+static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, double arrival) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int64_t v = a->stage, n = pipe->n;
+    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
+    uint8_t *done = &clock->done[cell];
+    int gets = (a->pass == CF_F && v > 0) || (a->pass == CF_R && v > 0 && !pipe->local) ||
+               ((a->pass == CF_B || a->pass == CF_I) && v < pipe->n_v - 1);
+    if (arrival > start) start = arrival;
+    if (gets && transfer > 0 && pipe->timing->no_overlap) start += transfer;
+    end = start + cf__pass_seconds(pipe, a->pass, chunk, v);
+    clock->start[id] = start;
+    clock->end[id] = end;
+    clock->free_at[stage] = end;
+    if (end > clock->makespan) clock->makespan = end;
+    switch (a->pass) {
+        case CF_F:
+            *done |= (uint8_t)(a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED);
+            if (v + 1 < pipe->n_v)
+                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT][cell + n]);
+            break;
+        case CF_R:
+            *done |= CF__REPLAYED | CF__KEPT;
+            if (v + 1 < pipe->n_v && !pipe->local)
+                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT_AGAIN][cell + n]);
+            break;
+        case CF_W: *done |= CF__WEIGHTED; break;
+        default:
+            *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
+            clock->splits |= a->pass == CF_I;
+            if (v > 0)
+                clock->free_at[stage] = cf__send(clock, stage, 1, end, transfer, &clock->arrival[CF__GRADIENT][cell - n]);
+            break;
+    }
+}
+
+static void cf__look_at(cf__clock *clock, int64_t stage) {
+    if (clock->is_waiting[stage]) return;
+    clock->is_waiting[stage] = 1;
+    clock->waiting[clock->n_waiting++] = (int32_t)stage;
+}
+
+/* Runs a stage until it has to wait for a neighbour. */
+static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
+    const cf__pipeline *pipe = clock->pipe;
+    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], id;
+    for (id = begin; id < end; id++) {
+        const cf_action *a = &clock->schedule->actions[id];
+        int64_t chunk, cell;
+        double arrival;
+        cf_result result = cf__check_action(clock, stage, id);
+        if (result != CF_OK) return result;
+        chunk = a->chunk - pipe->first_chunk;
+        cell = a->stage * pipe->n + chunk;
+        if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
+        arrival = cf__arrival(clock, a->pass, a->stage, cell);
+        if (arrival < 0) break;
+        cf__run_on_clock(clock, stage, id, chunk, cell, arrival);
+    }
+    clock->next[stage] = id;
+    if (id > begin && pipe->n_stages > 1) {
+        cf__look_at(clock, (stage + 1) % pipe->n_stages);
+        cf__look_at(clock, (stage + pipe->n_stages - 1) % pipe->n_stages);
+    }
+    return CF_OK;
+}
+
+/* Every stage has come to the end of its list, and every chunk through every virtual stage. */
+static cf_result cf__check_finished(const cf__clock *clock) {
+    const cf__pipeline *pipe = clock->pipe;
+    int64_t s, i;
+    for (s = 0; s < pipe->n_stages; s++)
+        if (clock->next[s] < clock->schedule->first[s + 1])
+            return cf__clock_fail(clock, "actions", clock->next[s], clock->schedule->first[s + 1], clock->next[s],
+                                  "deadlock: it waits for a pass of another stage that never runs");
+    for (i = 0; i < pipe->n * pipe->n_v; i++)
+        if (!(clock->done[i] & CF__WEIGHTED))
+            return cf__clock_fail(clock, "actions", -1, pipe->first_chunk + i % pipe->n, i / pipe->n,
+                                  "the chunk wanted never ends its backward on the virtual stage found");
+    return CF_OK;
+}
+
+/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has moved. */
+static cf_result cf__run_clock(cf__clock *clock) {
+    const cf_schedule *schedule = clock->schedule;
+    int64_t n_stages = clock->pipe->n_stages, s;
+    cf_result result = CF_OK;
+    memset(clock->done, 0, (size_t)(clock->pipe->n * clock->pipe->n_v));
+    memset(clock->is_waiting, 0, (size_t)n_stages);
+    clock->n_waiting = 0;
+    clock->splits = 0;
+    clock->makespan = 0;
+    for (s = n_stages - 1; s >= 0; s--) {
+        clock->next[s] = schedule->first[s];
+        clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
+        cf__look_at(clock, s);
+    }
+    while (clock->n_waiting > 0 && result == CF_OK) {
+        s = clock->waiting[--clock->n_waiting];
+        clock->is_waiting[s] = 0;
+        result = cf__advance_stage(clock, s);
+    }
+    return result == CF_OK ? cf__check_finished(clock) : result;
+}
+
+/* ---- heads, tails and lower bounds ---- */
+
+enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS }; /* of a pass, for the arrays below */
+
+/* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it. With
+   split backwards the third kind is I, the fourth W; otherwise the third is B and there is no fourth. */
+typedef struct cf__paths {
+    const cf__pipeline *pipe;
+    int split;
+    double *seconds[CF__KINDS]; /* (cells) */
+    double *head[CF__KINDS];    /* (cells) */
+    double *tail[CF__KINDS];    /* (cells) */
+    double critical;            /* longest head + seconds + tail */
+} cf__paths;
+
+/* Working space of the bounds of one stage. A job is a pass there. */
+typedef struct cf__jobs {
+    int64_t n;
+    double *late;      /* (most jobs) minus the head, so that sorting by falling key sorts by rising head */
+    double *urgency;   /* (most jobs) minus the tail */
+    double *left;      /* (most jobs) seconds still to run */
+    int32_t *by_head;  /* (most jobs) */
+    int32_t *heap;     /* (most jobs) */
+} cf__jobs;
+
+static void cf__layout_paths(cf__paths *paths, int64_t n_cells, int split, cf__carver *carver) {
+    int i;
+    for (i = 0; i < CF__KINDS; i++) {
+        int64_t n = i < CF__WEIGHT || split ? n_cells : 0;
+        paths->seconds[i] = (double *)cf__take(carver, n, sizeof(double));
+        paths->head[i] = (double *)cf__take(carver, n, sizeof(double));
+        paths->tail[i] = (double *)cf__take(carver, n, sizeof(double));
+    }
+}
+
+static void cf__layout_jobs(cf__jobs *jobs, int64_t most, cf__carver *carver) {
+    jobs->late = (double *)cf__take(carver, most, sizeof(double));
+    jobs->urgency = (double *)cf__take(carver, most, sizeof(double));
+    jobs->left = (double *)cf__take(carver, most, sizeof(double));
+    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->heap = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+}
+
+static double cf__most(double a, double b) { return a > b ? a : b; }
+
+/* Head + seconds of a pass: when it can have ended at the earliest. */
+static double cf__earliest_end(const cf__paths *paths, int kind, int64_t cell) {
+    return paths->head[kind][cell] + paths->seconds[kind][cell];
+}
+
+/* Seconds + tail of a pass: how long before the end it must have begun. */
+static double cf__latest_start(const cf__paths *paths, int kind, int64_t cell) {
+    return paths->tail[kind][cell] + paths->seconds[kind][cell];
+}
+
+/* The pass that frees the slot of a chunk. */
+static int cf__last_kind(const cf__paths *paths) { return paths->split ? CF__WEIGHT : CF__BACKWARD; }
+
+static void cf__fill_seconds(cf__paths *paths) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t v, i;
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < pipe->n; i++) {
+            int64_t cell = v * pipe->n + i;
+            paths->seconds[CF__FORWARD][cell] = cf__pass_seconds(pipe, CF_F, i, v);
+            paths->seconds[CF__AGAIN][cell] = cf__pass_seconds(pipe, CF_R, i, v);
+            paths->seconds[CF__BACKWARD][cell] = cf__pass_seconds(pipe, paths->split ? CF_I : CF_B, i, v);
+            if (paths->split) paths->seconds[CF__WEIGHT][cell] = cf__pass_seconds(pipe, CF_W, i, v);
+        }
+}
+
+/* Heads of the passes of one chunk, those of the group's chunks that come before them being known. `last`: the group's last
+   chunk; a chunk before it by k or more is dropped, and replayed when the chunk k after it has freed its slot. */
+static void cf__forward_heads(cf__paths *paths, int64_t chunk, int64_t first) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = 0; v < pipe->n_v; v++) {
+        int64_t cell = v * pipe->n + chunk;
+        double head = 0;
+        if (v > 0) head = cf__earliest_end(paths, CF__FORWARD, cell - pipe->n) + transfer;
+        if (chunk > first) head = cf__most(head, cf__earliest_end(paths, CF__FORWARD, cell - 1));
+        paths->head[CF__FORWARD][cell] = head;
+    }
+}
+
+static void cf__replay_heads(cf__paths *paths, int64_t chunk, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = 0; v < pipe->n_v; v++) {
+        int64_t cell = v * pipe->n + chunk;
+        double head = cf__earliest_end(paths, cf__last_kind(paths), cell + pipe->k);
+        if (v > 0 && !pipe->local) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell - pipe->n) + transfer);
+        if (chunk + 1 + pipe->k <= last) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell + 1));
+        paths->head[CF__AGAIN][cell] = head;
+    }
+}
+
+static void cf__backward_heads(cf__paths *paths, int64_t chunk, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int kept_by = chunk + pipe->k <= last ? CF__AGAIN : CF__FORWARD;
+    int64_t v;
+    for (v = pipe->n_v - 1; v >= 0; v--) {
+        int64_t cell = v * pipe->n + chunk;
+        double head = cf__earliest_end(paths, kept_by, cell);
+        if (v + 1 < pipe->n_v) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + pipe->n) + transfer);
+        if (chunk < last) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + 1));
+        paths->head[CF__BACKWARD][cell] = head;
+        if (paths->split) paths->head[CF__WEIGHT][cell] = cf__earliest_end(paths, CF__BACKWARD, cell);
+    }
+}
+
+/* The same backwards in time. */
+static void cf__backward_tails(cf__paths *paths, int64_t chunk, int64_t first) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = 0; v < pipe->n_v; v++) {
+        int64_t cell = v * pipe->n + chunk;
+        double tail = 0, freed = 0;
+        if (chunk - first >= pipe->k) freed = cf__latest_start(paths, CF__AGAIN, cell - pipe->k);
+        if (v > 0) tail = cf__latest_start(paths, CF__BACKWARD, cell - pipe->n) + transfer;
+        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__BACKWARD, cell - 1));
+        if (paths->split) {
+            paths->tail[CF__WEIGHT][cell] = freed;
+            freed = cf__latest_start(paths, CF__WEIGHT, cell);
+        }
+        paths->tail[CF__BACKWARD][cell] = cf__most(tail, freed);
+    }
+}
+
+static void cf__replay_tails(cf__paths *paths, int64_t chunk, int64_t first) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = pipe->n_v - 1; v >= 0; v--) {
+        int64_t cell = v * pipe->n + chunk;
+        double tail = cf__latest_start(paths, CF__BACKWARD, cell);
+        if (v + 1 < pipe->n_v && !pipe->local)
+            tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell + pipe->n) + transfer);
+        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell - 1));
+        paths->tail[CF__AGAIN][cell] = tail;
+    }
+}
+
+static void cf__forward_tails(cf__paths *paths, int64_t chunk, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    int64_t v;
+    for (v = pipe->n_v - 1; v >= 0; v--) {
+        int64_t cell = v * pipe->n + chunk;
+        double tail = cf__latest_start(paths, chunk + pipe->k <= last ? CF__AGAIN : CF__BACKWARD, cell);
+        if (v + 1 < pipe->n_v) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + pipe->n) + transfer);
+        if (chunk < last) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + 1));
+        paths->tail[CF__FORWARD][cell] = tail;
+        paths->critical = cf__most(paths->critical, paths->head[CF__FORWARD][cell] + cf__latest_start(paths, CF__FORWARD, cell));
+    }
+}
+
+/* Fills paths, unit by unit; time is linear in the passes. Every longest path begins with an F. */
+static void cf__find_paths(cf__paths *paths) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t first, last, i;
+    paths->critical = 0;
+    cf__fill_seconds(paths);
+    for (first = 0; first < pipe->n; first = last + 1) {
+        last = first + cf__chunks_after(pipe, first);
+        for (i = first; i <= last; i++) cf__forward_heads(paths, i, first);
+        for (i = last; i >= first; i--) {
+            if (last - i >= pipe->k) cf__replay_heads(paths, i, last);
+            cf__backward_heads(paths, i, last);
+        }
+        for (i = first; i <= last; i++) {
+            cf__backward_tails(paths, i, first);
+            if (last - i >= pipe->k) cf__replay_tails(paths, i, first);
+        }
+        for (i = last; i >= first; i--) cf__forward_tails(paths, i, last);
+    }
+}
+
+static void cf__add_job(cf__jobs *jobs, const cf__paths *paths, int kind, int64_t cell) {
+    jobs->late[jobs->n] = -paths->head[kind][cell];
+    jobs->urgency[jobs->n] = -paths->tail[kind][cell];
+    jobs->left[jobs->n] = paths->seconds[kind][cell];
+    jobs->by_head[jobs->n] = (int32_t)jobs->n;
+    jobs->n++;
+}
+
+static void cf__collect_jobs(cf__jobs *jobs, const cf__paths *paths, int64_t stage) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t v, i;
+    jobs->n = 0;
+    for (v = stage; v < pipe->n_v; v += pipe->n_stages)
+        for (i = 0; i < pipe->n; i++) {
+            int64_t cell = v * pipe->n + i;
+            cf__add_job(jobs, paths, CF__FORWARD, cell);
+            if (cf__chunks_after(pipe, i) >= pipe->k) cf__add_job(jobs, paths, CF__AGAIN, cell);
+            cf__add_job(jobs, paths, CF__BACKWARD, cell);
+            if (paths->split) cf__add_job(jobs, paths, CF__WEIGHT, cell);
+        }
+}
+
+/* Least head + all work + least tail. */
+static double cf__load_bound(const cf__jobs *jobs) {
+    double head = DBL_MAX, tail = DBL_MAX, work = 0;
+    int64_t i;
+    for (i = 0; i < jobs->n; i++) {
+        if (-jobs->late[i] < head) head = -jobs->late[i];
+        if (-jobs->urgency[i] < tail) tail = -jobs->urgency[i];
+        work += jobs->left[i];
+    }
+    return jobs->n > 0 ? head + work + tail : 0;
+}
+
+/* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is the
+   maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
+static double cf__one_machine_bound(cf__jobs *jobs) {
+    int64_t i = 0, n_heap = 0;
+    double now = 0, bound = 0;
+    cf__sort_by_key(jobs->by_head, jobs->n, jobs->late);
+    while (i < jobs->n || n_heap > 0) {
+        double release = i < jobs->n ? -jobs->late[jobs->by_head[i]] : DBL_MAX;
+        int32_t job;
+        if (n_heap == 0 || release <= now) {
+            now = cf__most(now, release);
+            cf__heap_push(jobs->heap, n_heap++, jobs->by_head[i++], jobs->urgency);
+            continue;
+        }
+        job = jobs->heap[0];
+        if (now + jobs->left[job] > release) {
+            jobs->left[job] -= release - now;
+            now = release;
+            continue;
+        }
+        now += jobs->left[job];
+        bound = cf__most(bound, now - jobs->urgency[job]);
+        cf__heap_pop(jobs->heap, n_heap--, jobs->urgency);
+    }
+    return bound;
+}
+
+/* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the chunk's
+   forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it stay; then
+   that time is the one of its replay, which in local replay goes no further than its stage. */
+static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
+    const cf__pipeline *pipe = paths->pipe;
+    int64_t i, v;
+    for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
+    for (i = 0; i < pipe->n; i++) {
+        double transfer = 2 * cf__transfer_seconds(pipe, i), seconds = -transfer;
+        int may_drop = cf__chunks_after(pipe, i) > 0;
+        for (v = pipe->n_v - 1; v >= 0; v--) {
+            int64_t cell = v * pipe->n + i;
+            double forward = paths->seconds[CF__FORWARD][cell], again = paths->seconds[CF__AGAIN][cell];
+            if (may_drop && again < forward) forward = again;
+            if (may_drop && pipe->local) seconds = -transfer;
+            seconds += transfer + forward + paths->seconds[CF__BACKWARD][cell];
+            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF__WEIGHT][cell] : 0);
+        }
+    }
+}
+
+/* At most `limit` chunks on the stage at once, so their slot times take at least sum / limit, after the least head of a
+   forward and before the least tail of a pass that frees a slot. */
+static double cf__memory_bound(const cf__paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
+    const cf__pipeline *pipe = paths->pipe;
+    double head = DBL_MAX, tail = DBL_MAX;
+    int64_t v, i;
+    for (v = stage; v < pipe->n_v; v += pipe->n_stages)
+        for (i = 0; i < pipe->n; i++) {
+            int64_t cell = v * pipe->n + i;
+            if (paths->head[CF__FORWARD][cell] < head) head = paths->head[CF__FORWARD][cell];
+            if (paths->tail[cf__last_kind(paths)][cell] < tail) tail = paths->tail[cf__last_kind(paths)][cell];
+        }
+    return pipe->n > 0 ? head + tail + slot_seconds / (double)limit : 0;
+}
+
+/* All bounds of a pipeline, and what they need. */
+typedef struct cf__bounds {
+    cf__paths paths;
+    cf__jobs jobs;
+    double *slot_seconds; /* (n_stages) */
+    double critical_path, stage_load, one_machine, memory;
+} cf__bounds;
+
+static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
+    cf__layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
+    cf__layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * CF__KINDS, carver);
+    bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
+}
+
+/* limits: most chunks on each stage, 0: none. NULL: none at all. */
+static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit, const int64_t *limits) {
+    int64_t s;
+    bounds->paths.pipe = pipe;
+    bounds->paths.split = split;
+    bounds->stage_load = bounds->one_machine = bounds->memory = 0;
+    cf__find_paths(&bounds->paths);
+    bounds->critical_path = bounds->paths.critical;
+    if (limit > 0 || limits != NULL) cf__sum_slot_seconds(&bounds->paths, bounds->slot_seconds);
+    for (s = 0; s < pipe->n_stages; s++) {
+        int64_t own = limits != NULL ? limits[s] : limit;
+        cf__collect_jobs(&bounds->jobs, &bounds->paths, s);
+        bounds->stage_load = cf__most(bounds->stage_load, cf__load_bound(&bounds->jobs));
+        bounds->one_machine = cf__most(bounds->one_machine, cf__one_machine_bound(&bounds->jobs));
+        if (own > 0)
+            bounds->memory = cf__most(bounds->memory, cf__memory_bound(&bounds->paths, s, own, bounds->slot_seconds[s]));
+    }
+}
+
+/* ---- memory limits ---- */
+
+/* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
+typedef struct cf__limits {
+    int64_t chunks, bytes;
+} cf__limits;
+
+static cf__limits cf__limits_of(const cf_schedule_desc *desc, int64_t stage) {
+    cf__limits limits;
+    limits.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
+    limits.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
+    if (limits.chunks == 0) limits.chunks = INT64_MAX;
+    if (limits.bytes == 0) limits.bytes = INT64_MAX;
+    return limits;
+}
+
+/* The same of the tightest stage, for one of its virtual stages. */
+static cf__limits cf__tightest(const cf_schedule_desc *desc) {
+    cf__limits least = cf__limits_of(desc, 0);
+    int64_t s;
+    for (s = 1; s < desc->n_stages; s++) {
+        cf__limits limits = cf__limits_of(desc, s);
+        least.chunks = cf__min(least.chunks, limits.chunks);
+        least.bytes = cf__min(least.bytes, limits.bytes);
+    }
+    if (least.chunks < INT64_MAX) least.chunks /= desc->n_virtual;
+    if (least.bytes < INT64_MAX) least.bytes /= desc->n_virtual;
+    return least;
+}
+
+static int cf__counts_bytes(const cf_schedule_desc *desc) { return desc->limit_bytes > 0 || desc->limits_bytes != NULL; }
+
+/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it being
+   kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the rest. */
+typedef struct cf__holding {
+    const cf_chunk *chunks; /* of the unit */
+    const cf_bytes *bytes;
+    int64_t n, k;
+    int local, dependent;
+} cf__holding;
+
+/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1]. */
+static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
+    int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
+    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* just before its replay */
+    for (i = 0; i < h->n; i++) {
+        const cf_chunk *c = &h->chunks[i];
+        int64_t state = 0, held;
+        window += c->padded;
+        if (i >= h->k) {
+            window -= h->chunks[i - h->k].padded;
+            saved += h->chunks[i - h->k].padded;
+        }
+        if (h->dependent) state = c->prefix + plan->slices[c->first_slice].length;
+        held = window * per_slot + state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
+        if (h->local) held += saved * h->bytes->per_token_boundary;
+        most = cf__max(most, held);
+        if (needs != NULL) needs[i] = most;
+    }
+    return most;
+}
+
+/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs. */
+static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, const cf__limits *limits, int64_t chunk,
+                             int64_t n, int64_t *bytes) {
+    cf__holding h;
+    int64_t low = 1, high = cf__min(cf__min(desc->k, n), limits->chunks);
+    if (!cf__counts_bytes(desc) || high == 0) return high;
+    h.chunks = &plan->chunks[chunk];
+    h.bytes = &desc->bytes;
+    h.n = n;
+    h.local = desc->replay == CF_REPLAY_LOCAL;
+    h.dependent = h.chunks->group >= 0;
+    h.k = 1;
+    *bytes = cf__unit_bytes(&h, plan, NULL);
+    if (*bytes > limits->bytes) return 0;
+    while (low < high) {
+        h.k = low + (high - low + 1) / 2;
+        if (cf__unit_bytes(&h, plan, NULL) <= limits->bytes) low = h.k;
+        else high = h.k - 1;
+    }
+    return low;
+}
+
+/* ---- units, as schedules see them ---- */
+
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+typedef struct cf__work_unit {
+    int32_t first, n, k;
+} cf__work_unit;
+
+/* Chunk i of the unit is dropped in its first forward. */
+static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < unit->n - unit->k; }
+
+/* ---- fixed patterns ----
+
+   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of dropped
+   chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The backwards are
+   another, in the order in which the forwards make them possible. Each stage merges the two sequences; the kinds differ
+   only in how far it may run ahead with forwards (cf__may_run_ahead).
+
+   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere. Follow what
+   an action waits for: forward item i waits for item i on the stage before and for backwards that its stage takes before i;
+   those wait on stages further down for items before i. The index falls each time a backward is passed, so there is no
+   cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a backward to run. */
+
+typedef struct cf__item {
+    int32_t chunk;
+    int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
+    uint8_t pass, keep;
+    uint8_t opens;  /* the first of its unit */
+} cf__item;
+
+typedef struct cf__pattern {
+    int64_t n_items, n_backwards;
+    cf__item *items;     /* (n + n_replays) */
+    int32_t *backwards;  /* (n) chunks, in the order of their backward */
+    int32_t *need;       /* (n) items that must have run before each backward */
+    int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
+    int32_t *place;      /* (n) by chunk: place of its backward */
+    int32_t *unit_of;    /* (n) by chunk */
+    /* R items that are to come: a queue, as they come up in order */
+    int64_t n_due, n_placed;
+    int32_t *due_chunk;  /* (n_replays) */
+    int64_t *due_at;     /* (n_replays) put it at this place, or later */
+} cf__pattern;
+
+/* Everything that making a schedule works with. */
+typedef struct cf__maker {
+    cf_schedule_desc desc; /* defaults filled in */
+    cf__pipeline pipe;
+    cf_error *error;
+    cf__limits tightest;
+    int64_t n_units, n_replays; /* n_replays: on one virtual stage */
+    int64_t n_actions;          /* at most */
+    /* working space, only for more than one virtual stage */
+    cf__work_unit *units;       /* (n_units) in the order in which they start */
+    cf__work_unit *spare;       /* (n_units) */
+    double *unit_seconds;       /* (n_units) by place in plan order */
+    int32_t *sorted;            /* (n_units) */
+    int64_t *needs;             /* (n) bytes from each chunk's backward on, as cf__unit_bytes has it; or NULL */
+    cf__pattern pattern;
+} cf__maker;
+
+static void cf__layout_pattern(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
+    pattern->items = (cf__item *)cf__take(carver, n + n_replays, sizeof(cf__item));
+    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
+    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
+}
+
+static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
+    cf__item *item = &pattern->items[pattern->n_items++];
+    item->chunk = (int32_t)chunk;
+    item->after = 0;
+    item->pass = (uint8_t)pass;
+    item->keep = (uint8_t)keep;
+    item->opens = (uint8_t)opens;
+}
+
+/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that one
+   was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this backward. */
+static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i, int64_t ahead) {
+    cf__pattern *pattern = &m->pattern;
+    int64_t chunk = unit->first + i;
+    pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
+    pattern->place[chunk] = (int32_t)pattern->n_backwards;
+    pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
+    if (m->pipe.local || i < unit->k) return;
+    pattern->due_chunk[pattern->n_due] = (int32_t)(chunk - unit->k);
+    pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
+}
+
+static void cf__add_replay(cf__maker *m, int64_t ahead) {
+    cf__pattern *pattern = &m->pattern;
+    int32_t chunk = pattern->due_chunk[pattern->n_placed++];
+    const cf__work_unit *unit = &m->units[pattern->unit_of[chunk]];
+    cf__add_item(pattern, CF_R, chunk, 1, 0);
+    pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
+    cf__add_backward(m, unit, chunk - unit->first, ahead);
+}
+
+static void cf__add_due_replays(cf__maker *m, int64_t ahead, int all) {
+    cf__pattern *pattern = &m->pattern;
+    while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
+        cf__add_replay(m, ahead);
+}
+
+static void cf__add_unit(cf__maker *m, int64_t id, int64_t ahead) {
+    const cf__work_unit *unit = &m->units[id];
+    int64_t i;
+    for (i = 0; i < unit->n; i++) {
+        m->pattern.unit_of[unit->first + i] = (int32_t)id;
+        cf__add_item(&m->pattern, CF_F, unit->first + i, !cf__is_dropped(unit, i), i == 0);
+        if (i + 1 < unit->n) cf__add_due_replays(m, ahead, 0);
+    }
+    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--) cf__add_backward(m, unit, i, ahead);
+}
+
+/* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
+static int64_t cf__unit_room(const cf__maker *m, const cf__work_unit *unit) {
+    return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
+}
+
+/* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
+static void cf__build_pattern(cf__maker *m) {
+    cf__pattern *pattern = &m->pattern;
+    int gpipe = m->desc.kind == CF_SCHEDULE_GPIPE;
+    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
+    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between a unit and its replays. */
+    int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
+    int64_t i, used = 0, begin = 0;
+    pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
+    for (i = 0; i < m->n_units; i++) {
+        int64_t room = cf__unit_room(m, &m->units[i]);
+        if (gpipe && used > limit - room) {
+            cf__add_due_replays(m, ahead, 1);
+            for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+            used = 0;
+        }
+        used += room;
+        cf__add_unit(m, i, ahead);
+        cf__add_due_replays(m, ahead, 0);
+    }
+    cf__add_due_replays(m, ahead, 1);
+    for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+}
+
+/* One stage on its way through the pattern. */
+typedef struct cf__merge {
+    int64_t stage;
+    cf__limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
+    int64_t i, j;          /* next item, next backward */
+    int64_t chunks, bytes; /* held, or promised to a unit */
+    cf_action *next;
+} cf__merge;
+
+/* Whether the stage has room for its next item. */
+static int cf__has_room(const cf__maker *m, const cf__merge *merge) {
+    const cf__item *item = &m->pattern.items[merge->i];
+    const cf__work_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__unit_room(m, unit)) return 0;
+    return !item->keep || merge->chunks < merge->limits.chunks;
+}
+
+/* Whether a stage takes its next forward item although its next backward does not need it yet. */
+static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
+    const cf__pattern *pattern = &m->pattern;
+    int64_t further_down = m->desc.n_stages - 1 - merge->stage;
+    switch (m->desc.kind) {
+        case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
+        case CF_SCHEDULE_1F1B:
+            if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
+            return merge->i < pattern->need[merge->j] + further_down;
+        default: return merge->i < pattern->need[merge->j] + further_down;
+    }
+}
+
+static int cf__takes_forward(const cf__maker *m, const cf__merge *merge) {
+    const cf__pattern *pattern = &m->pattern;
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__has_room(m, merge)) return 0;
+    return merge->i < pattern->need[merge->j] || cf__may_run_ahead(m, merge);
+}
+
+static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
+    cf_action *action = (*next)++;
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)v;
+    action->pass = (uint8_t)pass;
+    action->keep = (uint8_t)keep;
+    action->reserved = 0;
+}
+
+static void cf__merge_forward(const cf__maker *m, cf__merge *merge) {
+    const cf__item *item = &m->pattern.items[merge->i++];
+    if (m->needs != NULL && item->opens) merge->bytes += cf__unit_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+    merge->chunks += item->keep;
+    cf__put_action(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
+}
+
+/* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
+static void cf__merge_backward(const cf__maker *m, cf__merge *merge) {
+    int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
+    const cf__work_unit *unit = &m->units[m->pattern.unit_of[chunk]];
+    int64_t i = chunk - unit->first;
+    if (m->pipe.local && cf__is_dropped(unit, i)) cf__put_action(&merge->next, CF_R, id, merge->stage, 1);
+    cf__put_action(&merge->next, CF_B, id, merge->stage, 0);
+    merge->chunks -= !(m->pipe.local && i >= unit->k);
+    if (m->needs != NULL) merge->bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
+}
+
+/* Writes the lists of all stages; returns the number of actions. */
+static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
+    cf__merge merge;
+    int64_t s;
+    memset(&merge, 0, sizeof merge);
+    merge.limits.chunks = merge.limits.bytes = INT64_MAX;
+    merge.next = schedule->actions;
+    for (s = 0; s < m->desc.n_stages; s++) {
+        cf__limits own = cf__limits_of(&m->desc, s);
+        merge.limits.chunks = cf__min(merge.limits.chunks, own.chunks);
+        merge.limits.bytes = cf__min(merge.limits.bytes, own.bytes);
+        merge.stage = s;
+        merge.i = merge.j = 0;
+        schedule->first[s] = merge.next - schedule->actions;
+        while (merge.j < m->pattern.n_backwards) {
+            if (cf__takes_forward(m, &merge)) cf__merge_forward(m, &merge);
+            else cf__merge_backward(m, &merge);
+        }
+    }
+    schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
+    return merge.next - schedule->actions;
+}
+
+/* ---- the road, and the public functions ---- */
+
+static cf_result cf__check_limits(const cf_schedule_desc *desc, cf_error *error) {
+    const cf_bytes *bytes = &desc->bytes;
+    int64_t s;
     cf_result result;
+    if ((result = cf__range(desc->limit, 0, INT64_MAX, "limit", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->limit_bytes, 0, INT64_MAX, "limit_bytes", error)) != CF_OK) return result;
+    if (bytes->per_token_activations < 0 || bytes->per_token_state < 0 || bytes->per_token_state_gradient < 0 ||
+        bytes->per_token_boundary < 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 0, -1, "negative");
+    for (s = 0; s < desc->n_stages; s++) {
+        if (desc->limits != NULL && desc->limits[s] < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "limits", s, 0, desc->limits[s], "negative");
+        if (desc->limits_bytes != NULL && desc->limits_bytes[s] < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "limits_bytes", s, 0, desc->limits_bytes[s], "negative");
+    }
+    return CF_OK;
+}
+
+/* Bytes of all tokens at once must fit, on all virtual stages of a stage. */
+static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
+                                 cf_error *error) {
+    int64_t i, tokens = 0, per_token = 0, sum;
+    int fits = cf__add(bytes->per_token_activations, bytes->per_token_state, &per_token) &&
+               cf__add(per_token, bytes->per_token_state_gradient, &per_token) &&
+               cf__add(per_token, bytes->per_token_boundary, &per_token);
+    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps && fits; i++)
+        fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
+    if (fits && cf__mul(tokens, n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
+    return cf__fail(error, CF_ERROR_OVERFLOW, "bytes", -1, INT64_MAX, -1, "all tokens of the batch take more");
+}
+
+static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+    int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
+    cf_result result;
+    if ((result = cf__range((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
+    if (desc->n_virtual > 1 && !many)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
+    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
+    if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
+    if (desc->timing != NULL &&
+        (result = cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error)) != CF_OK)
+        return result;
+    return cf__check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
+}
+
+/* A unit's chunks agree with its group: the dispatch and the patterns count on it. */
+static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        const cf_chunk *c = &plan->chunks[id + i];
+        if (c->group != plan->chunks[id].group || c->index != i)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
+                            "chunks and groups disagree");
+        if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
+                            "its slices do not exist");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
+    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
+    for (; id < end; id += n) {
+        cf_result result;
+        n = cf__unit_chunks(plan, id);
+        if (n == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
+                            "chunks and groups disagree");
+        if ((result = cf__check_unit(plan, id, n, error)) != CF_OK) return result;
+    }
+    return CF_OK;
+}
+
+/* No chunk of the unit at `id` finds room: says how much is needed at least, and on which stage it is missing. */
+static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
+    const cf_schedule_desc *desc = &m->desc;
+    int counts_bytes = m->tightest.chunks > 0;
+    int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
+    for (s = 0; s < desc->n_stages; s++) {
+        cf__limits limits = cf__limits_of(desc, s);
+        got = counts_bytes ? limits.bytes : limits.chunks;
+        if (got < wanted) break;
+    }
+    return cf__fail(m->error, CF_ERROR_INFEASIBLE, counts_bytes ? "limit_bytes" : "limit", s, wanted, got,
+                    "no schedule can keep to it");
+}
+
+/* Counts units and actions; refuses limits that even the smallest K cannot keep. */
+/* Whether there may be I and W in the schedule. */
+static int cf__splits(const cf_schedule_desc *desc) {
+    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
+}
+
+static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
+    int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
+    int fits = 1;
+    for (; id < end; id += n) {
+        int64_t k;
+        n = cf__unit_chunks(plan, id);
+        k = cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        fits &= k > 0;
+        most_bytes = cf__max(most_bytes, bytes);
+        m->n_units++;
+        m->n_replays += n - cf__max(k, 1);
+    }
+    if (!fits) return cf__fail_limit(m, most_bytes);
+    per_stage = (cf__splits(&m->desc) ? 3 : 2) * plan->n_steps + m->n_replays;
+    if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
+        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage, "too many (got: those of one virtual stage)");
+    m->n_actions = per_stage * m->pipe.n_v;
+    return CF_OK;
+}
+
+/* Everything that can be refused without working space is refused here. */
+static cf_result cf__schedule_start(cf__maker *m, const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+    cf_result result;
+    memset(m, 0, sizeof *m);
     if (plan == NULL) return cf__fail_null(error, "plan");
-    if (given == NULL) return cf__fail_null(error, "desc");
-    *desc = cf_schedule_defaults(given);
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    m->desc = cf_schedule_defaults(desc);
+    m->error = error;
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_desc(plan, desc, error)) != CF_OK) return result;
-    return cf__count_actions(plan, desc, n_actions, error);
+    if ((result = cf__check_schedule_desc(plan, &m->desc, error)) != CF_OK) return result;
+    if ((result = cf__check_units(plan, m->desc.rank, error)) != CF_OK) return result;
+    m->tightest = cf__tightest(&m->desc);
+    m->pipe = cf__pipeline_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
+                              m->desc.timing);
+    return cf__count_actions(m, plan);
 }
 
 static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver) {
@@ -2522,59 +4646,123 @@ static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver)
     return schedule;
 }
 
-static cf_schedule cf__schedule_header(const cf_plan *plan, const cf_schedule_desc *desc, int64_t n_actions) {
+static cf_schedule cf__schedule_header(const cf__maker *m) {
     cf_schedule schedule;
     memset(&schedule, 0, sizeof schedule);
-    schedule.kind = desc->kind;
-    schedule.replay = desc->replay;
-    schedule.n_stages = desc->n_stages;
-    schedule.n_virtual = 1;
-    schedule.k = desc->k;
-    schedule.rank = desc->rank;
-    schedule.n_chunks = plan->n_chunks;
-    schedule.n_actions = n_actions;
+    schedule.kind = m->desc.kind;
+    schedule.replay = m->desc.replay;
+    schedule.n_stages = m->desc.n_stages;
+    schedule.n_virtual = m->desc.n_virtual;
+    schedule.k = m->desc.k;
+    schedule.rank = m->desc.rank;
+    schedule.n_chunks = m->pipe.plan->n_chunks;
+    schedule.n_actions = m->n_actions;
     return schedule;
 }
 
-static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int keep) {
-    cf_action *action = (*next)++;
-    memset(action, 0, sizeof *action);
-    action->chunk = (int32_t)chunk;
-    action->pass = (uint8_t)pass;
-    action->keep = (uint8_t)keep;
+/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
+static int cf__is_plain(const cf_schedule_desc *desc) {
+    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
 }
 
-/* Algorithm 2 for one unit of n chunks, the first being `chunk`. A standalone chunk is a unit of one. */
-static void cf__put_unit(cf_action **next, int64_t chunk, int64_t n, int64_t k) {
-    int64_t dropped = cf__max(0, n - k), i;
-    for (i = 0; i < n; i++) cf__put_action(next, CF_F, chunk + i, i >= dropped);
-    for (i = n - 1; i >= dropped; i--) cf__put_action(next, CF_B, chunk + i, 0);
-    for (i = dropped - 1; i >= 0; i--) {
-        cf__put_action(next, CF_R, chunk + i, 1);
-        cf__put_action(next, CF_B, chunk + i, 0);
-    }
+static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
+    if (cf__is_plain(&m->desc)) return;
+    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
+    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
+    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
+    cf__layout_pipeline(&m->pipe, carver);
+    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
 }
 
-static void cf__write_schedule(const cf_plan *plan, cf_schedule *schedule) {
-    int64_t id = schedule->rank * plan->n_steps, end = id + plan->n_steps;
+/* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
+static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t id = m->pipe.first_chunk, end = id + plan->n_steps, n, i, bytes;
     cf_action *next = schedule->actions;
-    for (; id < end; id += cf__unit_chunks(plan, id))
-        cf__put_unit(&next, id, cf__unit_chunks(plan, id), schedule->k);
+    for (; id < end; id += n) {
+        int64_t dropped;
+        n = cf__unit_chunks(plan, id);
+        dropped = n - cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        for (i = 0; i < n; i++) cf__put_action(&next, CF_F, id + i, 0, i >= dropped);
+        for (i = n - 1; i >= 0; i--) {
+            if (i < dropped) cf__put_action(&next, CF_R, id + i, 0, 1);
+            cf__put_action(&next, CF_B, id + i, 0, 0);
+        }
+    }
     schedule->first[0] = 0;
     schedule->first[1] = schedule->n_actions;
 }
 
+/* Fills units, in plan order, and needs. */
+static void cf__collect_units(cf__maker *m) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t chunk, n, n_units = 0, bytes = 0;
+    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
+        cf__work_unit *unit = &m->units[n_units++];
+        n = cf__unit_chunks(plan, m->pipe.first_chunk + chunk);
+        unit->first = (int32_t)chunk;
+        unit->n = (int32_t)n;
+        unit->k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, m->pipe.first_chunk + chunk, n, &bytes);
+        if (m->needs != NULL) {
+            cf__holding h;
+            h.chunks = &m->pipe.chunks[chunk];
+            h.bytes = &m->desc.bytes;
+            h.n = n;
+            h.k = unit->k;
+            h.local = m->pipe.local;
+            h.dependent = h.chunks->group >= 0;
+            cf__unit_bytes(&h, plan, &m->needs[chunk]);
+        }
+    }
+}
+
+/* Dearest unit first; equal ones keep their order. */
+static void cf__sort_units(cf__maker *m) {
+    int64_t i, j;
+    int is_sorted = 1;
+    for (i = 0; i < m->n_units; i++) {
+        double seconds = 0;
+        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
+        m->unit_seconds[i] = -seconds;
+        m->sorted[i] = (int32_t)i;
+        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
+    }
+    if (is_sorted) return;
+    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
+    for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
+    memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
+}
+
+/* Writes actions and first, and sets n_actions to what was written. */
+static cf_result cf__write_schedule(cf__maker *m, cf_schedule *schedule) {
+    cf_result result;
+    if (cf__is_plain(&m->desc)) {
+        cf__write_plain(m, schedule);
+        return CF_OK;
+    }
+    cf__fill_pipeline(&m->pipe);
+    if ((result = cf__check_total_time(&m->pipe, m->error)) != CF_OK) return result;
+    cf__collect_units(m);
+    if (m->desc.kind == CF_SCHEDULE_1F1B) cf__sort_units(m);
+    cf__build_pattern(m);
+    schedule->n_actions = cf__write_pattern(m, schedule);
+    return CF_OK;
+}
+
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {
-    cf_schedule_desc full;
+    cf__maker m;
     cf_schedule header;
     cf__carver carver = {NULL, 0, 0};
-    int64_t n_actions;
-    cf_result result = cf__schedule_start(plan, desc, &full, &n_actions, error);
+    cf_result result = cf__schedule_start(&m, plan, desc, error);
     if (result != CF_OK) return result;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
-    header = cf__schedule_header(plan, &full, n_actions);
+    header = cf__schedule_header(&m);
     cf__layout_schedule(&header, &carver);
+    cf__layout_maker(&m, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     *bytes = carver.used;
     return CF_OK;
@@ -2582,39 +4770,59 @@ CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_
 
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error) {
-    cf_schedule_desc full;
+    cf__maker m;
     cf_schedule header, *schedule;
     cf__carver carver = {NULL, 0, 0};
-    int64_t n_actions;
-    cf_result result = cf__schedule_start(plan, desc, &full, &n_actions, error);
+    cf_result result = cf__schedule_start(&m, plan, desc, error);
     if (result != CF_OK) return result;
     if (out == NULL) return cf__fail_null(error, "out");
-    header = cf__schedule_header(plan, &full, n_actions);
+    header = cf__schedule_header(&m);
     cf__layout_schedule(&header, &carver);
+    cf__layout_maker(&m, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
     carver.base = (unsigned char *)memory;
     carver.used = 0;
     schedule = cf__layout_schedule(&header, &carver);
+    cf__layout_maker(&m, &carver);
     *schedule = header;
-    cf__write_schedule(plan, schedule);
+    if ((result = cf__write_schedule(&m, schedule)) != CF_OK) return result;
     *out = schedule;
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error) {
+    cf__maker m;
     cf_allocator allocator;
-    size_t bytes;
-    void *memory;
-    cf_result result = cf_schedule_size(plan, desc, &bytes, error);
+    cf_schedule header, *schedule;
+    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
+    void *memory, *scratch = NULL;
+    cf_result result = cf__schedule_start(&m, plan, desc, error);
     if (result != CF_OK) return result;
     if (out == NULL) return cf__fail_null(error, "out");
     if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    memory = allocator.alloc(bytes, allocator.user);
-    if (memory == NULL) return cf__fail_memory(error, bytes);
-    result = cf_schedule_into(plan, desc, memory, bytes, out, error);
-    if (result == CF_OK) (*out)->allocator = allocator;
+    header = cf__schedule_header(&m);
+    cf__layout_schedule(&header, &block);
+    cf__layout_maker(&m, &space);
+    if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
+    if (space.used > 0 && (scratch = allocator.alloc(space.used, allocator.user)) == NULL)
+        return cf__fail_memory(error, space.used);
+    memory = allocator.alloc(block.used, allocator.user);
+    if (memory == NULL) {
+        if (scratch != NULL) allocator.release(scratch, allocator.user);
+        return cf__fail_memory(error, block.used);
+    }
+    block.base = (unsigned char *)memory;
+    space.base = (unsigned char *)scratch;
+    block.used = space.used = 0;
+    schedule = cf__layout_schedule(&header, &block);
+    cf__layout_maker(&m, &space);
+    *schedule = header;
+    schedule->allocator = allocator;
+    result = cf__write_schedule(&m, schedule);
+    if (scratch != NULL) allocator.release(scratch, allocator.user);
+    if (result == CF_OK) *out = schedule;
     else allocator.release(memory, allocator.user);
     return result;
 }
@@ -2627,6 +4835,1150 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 }
 
 /* ================================================================================================================
+   >>simulate
+   ================================================================================================================ */
+
+typedef struct cf__simulation {
+    cf_simulate_desc desc;
+    const cf_schedule *schedule;
+    cf__pipeline pipe;
+    int splits; /* the schedule has an I or a W */
+    cf__clock clock;
+    cf__bounds bounds;
+} cf__simulation;
+
+static cf_timeline *cf__layout_timeline(cf_timeline *header, cf__carver *carver) {
+    cf_timeline *timeline = (cf_timeline *)cf__take(carver, 1, sizeof(cf_timeline));
+    header->start = (double *)cf__take(carver, header->n_actions, sizeof(double));
+    header->end = (double *)cf__take(carver, header->n_actions, sizeof(double));
+    header->live = (int32_t *)cf__take(carver, header->n_actions, sizeof(int32_t));
+    header->peak_live = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    header->peak_tokens = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    header->peak_state_tokens = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    header->peak_bytes = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    return timeline;
+}
+
+static void cf__layout_simulation(cf__simulation *sim, cf__carver *carver) {
+    cf__layout_pipeline(&sim->pipe, carver);
+    cf__layout_clock(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
+    if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
+}
+
+/* The action lists are where the schedule says. */
+static cf_result cf__check_lists(const cf_schedule *schedule, cf_error *error) {
+    int64_t s;
+    if (schedule->first == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "first", -1, 1, 0, "is NULL");
+    if (schedule->n_actions < 0 || schedule->n_actions > CF_MAX_ACTIONS)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "out of range");
+    if (schedule->n_actions > 0 && schedule->actions == NULL)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    for (s = 0; s <= schedule->n_stages; s++) {
+        int64_t least = s > 0 ? schedule->first[s - 1] : 0, most = s > 0 ? schedule->n_actions : 0;
+        if (schedule->first[s] < least || schedule->first[s] > most)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", s, most, schedule->first[s], "action lists overlap or run out of range");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, const cf_plan *plan,
+                                    const cf_schedule *schedule, const cf_simulate_desc *desc, cf_error *error) {
+    cf_schedule_desc limits;
+    int64_t i, n_v, cells;
+    cf_result result;
+    memset(sim, 0, sizeof *sim);
+    memset(header, 0, sizeof *header);
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if (desc != NULL) sim->desc = *desc;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if (schedule->n_chunks != plan->n_chunks)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
+    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->n_stages > CF_MAX_STAGES / schedule->n_virtual)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, CF_MAX_STAGES, schedule->n_stages, "out of range");
+    if (schedule->k < 1) return cf__fail(error, CF_ERROR_SCHEDULE, "k", -1, 1, schedule->k, "too small");
+    if ((result = cf__check_lists(schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_units(plan, schedule->rank, error)) != CF_OK) return result;
+    n_v = schedule->n_stages * schedule->n_virtual;
+    cells = plan->n_steps * n_v;
+    if (cells > schedule->n_actions / 2)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions, "passes are missing");
+    memset(&limits, 0, sizeof limits);
+    limits.n_stages = schedule->n_stages;
+    limits.limit = sim->desc.limit;
+    limits.limits = sim->desc.limits;
+    limits.bytes = sim->desc.bytes;
+    if ((result = cf__check_limits(&limits, error)) != CF_OK) return result;
+    if (sim->desc.timing != NULL && (result = cf__check_timing(sim->desc.timing, n_v, error)) != CF_OK) return result;
+    if ((result = cf__check_bytes(plan, schedule->rank, &sim->desc.bytes, schedule->n_virtual, error)) != CF_OK)
+        return result;
+    sim->schedule = schedule;
+    sim->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+                                schedule->replay, sim->desc.timing);
+    for (i = 0; i < schedule->n_actions && !sim->splits; i++) sim->splits = schedule->actions[i].pass == CF_I;
+    sim->clock.error = error;
+    header->n_actions = schedule->n_actions;
+    header->n_stages = schedule->n_stages;
+    return CF_OK;
+}
+
+/* What a stage holds while it walks its list. */
+typedef struct cf__held {
+    int64_t live, tokens, state, gradient, saved; /* chunks kept; tokens: kept, of state, of its gradient, of saved inputs */
+} cf__held;
+
+static int64_t cf__held_bytes(const cf__held *held, const cf_bytes *bytes) {
+    return held->tokens * bytes->per_token_activations + held->state * bytes->per_token_state +
+           held->gradient * bytes->per_token_state_gradient + held->saved * bytes->per_token_boundary;
+}
+
+/* What comes into being when the action starts, and what goes when it has ended. */
+static void cf__hold(const cf__simulation *sim, cf__held *held, const cf_action *a) {
+    const cf__pipeline *pipe = &sim->pipe;
+    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    if (a->keep) {
+        held->live++;
+        held->tokens += c->padded;
+    }
+    if (a->pass == CF_F && c->group >= 0) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (a->pass == CF_F && !a->keep && pipe->local) held->saved += c->padded;
+    if (a->pass == CF_R && pipe->local) held->saved -= c->padded;
+    if (backward && c->group >= 0 && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
+        held->gradient += c->prefix + cf_chunk_state_tokens(pipe->plan, a->chunk);
+}
+
+static void cf__let_go(const cf__simulation *sim, cf__held *held, const cf_action *a) {
+    const cf_plan *plan = sim->pipe.plan;
+    const cf_chunk *c = &plan->chunks[a->chunk];
+    if (a->pass == CF_B || a->pass == CF_W) {
+        held->live--;
+        held->tokens -= c->padded;
+    }
+    if ((a->pass == CF_B || a->pass == CF_I) && c->group >= 0) {
+        held->state -= cf_chunk_state_tokens(plan, a->chunk);
+        held->gradient -= cf_chunk_state_tokens(plan, a->chunk);
+    }
+}
+
+/* The books of one stage. Needs no clock: the order of its list decides. */
+static void cf__walk_stage(const cf__simulation *sim, cf_timeline *timeline, int64_t stage) {
+    cf__held held = {0, 0, 0, 0, 0}, peak = {0, 0, 0, 0, 0};
+    int64_t id, peak_bytes = 0;
+    for (id = sim->schedule->first[stage]; id < sim->schedule->first[stage + 1]; id++) {
+        const cf_action *a = &sim->schedule->actions[id];
+        double seconds = timeline->end[id] - timeline->start[id];
+        cf__hold(sim, &held, a);
+        timeline->live[id] = (int32_t)held.live;
+        peak.live = cf__max(peak.live, held.live);
+        peak.tokens = cf__max(peak.tokens, held.tokens);
+        peak.state = cf__max(peak.state, held.state);
+        peak_bytes = cf__max(peak_bytes, cf__held_bytes(&held, &sim->desc.bytes));
+        timeline->busy += seconds;
+        if (a->pass == CF_R) timeline->replayed += seconds;
+        cf__let_go(sim, &held, a);
+    }
+    timeline->peak_live[stage] = peak.live;
+    timeline->peak_tokens[stage] = peak.tokens;
+    timeline->peak_state_tokens[stage] = peak.state;
+    timeline->peak_bytes[stage] = peak_bytes;
+}
+
+static void cf__add_bound(cf_timeline *timeline, const char *name, double value) {
+    cf_bound *bound = &timeline->bounds[timeline->n_bounds++];
+    bound->name = name;
+    bound->value = value;
+    timeline->bound = cf__most(timeline->bound, value);
+}
+
+static void cf__add_bounds(cf__simulation *sim, cf_timeline *timeline) {
+    cf__bounds *bounds = &sim->bounds;
+    cf__find_bounds(bounds, &sim->pipe, sim->splits, sim->desc.limit, sim->desc.limits);
+    cf__add_bound(timeline, "critical-path", bounds->critical_path);
+    cf__add_bound(timeline, "stage-load", bounds->stage_load);
+    cf__add_bound(timeline, "one-machine", bounds->one_machine);
+    if (sim->desc.limit > 0 || sim->desc.limits != NULL) cf__add_bound(timeline, "memory", bounds->memory);
+}
+
+/* Needs working space. */
+static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
+    double capacity;
+    int64_t s;
+    cf_result result;
+    cf__fill_pipeline(&sim->pipe);
+    if ((result = cf__check_total_time(&sim->pipe, sim->clock.error)) != CF_OK) return result;
+    sim->clock.pipe = &sim->pipe;
+    sim->clock.schedule = sim->schedule;
+    sim->clock.start = timeline->start;
+    sim->clock.end = timeline->end;
+    if ((result = cf__run_clock(&sim->clock)) != CF_OK) return result;
+    timeline->makespan = sim->clock.makespan;
+    for (s = 0; s < timeline->n_stages; s++) cf__walk_stage(sim, timeline, s);
+    capacity = timeline->makespan * (double)timeline->n_stages;
+    if (capacity > 0) {
+        timeline->bubble_useful = 1 - (timeline->busy - timeline->replayed) / capacity;
+        timeline->bubble_busy = 1 - timeline->busy / capacity;
+    }
+    if (!sim->desc.no_bounds) cf__add_bounds(sim, timeline);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         size_t *bytes, cf_error *error) {
+    cf__simulation sim;
+    cf_timeline header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
+    if (result != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    cf__layout_timeline(&header, &carver);
+    cf__layout_simulation(&sim, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_actions");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                         void *memory, size_t bytes, cf_timeline **out, cf_error *error) {
+    cf__simulation sim;
+    cf_timeline header, *timeline;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    cf__layout_timeline(&header, &carver);
+    cf__layout_simulation(&sim, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_actions");
+    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    timeline = cf__layout_timeline(&header, &carver);
+    cf__layout_simulation(&sim, &carver);
+    *timeline = header;
+    if ((result = cf__fill_timeline(&sim, timeline)) != CF_OK) return result;
+    *out = timeline;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
+                                    cf_timeline **out, cf_error *error) {
+    cf__simulation sim;
+    cf_allocator allocator;
+    cf_timeline header, *timeline;
+    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
+    void *memory, *scratch;
+    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(sim.desc.allocator, &allocator, error)) != CF_OK) return result;
+    cf__layout_timeline(&header, &block);
+    cf__layout_simulation(&sim, &space);
+    if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
+    scratch = allocator.alloc(space.used, allocator.user);
+    if (scratch == NULL) return cf__fail_memory(error, space.used);
+    memory = allocator.alloc(block.used, allocator.user);
+    if (memory == NULL) {
+        allocator.release(scratch, allocator.user);
+        return cf__fail_memory(error, block.used);
+    }
+    block.base = (unsigned char *)memory;
+    space.base = (unsigned char *)scratch;
+    block.used = space.used = 0;
+    timeline = cf__layout_timeline(&header, &block);
+    cf__layout_simulation(&sim, &space);
+    *timeline = header;
+    timeline->allocator = allocator;
+    result = cf__fill_timeline(&sim, timeline);
+    allocator.release(scratch, allocator.user);
+    if (result == CF_OK) *out = timeline;
+    else allocator.release(memory, allocator.user);
+    return result;
+}
+
+CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
+    if (timeline != NULL && timeline->allocator.release != NULL) {
+        cf_allocator allocator = timeline->allocator;
+        allocator.release(timeline, allocator.user);
+    }
+}
+
+/* ================================================================================================================
+   >>check
+
+   First every list by itself, action by action, as the stage would live through it; then all lists against each other,
+   run as far as they go: once with every finished pass visible everywhere, and, if transfers are in the lists, once with
+   nothing but a rendezvous between two stages.
+   ================================================================================================================ */
+
+/* A chunk on one virtual stage. */
+typedef struct cf__cell {
+    uint16_t seen;      /* a bit per pass: it is in the list, so far or at all */
+    uint16_t run;       /* the same while the lists run */
+    uint8_t live;       /* its activations are kept now */
+    uint8_t away;       /* its rows of the state are in host memory */
+    uint16_t padding;
+    int32_t group_live; /* in the cell of a group's first chunk: chunks of the group with live activations */
+    int32_t group_away; /* and with rows away */
+} cf__cell;
+
+typedef struct cf__checker {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    cf_validate_desc desc;
+    cf_error *error;
+    int64_t n_stages;      /* virtual stages in all */
+    int64_t first_chunk;
+    int64_t stage, position; /* where the walk is */
+    int64_t live;            /* chunks kept there */
+    int64_t bytes;           /* bytes held there */
+    cf__cell *cells;       /* (n_stages x n_steps) */
+    int64_t *cursor;       /* (schedule->n_stages) the next action of each stage, an index into actions */
+    int32_t *stack;        /* (schedule->n_stages) stages that may be able to go on */
+    unsigned char *queued; /* (schedule->n_stages) */
+} cf__checker;
+
+enum { CF__FORWARDS = 1 << CF_F | 1 << CF_R, CF__BACKWARDS = 1 << CF_B | 1 << CF_I };
+
+static void cf__layout_checker(cf__checker *k, cf__carver *carver) {
+    k->cells = (cf__cell *)cf__take(carver, k->n_stages * k->plan->n_steps, sizeof(cf__cell));
+    k->cursor = (int64_t *)cf__take(carver, k->schedule->n_stages, sizeof(int64_t));
+    k->stack = (int32_t *)cf__take(carver, k->schedule->n_stages, sizeof(int32_t));
+    k->queued = (unsigned char *)cf__take(carver, k->schedule->n_stages, 1);
+}
+
+/* A violation at the walk's position; `why` starts with the stage. */
+static cf_result cf__violation(cf__checker *k, const char *field, int64_t wanted, int64_t got, const char *why) {
+    char text[128];
+    (void)snprintf(text, sizeof text, "stage %lld: %s", (long long)k->stage, why);
+    return cf__fail(k->error, CF_ERROR_SCHEDULE, field, k->position, wanted, got, text);
+}
+
+/* The same about a pass of a chunk, which is named. */
+static cf_result cf__violation_of(cf__checker *k, const cf_action *a, const char *field, int64_t wanted, int64_t got,
+                                  const char *why) {
+    char text[110];
+    (void)snprintf(text, sizeof text, "%s of chunk %d on virtual stage %d %s", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
+                   (int)a->stage, why);
+    return cf__violation(k, field, wanted, got, text);
+}
+
+/* ---- counts ---- */
+
+/* Members of a schedule that can be judged without its arrays. */
+static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t value, least, most;
+    } counts[] = {{"kind", (int64_t)schedule->kind, 0, CF_SCHEDULE_COUNT - 1},
+                  {"replay", (int64_t)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
+                  {"n_stages", schedule->n_stages, 1, INT32_MAX},
+                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX},
+                  {"k", schedule->k, 1, INT64_MAX},
+                  {"rank", schedule->rank, 0, plan->n_ranks - 1},
+                  {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks},
+                  {"n_actions", schedule->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action)},
+                  {"lowered", schedule->lowered, 0, 1}};
+    int64_t n_stages, needed = 0;
+    size_t i;
+    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
+            return cf__fail(error, CF_ERROR_SCHEDULE, counts[i].field, -1,
+                            counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
+                            "out of range");
+    n_stages = schedule->n_stages * schedule->n_virtual;
+    if (n_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_virtual", -1, INT32_MAX / schedule->n_stages, schedule->n_virtual,
+                        "out of range");
+    if (!cf__mul(2 * n_stages, plan->n_steps, &needed) || schedule->n_actions < needed)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, schedule->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    if (schedule->first == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "first", -1, 1, 0, "is NULL");
+    if (schedule->actions == NULL && schedule->n_actions > 0)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    return CF_OK;
+}
+
+/* Where the lists begin. Stops at the first number that is wrong, so that a wrong n_stages is not followed far. */
+static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error *error) {
+    const int64_t *first = schedule->first;
+    int64_t i;
+    if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
+    for (i = 0; i < schedule->n_stages; i++)
+        if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1, first[i + 1] < first[i] ? first[i] : schedule->n_actions,
+                            first[i + 1], "action lists overlap or run out of range");
+    if (first[i] != schedule->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
+    return CF_OK;
+}
+
+static cf_result cf__judge_units(const cf__checker *k) {
+    int64_t id;
+    for (id = k->first_chunk; id < k->first_chunk + k->plan->n_steps; id++) {
+        const cf_chunk *c = &k->plan->chunks[id];
+        if (cf__unit_of(k->plan, id) == 0)
+            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.group", id, -1, c->group, "chunks and groups disagree");
+        if (c->group >= 0 && (c->first_slice < 0 || c->first_slice >= k->plan->n_slices))
+            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.first_slice", id, k->plan->n_slices - 1, c->first_slice,
+                            "no such slice");
+        if (c->tokens < 0 || c->padded < 0 || (c->group >= 0 && k->plan->groups[c->group].tokens < 0) ||
+            cf_chunk_state_tokens(k->plan, id) < 0)
+            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.tokens", id, 0, c->tokens, "negative");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__judge_limits(const cf__checker *k) {
+    const cf_validate_desc *d = &k->desc;
+    const struct {
+        const char *field;
+        int64_t value;
+    } single[] = {{"limit", d->limit},
+                  {"limit_bytes", d->limit_bytes},
+                  {"bytes.per_token_activations", d->bytes.per_token_activations},
+                  {"bytes.per_token_state", d->bytes.per_token_state},
+                  {"bytes.per_token_state_gradient", d->bytes.per_token_state_gradient},
+                  {"bytes.per_token_boundary", d->bytes.per_token_boundary}};
+    int64_t i;
+    for (i = 0; i < (int64_t)(sizeof single / sizeof single[0]); i++)
+        if (single[i].value < 0)
+            return cf__fail(k->error, CF_ERROR_ARGUMENT, single[i].field, -1, 0, single[i].value, "negative");
+    for (i = 0; i < k->schedule->n_stages; i++) {
+        if (d->limits != NULL && d->limits[i] < 0)
+            return cf__fail(k->error, CF_ERROR_ARGUMENT, "limits", i, 0, d->limits[i], "negative");
+        if (d->limits_bytes != NULL && d->limits_bytes[i] < 0)
+            return cf__fail(k->error, CF_ERROR_ARGUMENT, "limits_bytes", i, 0, d->limits_bytes[i], "negative");
+    }
+    return CF_OK;
+}
+
+/* ---- one list ---- */
+
+static cf__cell *cf__cell_at(const cf__checker *k, int64_t chunk, int64_t stage) {
+    return &k->cells[stage * k->plan->n_steps + chunk - k->first_chunk];
+}
+
+/* The cell of a neighbour in the group, on the same virtual stage: step -1 or 1. NULL: there is none. */
+static cf__cell *cf__neighbour(const cf__checker *k, const cf_action *a, int64_t step) {
+    const cf_chunk *c = &k->plan->chunks[a->chunk];
+    if (c->group < 0 || c->index + step < 0 || c->index + step >= k->plan->groups[c->group].n_chunks) return NULL;
+    return cf__cell_at(k, a->chunk + step, a->stage);
+}
+
+/* The cell that counts for the whole group; a standalone chunk counts for itself. */
+static cf__cell *cf__group_cell(const cf__checker *k, const cf_action *a) {
+    return cf__cell_at(k, a->chunk - k->plan->chunks[a->chunk].index, a->stage);
+}
+
+static int cf__has(const cf__cell *cell, cf_pass pass) { return cell->seen >> pass & 1; }
+
+/* Transfers take place only in lowered schedules, and only between stages. */
+static int cf__crosses(const cf__checker *k) { return k->schedule->lowered && k->schedule->n_stages > 1; }
+
+static cf_result cf__check_fields(cf__checker *k, const cf_action *a) {
+    int64_t passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
+    int forward = a->pass == CF_F || a->pass == CF_R;
+    if (a->chunk < k->first_chunk || a->chunk >= k->first_chunk + k->plan->n_steps)
+        return cf__violation(k, "actions.chunk", k->first_chunk, a->chunk, "not a chunk of this rank");
+    if (a->stage < 0 || a->stage >= k->n_stages)
+        return cf__violation(k, "actions.stage", k->n_stages - 1, a->stage, "no such virtual stage");
+    if (a->stage % k->schedule->n_stages != k->stage)
+        return cf__violation(k, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
+    if (a->pass >= passes) return cf__violation(k, "actions.pass", passes - 1, a->pass, "no such pass here");
+    if (a->keep > forward) return cf__violation_of(k, a, "actions.keep", forward, a->keep, "has a wrong keep flag");
+    if (a->reserved != 0) return cf__violation(k, "actions.reserved", 0, a->reserved, "must be 0");
+    return CF_OK;
+}
+
+/* Bytes come into use. A sum that does not fit is past every limit. */
+static cf_result cf__check_hold(cf__checker *k, const cf_action *a, int64_t tokens, int64_t bytes_per_token) {
+    int64_t limit = k->desc.limits_bytes != NULL ? k->desc.limits_bytes[k->stage] : k->desc.limit_bytes, bytes;
+    const char *field = k->desc.limits_bytes != NULL ? "limits_bytes" : "limit_bytes";
+    if (limit == 0) return CF_OK;
+    if (!cf__mul(tokens, bytes_per_token, &bytes) || !cf__add(k->bytes, bytes, &k->bytes))
+        return cf__violation_of(k, a, field, limit, INT64_MAX, "needs more bytes than 64 bits count");
+    if (k->bytes > limit) return cf__violation_of(k, a, field, limit, k->bytes, "needs more bytes than the limit");
+    return CF_OK;
+}
+
+static void cf__check_drop(cf__checker *k, int64_t tokens, int64_t bytes_per_token) {
+    int limited = k->desc.limits_bytes != NULL ? k->desc.limits_bytes[k->stage] > 0 : k->desc.limit_bytes > 0;
+    int64_t bytes;
+    if (limited && cf__mul(tokens, bytes_per_token, &bytes)) k->bytes -= bytes;
+}
+
+/* Activations come to stay. */
+static cf_result cf__check_take(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *group = cf__group_cell(k, a);
+    int64_t limit = k->desc.limits != NULL ? k->desc.limits[k->stage] : k->desc.limit;
+    cell->live = 1;
+    group->group_live++;
+    k->live++;
+    if (group->group_live > k->schedule->k)
+        return cf__violation_of(k, a, "k", k->schedule->k, group->group_live, "keeps more than K chunks of its group");
+    if (limit > 0 && k->live > limit)
+        return cf__violation_of(k, a, k->desc.limits != NULL ? "limits" : "limit", limit, k->live,
+                                "keeps more chunks than the limit");
+    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_activations);
+}
+
+static void cf__check_give(cf__checker *k, const cf_action *a) {
+    cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_activations);
+    cf__cell_at(k, a->chunk, a->stage)->live = 0;
+    cf__group_cell(k, a)->group_live--;
+    k->live--;
+}
+
+static cf_result cf__check_state_at_hand(cf__checker *k, const cf_action *a) {
+    int32_t away = cf__group_cell(k, a)->group_away;
+    if (away == 0) return CF_OK;
+    return cf__violation_of(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
+}
+
+static cf_result cf__check_forward(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *before = cf__neighbour(k, a, -1);
+    cf_result result;
+    if (cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (before != NULL && !cf__has(before, CF_F))
+        return cf__violation_of(k, a, "actions.chunk", a->chunk - 1, a->chunk, "comes before F of the chunk before it");
+    if (cf__crosses(k) && a->stage > 0 && !cf__has(cell, CF_RECV_F))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_F");
+    result = cf__check_hold(k, a, cf_chunk_state_tokens(k->plan, a->chunk), k->desc.bytes.per_token_state);
+    if (result != CF_OK) return result;
+    if (a->keep) return cf__check_take(k, a);
+    if (k->schedule->replay != CF_REPLAY_LOCAL) return CF_OK;
+    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_boundary);
+}
+
+static cf_result cf__check_replay(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE;
+    if (cf__has(cell, CF_R)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
+    if (cell->live || (cell->seen & CF__BACKWARDS) != 0)
+        return cf__violation_of(k, a, "actions.pass", 0, 1, "is needless: its F kept the activations");
+    if (!a->keep) return cf__violation_of(k, a, "actions.keep", 1, 0, "keeps nothing");
+    if (cf__crosses(k) && pipeline && a->stage > 0 && !cf__has(cell, CF_RECV_R))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_R");
+    if (!pipeline) cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_boundary);
+    return cf__check_take(k, a);
+}
+
+static cf_result cf__check_backward(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *after = cf__neighbour(k, a, 1);
+    int64_t rows = cf_chunk_state_tokens(k->plan, a->chunk), group = k->plan->chunks[a->chunk].group;
+    cf_result result;
+    if ((cell->seen & CF__BACKWARDS) != 0) return cf__violation_of(k, a, "actions.pass", 1, 2, "is a second backward");
+    if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
+    if (!cell->live) return cf__violation_of(k, a, "actions.pass", 1, 0, "has no activations; R is missing before it");
+    if (after != NULL && (after->seen & CF__BACKWARDS) == 0)
+        return cf__violation_of(k, a, "actions.chunk", a->chunk + 1, a->chunk, "comes before that of the group's next chunk");
+    if (cf__crosses(k) && a->stage + 1 < k->n_stages && !cf__has(cell, CF_RECV_B))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_B");
+    if (group >= 0 && after == NULL) { /* dK and dV of the whole group start with its last chunk */
+        result = cf__check_hold(k, a, k->plan->groups[group].tokens, k->desc.bytes.per_token_state_gradient);
+        if (result != CF_OK) return result;
+    }
+    cf__check_drop(k, rows, k->desc.bytes.per_token_state);
+    cf__check_drop(k, rows, k->desc.bytes.per_token_state_gradient);
+    if (a->pass == CF_B) cf__check_give(k, a);
+    return CF_OK;
+}
+
+static cf_result cf__check_weight(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    if (cf__has(cell, CF_W)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (!cf__has(cell, CF_I)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its I");
+    cf__check_give(k, a);
+    return CF_OK;
+}
+
+/* A send or receive: it must have a stage at the other end, come once, and, if it sends, after what it sends. */
+static cf_result cf__check_transfer(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    int sends = a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_SEND_B;
+    int upwards = a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_RECV_B; /* the peer is the next one */
+    int replay = a->pass == CF_SEND_R || a->pass == CF_RECV_R, made = a->pass == CF_SEND_F ? 1 << CF_F : 1 << CF_R;
+    if (a->pass == CF_SEND_B) made = CF__BACKWARDS;
+    if (k->schedule->n_stages == 1 || (upwards ? a->stage + 1 == k->n_stages : a->stage == 0))
+        return cf__violation_of(k, a, "actions.pass", -1, a->pass, "has no other stage to go to or come from");
+    if (replay && k->schedule->replay != CF_REPLAY_PIPELINE)
+        return cf__violation_of(k, a, "actions.pass", -1, a->pass, "has no place in local replay");
+    if (cf__has(cell, (cf_pass)a->pass)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
+    if (sends && (cell->seen & made) == 0)
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before the pass that makes its tensor");
+    return CF_OK;
+}
+
+static cf_result cf__check_offload(cf__checker *k, const cf_action *a) {
+    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
+    int away = a->pass == CF_OFFLOAD;
+    int64_t rows;
+    if (k->plan->chunks[a->chunk].group < 0)
+        return cf__violation_of(k, a, "actions.chunk", -1, a->chunk, "is of a chunk without state");
+    if (away && (!cf__has(cell, CF_F) || (cell->seen & CF__BACKWARDS) != 0))
+        return cf__violation_of(k, a, "actions.pass", 1, 0, "has no rows: they live from F to the backward");
+    if (cell->away == away)
+        return cf__violation_of(k, a, "actions.pass", !away, away, away ? "moves rows that are away" : "moves rows that are here");
+    cell->away = (uint8_t)away;
+    cf__group_cell(k, a)->group_away += away ? 1 : -1;
+    rows = cf_chunk_state_tokens(k->plan, a->chunk);
+    if (!away) return cf__check_hold(k, a, rows, k->desc.bytes.per_token_state);
+    cf__check_drop(k, rows, k->desc.bytes.per_token_state);
+    return CF_OK;
+}
+
+static cf_result cf__judge_action(cf__checker *k, const cf_action *a) {
+    cf_result result = cf__check_fields(k, a);
+    if (result != CF_OK) return result;
+    if (a->pass == CF_F || a->pass == CF_R || a->pass == CF_B || a->pass == CF_I)
+        if ((result = cf__check_state_at_hand(k, a)) != CF_OK) return result;
+    switch ((cf_pass)a->pass) {
+        case CF_F: result = cf__check_forward(k, a); break;
+        case CF_R: result = cf__check_replay(k, a); break;
+        case CF_B: case CF_I: result = cf__check_backward(k, a); break;
+        case CF_W: result = cf__check_weight(k, a); break;
+        case CF_OFFLOAD: case CF_PREFETCH: result = cf__check_offload(k, a); break;
+        default: result = cf__check_transfer(k, a); break;
+    }
+    if (result == CF_OK) cf__cell_at(k, a->chunk, a->stage)->seen |= (uint16_t)(1 << a->pass);
+    return result;
+}
+
+static cf_result cf__check_list(cf__checker *k, int64_t stage) {
+    int64_t i, begin = k->schedule->first[stage], end = k->schedule->first[stage + 1];
+    cf_result result = CF_OK;
+    k->stage = stage;
+    k->live = k->bytes = 0;
+    for (i = begin; i < end && result == CF_OK; i++) {
+        k->position = i - begin;
+        result = cf__judge_action(k, &k->schedule->actions[i]);
+    }
+    return result;
+}
+
+/* ---- what is missing ---- */
+
+static cf_result cf__missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_action a;
+    memset(&a, 0, sizeof a);
+    a.pass = (uint8_t)pass;
+    a.chunk = (int32_t)chunk;
+    a.stage = (int32_t)stage;
+    k->stage = stage % k->schedule->n_stages;
+    k->position = -1;
+    return cf__violation_of(k, &a, "actions", 1, 0, "is missing");
+}
+
+/* What one chunk must have on one virtual stage, once all lists are read. */
+static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
+    const cf__cell *cell = cf__cell_at(k, chunk, stage);
+    const cf__cell *behind = stage + 1 < k->n_stages ? cf__cell_at(k, chunk, stage + 1) : NULL;
+    int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE, crosses = cf__crosses(k);
+    if (!cf__has(cell, CF_F)) return cf__missing(k, CF_F, chunk, stage);
+    if ((cell->seen & CF__BACKWARDS) == 0) return cf__missing(k, CF_B, chunk, stage);
+    if (cf__has(cell, CF_I) && !cf__has(cell, CF_W)) return cf__missing(k, CF_W, chunk, stage);
+    if (cell->away) return cf__missing(k, CF_PREFETCH, chunk, stage);
+    if (pipeline && behind != NULL && cf__has(behind, CF_R) && !cf__has(cell, CF_R))
+        return cf__missing(k, CF_R, chunk, stage);
+    if (crosses && behind != NULL && !cf__has(cell, CF_SEND_F)) return cf__missing(k, CF_SEND_F, chunk, stage);
+    if (crosses && stage > 0 && !cf__has(cell, CF_SEND_B)) return cf__missing(k, CF_SEND_B, chunk, stage);
+    if (crosses && behind != NULL && cf__has(cell, CF_SEND_R) != cf__has(behind, CF_RECV_R))
+        return cf__has(cell, CF_SEND_R) ? cf__missing(k, CF_RECV_R, chunk, stage + 1) : cf__missing(k, CF_SEND_R, chunk, stage);
+    if (crosses && cf__has(cell, CF_RECV_R) && !cf__has(cell, CF_R)) return cf__missing(k, CF_R, chunk, stage);
+    return CF_OK;
+}
+
+static cf_result cf__check_all_complete(cf__checker *k) {
+    int64_t chunk, stage;
+    cf_result result;
+    for (stage = 0; stage < k->n_stages && k->plan->n_steps > 0; stage++)
+        for (chunk = k->first_chunk; chunk < k->first_chunk + k->plan->n_steps; chunk++)
+            if ((result = cf__check_complete(k, chunk, stage)) != CF_OK) return result;
+    return CF_OK;
+}
+
+/* ---- all lists together ---- */
+
+/* The pass that must have run on another virtual stage before this action can, as a set of bits for *cell; 0: none. */
+static int cf__waits_for(const cf__checker *k, const cf_action *a, const cf__cell **cell) {
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    int forward = a->pass == CF_F || (a->pass == CF_R && k->schedule->replay == CF_REPLAY_PIPELINE);
+    if (forward && a->stage > 0) {
+        *cell = cf__cell_at(k, a->chunk, a->stage - 1);
+        return 1 << a->pass;
+    }
+    if (backward && a->stage + 1 < k->n_stages) {
+        *cell = cf__cell_at(k, a->chunk, a->stage + 1);
+        return CF__BACKWARDS;
+    }
+    return 0;
+}
+
+static void cf__wake(cf__checker *k, int64_t stage, int64_t *n) {
+    if (k->queued[stage]) return;
+    k->queued[stage] = 1;
+    k->stack[(*n)++] = (int32_t)stage;
+}
+
+/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
+static void cf__advance(cf__checker *k, int64_t stage, int64_t *n) {
+    int64_t n_stages = k->schedule->n_stages;
+    for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
+        const cf_action *a = &k->schedule->actions[k->cursor[stage]];
+        const cf__cell *other = NULL;
+        int needed = cf__waits_for(k, a, &other);
+        if (needed != 0 && (other->run & needed) == 0) return;
+        cf__cell_at(k, a->chunk, a->stage)->run |= (uint16_t)(1 << a->pass);
+        if ((1 << a->pass & CF__FORWARDS) != 0) cf__wake(k, (stage + 1) % n_stages, n);
+        if ((1 << a->pass & CF__BACKWARDS) != 0) cf__wake(k, (stage + n_stages - 1) % n_stages, n);
+    }
+}
+
+/* The send that a receive belongs to, and the other way round. */
+static cf_pass cf__counterpart(cf_pass pass) {
+    switch (pass) {
+        case CF_SEND_F: return CF_RECV_F;
+        case CF_RECV_F: return CF_SEND_F;
+        case CF_SEND_R: return CF_RECV_R;
+        case CF_RECV_R: return CF_SEND_R;
+        case CF_SEND_B: return CF_RECV_B;
+        case CF_RECV_B: return CF_SEND_B;
+        default: return CF_PASS_COUNT;
+    }
+}
+
+/* The virtual stage at the other end of a transfer. */
+static int64_t cf__other_end(const cf_action *a) {
+    return a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_RECV_B ? a->stage + 1 : a->stage - (int64_t)1;
+}
+
+/* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
+static void cf__meet(cf__checker *k, int64_t stage, int64_t *n) {
+    const cf_schedule *s = k->schedule;
+    for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
+        const cf_action *a = &s->actions[k->cursor[stage]], *b;
+        cf_pass counterpart = cf__counterpart((cf_pass)a->pass);
+        int64_t peer;
+        if (counterpart == CF_PASS_COUNT) continue;
+        peer = cf__other_end(a) % s->n_stages;
+        if (k->cursor[peer] == s->first[peer + 1]) return;
+        b = &s->actions[k->cursor[peer]];
+        if (b->pass != counterpart || b->chunk != a->chunk || b->stage != cf__other_end(a)) return;
+        k->cursor[peer]++;
+        cf__wake(k, peer, n);
+    }
+}
+
+/* The first stage that cannot go on, and its next action. */
+static cf_result cf__name_deadlock(cf__checker *k, const char *field) {
+    int64_t stage = 0;
+    const cf_action *a;
+    while (k->cursor[stage] == k->schedule->first[stage + 1]) stage++;
+    a = &k->schedule->actions[k->cursor[stage]];
+    k->stage = stage;
+    k->position = k->cursor[stage] - k->schedule->first[stage];
+    return cf__violation_of(k, a, field, 1, 0, "waits for ever: the lists deadlock");
+}
+
+static cf_result cf__run_lists(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n), const char *field) {
+    int64_t stage, n = 0, n_stages = k->schedule->n_stages;
+    for (stage = n_stages - 1; stage >= 0; stage--) {
+        k->cursor[stage] = k->schedule->first[stage];
+        cf__wake(k, stage, &n);
+    }
+    while (n > 0) {
+        stage = k->stack[--n];
+        k->queued[stage] = 0;
+        run(k, stage, &n);
+    }
+    for (stage = 0; stage < n_stages; stage++)
+        if (k->cursor[stage] < k->schedule->first[stage + 1]) return cf__name_deadlock(k, field);
+    return CF_OK;
+}
+
+static cf_result cf__check_schedule(cf__checker *k) {
+    int64_t stage;
+    cf_result result;
+    for (stage = 0; stage < k->schedule->n_stages; stage++)
+        if ((result = cf__check_list(k, stage)) != CF_OK) return result;
+    if ((result = cf__check_all_complete(k)) != CF_OK) return result;
+    if ((result = cf__run_lists(k, cf__advance, "actions")) != CF_OK) return result;
+    return cf__crosses(k) ? cf__run_lists(k, cf__meet, "transfers") : CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error) {
+    cf__checker k;
+    cf__carver carver = {NULL, 0, 0};
+    cf_allocator memory;
+    cf_result result;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    memset(&k, 0, sizeof k);
+    k.plan = plan;
+    k.schedule = schedule;
+    k.error = error;
+    if (desc != NULL) k.desc = *desc;
+    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
+    k.n_stages = schedule->n_stages * schedule->n_virtual;
+    k.first_chunk = schedule->rank * plan->n_steps;
+    if ((result = cf__judge_units(&k)) != CF_OK) return result;
+    if ((result = cf__judge_limits(&k)) != CF_OK) return result;
+    cf__layout_checker(&k, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_stages");
+    carver.base = (unsigned char *)memory.alloc(carver.used, memory.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    cf__layout_checker(&k, &carver);
+    result = cf__check_schedule(&k);
+    memory.release(carver.base, memory.user);
+    return result;
+}
+
+/* ---- lowering ---- */
+
+/* Something that begins at a time: a pass, or the transfer of what a pass has made. */
+typedef struct cf__event {
+    double time;
+    int64_t action; /* index into the schedule's actions */
+    int is_pass;
+} cf__event;
+
+typedef struct cf__lowerer {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    cf_lower_desc desc;
+    cf_error *error;
+    cf__pipeline pipe;
+    int64_t n_stages;        /* virtual stages in all */
+    int64_t n_cells;         /* n_stages x chunks of the rank */
+    int64_t n_events, n_heap, n_moves;
+    double *start, *end;     /* (n_actions) */
+    int64_t *events;         /* (2 x n_actions) in order: an action, or ~action for the transfer of its result */
+    unsigned char *replayed; /* (n_cells) 1: the chunk has R on that virtual stage */
+    double *arrived[3];      /* (n_cells) when the input of F, R and B is there; -1: it is not yet */
+    int64_t *cursor;         /* (schedule->n_stages) the next action of each stage */
+    double *free_at;         /* (schedule->n_stages) when its last pass ends */
+    unsigned char *queued;   /* (schedule->n_stages) 1: its next pass is in the heap */
+    cf__event *heap;         /* (2 x schedule->n_stages) earliest first */
+    /* offload only */
+    int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass that used its state, -1: none */
+    int32_t *held;           /* (n_cells) there too: chunks that have rows now */
+    int32_t *moved;          /* (n_actions) after this pass the rows of so many chunks of its group leave */
+    int64_t *back;           /* (n_actions) and before this pass those that left after pass back[] return; -1: none */
+    int64_t *next_back;      /* (n_actions) and those that left after next_back[back[]], and so on */
+} cf__lowerer;
+
+static void cf__layout_lowerer(cf__lowerer *l, cf__carver *carver) {
+    const cf_schedule *s = l->schedule;
+    int64_t i, cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? s->n_actions : 0;
+    cf__layout_pipeline(&l->pipe, carver);
+    l->start = (double *)cf__take(carver, s->n_actions, sizeof(double));
+    l->end = (double *)cf__take(carver, s->n_actions, sizeof(double));
+    l->events = (int64_t *)cf__take(carver, 2 * s->n_actions, sizeof(int64_t));
+    l->replayed = (unsigned char *)cf__take(carver, l->n_cells, 1);
+    for (i = 0; i < 3; i++) l->arrived[i] = (double *)cf__take(carver, l->n_cells, sizeof(double));
+    l->cursor = (int64_t *)cf__take(carver, s->n_stages, sizeof(int64_t));
+    l->free_at = (double *)cf__take(carver, s->n_stages, sizeof(double));
+    l->queued = (unsigned char *)cf__take(carver, s->n_stages, 1);
+    l->heap = (cf__event *)cf__take(carver, 2 * s->n_stages, sizeof(cf__event));
+    l->last_use = (int64_t *)cf__take(carver, cells, sizeof(int64_t));
+    l->held = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    l->moved = (int32_t *)cf__take(carver, actions, sizeof(int32_t));
+    l->back = (int64_t *)cf__take(carver, actions, sizeof(int64_t));
+    l->next_back = (int64_t *)cf__take(carver, actions, sizeof(int64_t));
+}
+
+static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage) {
+    return stage * l->plan->n_steps + chunk - l->schedule->rank * l->plan->n_steps;
+}
+
+/* Which input a pass waits for, as an index of arrived[]. W comes behind its I in the list and waits for none. */
+static int cf__input_of(const cf_action *a) { return a->pass == CF_F ? 0 : a->pass == CF_R ? 1 : 2; }
+
+/* The virtual stage that uses the result of a pass, -1: none does. */
+static int64_t cf__goes_to(const cf__lowerer *l, const cf_action *a) {
+    int64_t next = a->stage + (int64_t)1;
+    if (a->pass == CF_B || a->pass == CF_I) return a->stage - (int64_t)1;
+    if (a->pass == CF_W || next == l->n_stages) return -1;
+    if (a->pass == CF_F) return next;
+    return l->schedule->replay == CF_REPLAY_PIPELINE && l->replayed[cf__lower_cell(l, a->chunk, next)] ? next : -1;
+}
+
+/* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
+static double cf__input_time(const cf__lowerer *l, const cf_action *a) {
+    int none = a->pass == CF_W || ((a->pass == CF_F || a->pass == CF_R) && a->stage == 0) ||
+               ((a->pass == CF_B || a->pass == CF_I) && a->stage + 1 == l->n_stages) ||
+               (a->pass == CF_R && l->schedule->replay == CF_REPLAY_LOCAL);
+    return none ? 0 : l->arrived[cf__input_of(a)][cf__lower_cell(l, a->chunk, a->stage)];
+}
+
+/* ---- the order of passes and transfers ---- */
+
+/* Transfers first: a stage hands on what it has made before it begins the next pass. */
+static int cf__earlier(const cf__event *a, const cf__event *b) {
+    if (a->time < b->time || b->time < a->time) return a->time < b->time;
+    if (a->is_pass != b->is_pass) return !a->is_pass;
+    return a->action < b->action;
+}
+
+static void cf__push_event(cf__lowerer *l, double time, int64_t action, int is_pass) {
+    int64_t i = l->n_heap++, parent;
+    cf__event event;
+    memset(&event, 0, sizeof event);
+    event.time = time;
+    event.action = action;
+    event.is_pass = is_pass;
+    for (; i > 0 && cf__earlier(&event, &l->heap[parent = (i - 1) / 2]); i = parent) l->heap[i] = l->heap[parent];
+    l->heap[i] = event;
+}
+
+static cf__event cf__pop_event(cf__lowerer *l) {
+    cf__event top = l->heap[0], last = l->heap[--l->n_heap];
+    int64_t i = 0, child;
+    while ((child = 2 * i + 1) < l->n_heap) {
+        if (child + 1 < l->n_heap && cf__earlier(&l->heap[child + 1], &l->heap[child])) child++;
+        if (!cf__earlier(&l->heap[child], &last)) break;
+        l->heap[i] = l->heap[child];
+        i = child;
+    }
+    l->heap[i] = last;
+    return top;
+}
+
+/* Puts a stage's next pass into the heap, if its input is there. */
+static void cf__push_pass(cf__lowerer *l, int64_t stage) {
+    double ready;
+    if (l->queued[stage] || l->cursor[stage] == l->schedule->first[stage + 1]) return;
+    ready = cf__input_time(l, &l->schedule->actions[l->cursor[stage]]);
+    if (ready < 0) return;
+    l->queued[stage] = 1;
+    cf__push_event(l, ready > l->free_at[stage] ? ready : l->free_at[stage], l->cursor[stage], 1);
+}
+
+/* What a pass has made reaches the stage that uses it. */
+static void cf__arrive(cf__lowerer *l, int64_t action, double time) {
+    const cf_action *a = &l->schedule->actions[action];
+    int64_t to = cf__goes_to(l, a);
+    l->arrived[cf__input_of(a)][cf__lower_cell(l, a->chunk, to)] = time;
+    cf__push_pass(l, to % l->schedule->n_stages);
+}
+
+static void cf__begin_pass(cf__lowerer *l, const cf__event *event) {
+    const cf_action *a = &l->schedule->actions[event->action];
+    int64_t stage = a->stage % l->schedule->n_stages;
+    double end = event->time + cf__pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
+    l->start[event->action] = event->time;
+    l->end[event->action] = l->free_at[stage] = end;
+    l->events[l->n_events++] = event->action;
+    l->cursor[stage]++;
+    l->queued[stage] = 0;
+    if (cf__goes_to(l, a) >= 0 && l->schedule->n_stages > 1) cf__push_event(l, end, event->action, 0);
+    else if (cf__goes_to(l, a) >= 0) cf__arrive(l, event->action, end);
+    cf__push_pass(l, stage);
+}
+
+/* Runs the lists in simulated time and notes what begins when. The order in which events leave the heap is the one order
+   that all stages keep to: a transfer is in it behind the pass that makes the tensor and before the one that uses it. */
+static cf_result cf__order_events(cf__lowerer *l) {
+    const cf_schedule *s = l->schedule;
+    int64_t i, j;
+    for (i = 0; i < s->n_actions; i++)
+        if (s->actions[i].pass == CF_R) l->replayed[cf__lower_cell(l, s->actions[i].chunk, s->actions[i].stage)] = 1;
+    for (i = 0; i < 3; i++)
+        for (j = 0; j < l->n_cells; j++) l->arrived[i][j] = -1;
+    for (i = 0; i < s->n_stages; i++) l->cursor[i] = s->first[i];
+    for (i = 0; i < s->n_stages; i++) cf__push_pass(l, i);
+    while (l->n_heap > 0) {
+        cf__event event = cf__pop_event(l);
+        if (!cf__is_cost(event.time))
+            return cf__fail(l->error, CF_ERROR_OVERFLOW, "timing", event.action, 0, -1, "times are not finite");
+        if (event.is_pass) {
+            cf__begin_pass(l, &event);
+        } else {
+            l->events[l->n_events++] = ~event.action;
+            cf__arrive(l, event.action,
+                       event.time + cf__transfer_seconds(&l->pipe, s->actions[event.action].chunk - l->pipe.first_chunk));
+        }
+    }
+    return CF_OK;
+}
+
+/* ---- state in host memory ---- */
+
+/* The last pass of a list that begins early enough for rows to come back before pass `use`; later than pass `left`. */
+static int64_t cf__return_before(const cf__lowerer *l, int64_t left, int64_t use, double seconds) {
+    int64_t low = left + 1, high = use;
+    while (low < high) { /* starts do not fall along a list */
+        int64_t middle = low + (high - low + 1) / 2;
+        if (l->start[middle] <= l->start[use] - seconds) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the stage. */
+static void cf__use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t held) {
+    const cf_chunk *c = &l->plan->chunks[l->schedule->actions[use].chunk];
+    int64_t first = l->plan->groups[c->group].first_chunk, back;
+    double rate = l->desc.timing != NULL ? l->desc.timing->offload_seconds_per_token : 0;
+    double gap = l->start[use] - l->end[left], seconds = 0;
+    int32_t n = 0;
+    if (use == left + 1) return; /* nothing else runs in between */
+    while (n < held) {
+        double more = seconds + cf__product(rate, (double)cf_chunk_state_tokens(l->plan, first + n));
+        if (2 * more > gap) break;
+        seconds = more;
+        n++;
+    }
+    if (n == 0) return;
+    back = cf__return_before(l, left, use, seconds);
+    l->moved[left] = n;
+    l->next_back[left] = l->back[back];
+    l->back[back] = left;
+    l->n_moves += n;
+}
+
+static void cf__plan_offload(cf__lowerer *l) {
+    const cf_schedule *s = l->schedule;
+    int64_t i;
+    for (i = 0; i < l->n_cells; i++) l->last_use[i] = -1;
+    for (i = 0; i < s->n_actions; i++) l->back[i] = -1;
+    for (i = 0; i < s->n_actions; i++) { /* list after list; a group's cell on a virtual stage belongs to one list */
+        const cf_action *a = &s->actions[i];
+        const cf_chunk *c = &l->plan->chunks[a->chunk];
+        int64_t cell = cf__lower_cell(l, a->chunk - c->index, a->stage);
+        if (c->group < 0 || a->pass == CF_W) continue;
+        if (l->last_use[cell] >= 0) cf__use_gap(l, l->last_use[cell], i, l->held[cell]);
+        l->last_use[cell] = i;
+        if (a->pass == CF_F) l->held[cell] = (int32_t)c->index + 1;
+        if (a->pass == CF_B || a->pass == CF_I) l->held[cell] = (int32_t)c->index;
+    }
+}
+
+/* ---- writing the lists ---- */
+
+static void cf__put_lowered(cf__lowerer *l, cf_schedule *out, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_action *action = &out->actions[l->cursor[stage % out->n_stages]++];
+    memset(action, 0, sizeof *action);
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)stage;
+    action->pass = (uint8_t)pass;
+}
+
+/* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
+static void cf__put_moves(cf__lowerer *l, cf_schedule *out, cf_pass pass, int64_t left) {
+    const cf_action *a = &l->schedule->actions[left];
+    int64_t first = a->chunk - l->plan->chunks[a->chunk].index;
+    int32_t i;
+    for (i = 0; i < l->moved[left]; i++) cf__put_lowered(l, out, pass, first + i, a->stage);
+}
+
+/* Where each list begins: its passes, one end of every transfer, and the moves. */
+static void cf__measure_lists(cf__lowerer *l, cf_schedule *out) {
+    const cf_schedule *s = l->schedule;
+    int64_t i;
+    for (i = 0; i <= s->n_stages; i++) out->first[i] = s->first[i];
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t stage = a->stage % s->n_stages, to = cf__goes_to(l, a);
+        if (to >= 0 && s->n_stages > 1) {
+            out->first[stage + 1]++;
+            out->first[to % s->n_stages + 1]++;
+        }
+        if (l->desc.offload) out->first[stage + 1] += 2 * l->moved[i];
+    }
+    for (i = 1; i <= s->n_stages; i++) out->first[i] += out->first[i - 1] - s->first[i - 1];
+    for (i = 0; i < s->n_stages; i++) l->cursor[i] = out->first[i];
+}
+
+static void cf__write_lists(cf__lowerer *l, cf_schedule *out) {
+    int64_t i, left;
+    cf__measure_lists(l, out);
+    for (i = 0; i < l->n_events; i++) {
+        int64_t action = l->events[i] >= 0 ? l->events[i] : ~l->events[i];
+        const cf_action *a = &l->schedule->actions[action];
+        if (l->events[i] >= 0) {
+            if (l->desc.offload)
+                for (left = l->back[action]; left >= 0; left = l->next_back[left]) cf__put_moves(l, out, CF_PREFETCH, left);
+            out->actions[l->cursor[a->stage % out->n_stages]++] = *a;
+            if (l->desc.offload) cf__put_moves(l, out, CF_OFFLOAD, action);
+        } else {
+            cf_pass send = a->pass == CF_F ? CF_SEND_F : a->pass == CF_R ? CF_SEND_R : CF_SEND_B;
+            cf__put_lowered(l, out, send, a->chunk, a->stage);
+            cf__put_lowered(l, out, cf__counterpart(send), a->chunk, cf__goes_to(l, a));
+        }
+    }
+}
+
+/* With the working space in place: decides, allocates the result and writes it. */
+static cf_result cf__lower(cf__lowerer *l, const cf_allocator *allocator, cf_schedule **out) {
+    cf_schedule header = *l->schedule, *schedule;
+    cf__carver carver = {NULL, 0, 0};
+    int64_t n_transfers;
+    cf_result result = cf__order_events(l);
+    if (result != CF_OK) return result;
+    if (l->desc.offload) cf__plan_offload(l);
+    n_transfers = l->n_events - header.n_actions;
+    header.lowered = 1;
+    header.n_actions += 2 * n_transfers + 2 * l->n_moves;
+    if (header.n_actions > CF_MAX_ACTIONS)
+        return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, header.n_actions, "too many");
+    header.allocator = *allocator;
+    cf__layout_schedule(&header, &carver);
+    if (carver.overflow) return cf__too_large(l->error, "n_actions");
+    carver.base = (unsigned char *)allocator->alloc(carver.used, allocator->user);
+    if (carver.base == NULL) return cf__fail_memory(l->error, carver.used);
+    carver.used = 0;
+    schedule = cf__layout_schedule(&header, &carver);
+    *schedule = header;
+    cf__write_lists(l, schedule);
+    *out = schedule;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
+                                          cf_schedule **out, cf_error *error) {
+    cf__lowerer l;
+    cf_allocator allocator;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result;
+    memset(&l, 0, sizeof l);
+    if (desc != NULL) l.desc = *desc;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(l.desc.allocator, &allocator, error)) != CF_OK) return result;
+    if ((result = cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error)) != CF_OK) return result;
+    if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
+    l.plan = plan;
+    l.schedule = schedule;
+    l.error = error;
+    l.n_stages = schedule->n_stages * schedule->n_virtual;
+    l.n_cells = l.n_stages * plan->n_steps;
+    if (l.desc.timing != NULL && (result = cf__check_timing(l.desc.timing, l.n_stages, error)) != CF_OK) return result;
+    l.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k, schedule->replay,
+                             l.desc.timing);
+    cf__layout_lowerer(&l, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_actions");
+    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    cf__layout_lowerer(&l, &carver);
+    cf__fill_pipeline(&l.pipe);
+    result = cf__lower(&l, &allocator, out);
+    allocator.release(carver.base, allocator.user);
+    return result;
+}
+
+/* ================================================================================================================
    >>run
    ================================================================================================================ */
 
@@ -2635,15 +5987,23 @@ typedef struct cf__chunk_state {
     int32_t slot;      /* activation slot, -1: none */
     uint8_t forwarded; /* F ran */
     uint8_t backward;  /* 0: not yet; CF__HALF: I ran, W is to come; CF__WHOLE */
+    uint8_t away;      /* its rows of the state are in host memory */
 } cf__chunk_state;
 
 enum { CF__HALF = 1, CF__WHOLE = 2 };
 
 typedef struct cf__group_state {
     int32_t slot;    /* state slot, -1: none */
-    int64_t tokens;  /* tokens whose K and V it holds */
+    int32_t n_away;  /* chunks whose rows are in host memory */
+    int64_t tokens;  /* tokens whose K and V it holds, there or here */
     int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
 } cf__group_state;
+
+/* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
+enum { CF__IN_F = 0, CF__IN_R, CF__IN_B, CF__OUT_F, CF__OUT_R, CF__OUT_B, CF__TENSORS };
+
+/* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
+enum { CF__NOT_THERE = -1, CF__WANTED = -2, CF__GONE = -3 }; /* WANTED: there is a SEND for it in the list */
 
 /* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
 typedef struct cf__slots {
@@ -2660,7 +6020,9 @@ typedef struct cf__runner {
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
     cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
     cf__group_state *groups;  /* (n_virtual x n_groups) */
-    cf__slots activations, states;
+    int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
+    int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
+    cf__slots activations, states, boundaries;
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
@@ -2683,6 +6045,8 @@ static void cf__layout_run(cf__runner *r, cf__carver *carver) {
     r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
     r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
     r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
+    r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
 }
 
 /* Checks plan and schedule against each other and measures the working space. */
@@ -2696,7 +6060,8 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
     if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
         return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL || schedule->n_stages > INT32_MAX ||
+        schedule->n_virtual > INT32_MAX)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
     r->plan = plan;
     r->schedule = schedule;
@@ -2705,9 +6070,10 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
     if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
-        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX ||
+        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
         r->n_group_states > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual, "too many chunks per stage");
+    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
     return CF_OK;
 }
 
@@ -2732,9 +6098,13 @@ static cf_result cf__bad_action(cf__runner *r, const char *field, const cf_step 
     return cf__fail(r->error, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
 }
 
+static cf__slots *cf__slots_of(cf__runner *r, cf_resource what) {
+    return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
+}
+
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
 static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, int64_t position, int32_t *out) {
-    cf__slots *slots = what == CF_RESOURCE_STATE ? &r->states : &r->activations;
+    cf__slots *slots = cf__slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
     int code = r->desc->acquire != NULL ? r->desc->acquire(r->desc->user, what, slot, owner) : 0;
     if (code != 0) {
@@ -2747,7 +6117,7 @@ static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, int
 }
 
 static void cf__release(cf__runner *r, cf_resource what, int64_t owner, int32_t *slot) {
-    cf__slots *slots = what == CF_RESOURCE_STATE ? &r->states : &r->activations;
+    cf__slots *slots = cf__slots_of(r, what);
     if (r->desc->release != NULL) r->desc->release(r->desc->user, what, *slot, owner);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
@@ -2771,24 +6141,156 @@ static cf__group_state *cf__group_state_of(const cf__runner *r, const cf_step *s
 static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step) {
     const cf_plan *plan = r->plan;
     const cf_action *a = &r->schedule->actions[r->schedule->first[r->stage] + position];
+    int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     memset(step, 0, sizeof *step);
     step->plan = plan;
     step->schedule = r->schedule;
     step->action = *a;
     step->position = position;
-    step->slot = step->state = -1;
+    step->slot = step->state = step->input = step->output = step->peer = -1;
     if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
         return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
     if (a->stage < 0 || a->stage >= r->n_virtual_stages)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
-    if (a->pass >= CF_COMPUTE_PASS_COUNT)
-        return cf__bad_action(r, "pass", step, CF_COMPUTE_PASS_COUNT - 1, a->pass, "no such pass");
+    if (a->stage % r->schedule->n_stages != r->stage)
+        return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
+    if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
         return cf__fail(r->error, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group, "its group or slices do not exist");
     step->seed = cf_chunk_seed(r->desc->seed, a->chunk, a->stage);
     return CF_OK;
+}
+
+/* ---- tensors that cross stages ---- */
+
+static int32_t *cf__tensor_of(const cf__runner *r, const cf_step *step, int tensor) {
+    int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
+    return &r->tensors[state * CF__TENSORS + tensor];
+}
+
+static cf_result cf__acquire_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->position, tensor);
+    r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
+    return result;
+}
+
+static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, tensor);
+    *tensor = CF__GONE;
+}
+
+/* The tensor that a pass reads, -1: none that crosses stages. */
+static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
+    int64_t stage = step->action.stage, last = r->schedule->n_stages * r->schedule->n_virtual - 1;
+    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
+    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
+    if (stage == 0) return -1;
+    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__IN_R : CF__IN_F;
+}
+
+/* The tensor that a pass makes, -1: none that crosses stages. */
+static int cf__tensor_out(const cf__runner *r, const cf_step *step) {
+    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
+    return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
+}
+
+/* The input must have come; the output gets a slot if the list has a SEND for it. */
+static cf_result cf__before_boundary(cf__runner *r, cf_step *step) {
+    int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
+    cf_result result;
+    if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
+        return cf__bad_action(r, "pass", step, 1, 0, "runs before its input is received");
+    if (in >= 0) step->input = *cf__tensor_of(r, step, in);
+    if (out < 0 || *cf__tensor_of(r, step, out) != CF__WANTED) return CF_OK;
+    if ((result = cf__acquire_boundary(r, step, cf__tensor_of(r, step, out))) != CF_OK) return result;
+    step->output = *cf__tensor_of(r, step, out);
+    return CF_OK;
+}
+
+/* The input has been read; local replay will read it once more where F kept nothing. */
+static void cf__after_boundary(cf__runner *r, const cf_step *step) {
+    int in = cf__tensor_in(r, step);
+    int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
+    if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
+}
+
+/* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
+static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
+    static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
+    int64_t n_stages = r->schedule->n_stages * r->schedule->n_virtual, other;
+    *tensor = tensors[step->action.pass - CF_SEND_F];
+    other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
+    if (r->n_tensors == 0 || other < 0 || other >= n_stages)
+        return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
+    step->peer = other % r->schedule->n_stages;
+    return CF_OK;
+}
+
+static cf_result cf__run_transfer(cf__runner *r, cf_step *step) {
+    int tensor, code = 0, sends;
+    int32_t *slot;
+    cf_result result = cf__read_transfer(r, step, &tensor);
+    if (result != CF_OK) return result;
+    slot = cf__tensor_of(r, step, tensor);
+    sends = tensor >= CF__OUT_F;
+    if (sends && *slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "nothing to send, or sent already");
+    if (!sends && *slot != CF__NOT_THERE) return cf__bad_action(r, "pass", step, 0, 1, "received already");
+    if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
+    if (sends) step->output = *slot;
+    else step->input = *slot;
+    if (sends && r->desc->send != NULL) code = r->desc->send(r->desc->user, step);
+    if (!sends && r->desc->receive != NULL) code = r->desc->receive(r->desc->user, step);
+    if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
+    if (sends) cf__release_boundary(r, step, slot);
+    return CF_OK;
+}
+
+/* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
+static cf_result cf__find_sends(cf__runner *r, int64_t total) {
+    int64_t i;
+    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
+    for (i = 0; i < total && r->n_tensors > 0; i++) {
+        cf_step step;
+        int tensor;
+        cf_result result = cf__read_action(r, i, &step);
+        if (result != CF_OK) return result;
+        if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
+        if ((result = cf__read_transfer(r, &step, &tensor)) != CF_OK) return result;
+        *cf__tensor_of(r, &step, tensor) = CF__WANTED;
+    }
+    return CF_OK;
+}
+
+/* ---- state in host memory ---- */
+
+static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
+    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
+    cf__group_state *group = cf__group_state_of(r, step);
+    int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
+    int leaves = step->action.pass == CF_OFFLOAD, code = 0;
+    if (group == NULL || !chunk->forwarded || chunk->backward != 0)
+        return cf__bad_action(r, "pass", step, 1, 0, "this chunk has no rows of state now");
+    if (chunk->away == leaves)
+        return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+    if (!leaves) r->live_state_tokens += rows;
+    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
+    if (leaves && r->desc->offload != NULL) code = r->desc->offload(r->desc->user, step);
+    if (!leaves && r->desc->prefetch != NULL) code = r->desc->prefetch(r->desc->user, step);
+    if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
+    if (leaves) r->live_state_tokens -= rows;
+    chunk->away = (uint8_t)leaves;
+    group->n_away += leaves ? 1 : -1;
+    return CF_OK;
+}
+
+/* ---- passes ---- */
+
+static cf_result cf__check_rows(cf__runner *r, const cf_step *step) {
+    const cf__group_state *group = cf__group_state_of(r, step);
+    if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
+    return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
 }
 
 /* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
@@ -2864,44 +6366,63 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
 }
 
 static cf_result cf__report_progress(cf__runner *r, const cf_step *step, int64_t total) {
-    cf_progress progress = {step->position + 1, total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens};
+    cf_progress progress = {step->position + 1, total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens,
+                            r->boundaries.n_live};
     int code = r->desc->progress != NULL ? r->desc->progress(r->desc->user, &progress) : 0;
     if (code == 0) return CF_OK;
     return cf__fail(r->error, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
 }
 
+/* The slots that a step is told of, once they are taken. */
+static void cf__show_slots(const cf__runner *r, cf_step *step) {
+    const cf__group_state *group = cf__group_state_of(r, step);
+    step->slot = cf__chunk_state_of(r, step)->slot;
+    if (group == NULL) return;
+    step->state = group->slot;
+    step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
+}
+
+static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
+    int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
+    cf_result result = cf__check_rows(r, step);
+    if (result != CF_OK) return result;
+    result = forward ? cf__before_forward(r, step) : cf__before_backward(r, step);
+    if (result == CF_OK) result = cf__before_boundary(r, step);
+    if (result != CF_OK) return result;
+    cf__show_slots(r, step);
+    if (forward && r->desc->forward != NULL) code = r->desc->forward(r->desc->user, step);
+    if (!forward && r->desc->backward != NULL) code = r->desc->backward(r->desc->user, step);
+    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
+    if (forward) cf__after_forward(r, step);
+    else cf__after_backward(r, step);
+    cf__after_boundary(r, step);
+    return CF_OK;
+}
+
 static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) {
     cf_step step;
-    cf__group_state *group;
-    int forward, code = 0;
     cf_result result = cf__read_action(r, position, &step);
     if (result != CF_OK) return result;
-    forward = step.action.pass == CF_F || step.action.pass == CF_R;
-    result = forward ? cf__before_forward(r, &step) : cf__before_backward(r, &step);
+    cf__show_slots(r, &step);
+    if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
+    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) result = cf__run_offload(r, &step);
+    else result = cf__run_transfer(r, &step);
     if (result != CF_OK) return result;
-    group = cf__group_state_of(r, &step);
-    step.slot = cf__chunk_state_of(r, &step)->slot;
-    if (group != NULL) {
-        step.state = group->slot;
-        step.state_tokens = step.action.pass == CF_R ? step.chunk->prefix : group->tokens;
-    }
-    if (forward && r->desc->forward != NULL) code = r->desc->forward(r->desc->user, &step);
-    if (!forward && r->desc->backward != NULL) code = r->desc->backward(r->desc->user, &step);
-    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", position, code);
-    if (forward) cf__after_forward(r, &step);
-    else cf__after_backward(r, &step);
     r->stats.done++;
     return cf__report_progress(r, &step, total);
 }
 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
 static int64_t cf__release_all(cf__runner *r) {
-    int64_t i, n_left = r->activations.n_live + r->states.n_live;
+    int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
     for (i = 0; i < r->n_states; i++)
         if (r->chunks[i].slot >= 0)
             cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % r->plan->n_steps, &r->chunks[i].slot);
     for (i = 0; i < r->n_group_states; i++)
         if (r->groups[i].slot >= 0) cf__release(r, CF_RESOURCE_STATE, i % r->plan->n_groups, &r->groups[i].slot);
+    for (i = 0; i < r->n_tensors; i++)
+        if (r->tensors[i] >= 0)
+            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % r->plan->n_steps, &r->tensors[i]);
     return n_left;
 }
 
@@ -2916,6 +6437,7 @@ static cf_result cf__run_stage(cf__runner *r) {
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
     for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
     for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
+    result = cf__find_sends(r, total);
     for (i = 0; i < total && result == CF_OK; i++) result = cf__run_action(r, i, total);
     n_left = cf__release_all(r);
     if (result == CF_OK && n_left > 0)
@@ -3075,19 +6597,65 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
     return cf__finish_writing(&w, error);
 }
 
+static void cf__print_real_member(cf__writer *w, const char *name, double value) {
+    cf__print(w, "\"%s\": ", name);
+    cf__print_real(w, value);
+}
+
+static void cf__print_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
+    int64_t i;
+    cf__print(w, ",\n  \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__print(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
+    cf__print(w, "]");
+}
+
+static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
+    const struct {
+        const char *name;
+        double value;
+    } reals[] = {{"makespan", t->makespan}, {"busy", t->busy}, {"replayed", t->replayed},
+                 {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
+    int64_t i;
+    for (i = 0; i < 5; i++) {
+        cf__print(w, "%s", i > 0 ? ", " : "\n  ");
+        cf__print_real_member(w, reals[i].name, reals[i].value);
+    }
+    cf__print(w, ",\n  \"bounds\": {");
+    for (i = 0; i < t->n_bounds; i++) {
+        cf__print(w, "%s", i > 0 ? ", " : "");
+        cf__print_real_member(w, t->bounds[i].name, t->bounds[i].value);
+    }
+    cf__print(w, "}");
+    cf__print_counts(w, "peak_live", t->peak_live, t->n_stages);
+    cf__print_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
+    cf__print_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
+    cf__print_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
+    cf__print(w, ",");
+}
+
 static void cf__write_action_json(cf__writer *w, const cf_action *a) {
     cf__print(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
               (int)a->stage);
     if (a->pass == CF_F || a->pass == CF_R) cf__print(w, ", \"keep\": %s", a->keep ? "true" : "false");
-    cf__print(w, "}");
 }
 
-CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_write_fn write, void *user,
-                                               cf_error *error) {
+static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
+    cf__print(w, ", ");
+    cf__print_real_member(w, "start", t->start[id]);
+    cf__print(w, ", ");
+    cf__print_real_member(w, "end", t->end[id]);
+    cf__print(w, ", \"live\": %d", (int)t->live[id]);
+}
+
+CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
+                                               cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t stage, i;
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (write == NULL) return cf__fail_null(error, "write");
+    if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
+                        "made from another schedule");
     memset(&w, 0, sizeof w);
     w.write = write;
     w.user = user;
@@ -3100,17 +6668,410 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_w
     cf__print_count(&w, "rank", schedule->rank);
     cf__print_count(&w, "n_chunks", schedule->n_chunks);
     cf__print_count(&w, "n_actions", schedule->n_actions);
+    cf__print_count(&w, "lowered", schedule->lowered);
+    if (timeline != NULL) cf__write_timeline(&w, timeline);
     cf__print(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
         cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
             cf__print(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
             cf__write_action_json(&w, &schedule->actions[i]);
+            if (timeline != NULL) cf__write_action_times(&w, timeline, i);
+            cf__print(&w, "}");
         }
         cf__print(&w, "]");
     }
     cf__print(&w, "]\n}\n");
     return cf__finish_writing(&w, error);
+}
+
+/* ---- graphs ---- */
+
+static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id) {
+    static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
+                                        "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
+    const cf_node *node = &graph->nodes[id];
+    cf__print(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
+    if (graph->n_virtual > 1) cf__print(w, " @ %d", (int)node->stage);
+    cf__print(w, "\", tooltip=\"");
+    cf__print_real(w, node->seconds);
+    cf__print(w, " s\", %s];\n", looks[node->pass]);
+}
+
+static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
+    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
+                                                     "style=solid, color=\"#b05a00\"",
+                                                     "style=dashed, constraint=false",
+                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
+                                                     "style=solid, color=\"#5b8def\"",
+                                                     "style=solid, color=gray",
+                                                     "style=dotted, constraint=false, color=gray"};
+    cf__print(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
+              cf_edge_name((cf_edge_why)edge->why));
+}
+
+CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
+                                           cf_error *error) {
+    cf__writer w;
+    int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if (write == NULL) return cf__fail_null(error, "write");
+    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
+    if (graph->n_nodes > most)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes, "too many nodes to draw; raise max_nodes or draw fewer chunks");
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    cf__print(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    cf__print(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
+    for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
+        cf__print(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
+        for (i = 0; i < graph->n_nodes; i++)
+            if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
+        cf__print(&w, "  }\n");
+    }
+    for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
+    cf__print(&w, "}\n");
+    return cf__finish_writing(&w, error);
+}
+
+/* ---- schedules as CSV ---- */
+
+static int cf__is_extension(int64_t pass) {
+    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
+}
+
+/* Everything that can be refused, before the first character is written. */
+static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc, cf_error *error) {
+    int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        if (a->chunk < first || a->chunk >= first + plan->n_steps)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
+        if (a->stage < 0 || a->stage >= n_stages)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage, "no such virtual stage");
+        if (a->pass >= CF_PASS_COUNT)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
+        if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
+        if (cf__is_extension(a->pass) && !desc->extensions)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "extensions", i, 1, 0, "a pass that PyTorch's files do not have");
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
+                                              cf_write_fn write, void *user, cf_error *error) {
+    cf__writer w;
+    cf_csv_desc full;
+    int64_t stage, i;
+    int written;
+    cf_result result;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if (write == NULL) return cf__fail_null(error, "write");
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format, "lower the schedule first");
+    if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
+        for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
+            const cf_action *a = &schedule->actions[i];
+            if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
+            cf__print(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
+                      (long long)(a->chunk - schedule->rank * plan->n_steps));
+            written = 1;
+        }
+        cf__print(&w, "\r\n");
+    }
+    return cf__finish_writing(&w, error);
+}
+
+/* The reader goes through the text twice: once to count, once to fill in the schedule. */
+typedef struct cf__csv {
+    const char *text;
+    size_t bytes, at;         /* length; where the next cell begins */
+    int more;                 /* 1: there is a next cell */
+    cf_csv_desc desc;
+    const cf_plan *plan;
+    cf_error *error;
+    int64_t line;             /* of the next cell, from 1 */
+    size_t line_begin;
+    int64_t row;              /* of the cell last read, from 0 */
+    const char *cell;         /* that cell without the blanks around it */
+    size_t cell_bytes;
+    int64_t cell_line, cell_column;
+    int64_t n_rows, n_actions, last_stage; /* counted */
+    int has_transfers;
+    int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
+} cf__csv;
+
+static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, const char *why) {
+    cf_error *error = r->error;
+    char excerpt[25];
+    size_t i;
+    if (error == NULL) return CF_ERROR_TEXT;
+    for (i = 0; i < r->cell_bytes && i + 1 < sizeof excerpt; i++)
+        excerpt[i] = (char)(r->cell[i] >= ' ' && r->cell[i] <= '~' ? r->cell[i] : '?');
+    excerpt[i] = 0;
+    memset(error, 0, sizeof *error);
+    error->code = CF_ERROR_TEXT;
+    error->field = "csv";
+    error->item = line;
+    error->got = column;
+    (void)snprintf(error->text, sizeof error->text, "csv line %lld, column %lld: %s: \"%s\"", (long long)line,
+                   (long long)column, why, excerpt);
+    return CF_ERROR_TEXT;
+}
+
+static cf_result cf__bad_cell(const cf__csv *r, const char *why) { return cf__bad_text(r, r->cell_line, r->cell_column, why); }
+
+static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
+
+/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty one; *none
+   says so. */
+static int cf__next_cell(cf__csv *r, int *none) {
+    size_t begin = r->at, end = begin;
+    if (!r->more) return 0;
+    if (begin == r->line_begin) r->row++;
+    while (end < r->bytes && r->text[end] != ',' && r->text[end] != '\n') end++;
+    r->at = end < r->bytes ? end + 1 : end;
+    r->more = end < r->bytes && (r->text[end] == ',' || r->at < r->bytes); /* there is a cell behind the last comma */
+    r->cell_line = r->line;
+    if (end < r->bytes && r->text[end] == '\n') {
+        if (end > begin && r->text[end - 1] == '\r') end--;
+        *none = end == r->line_begin;
+        r->line++;
+    } else {
+        *none = 0;
+    }
+    while (begin < end && cf__is_blank(r->text[begin])) begin++;
+    while (end > begin && cf__is_blank(r->text[end - 1])) end--;
+    r->cell = r->text + begin;
+    r->cell_bytes = end - begin;
+    r->cell_column = (int64_t)(begin - r->line_begin) + 1;
+    if (r->line != r->cell_line) r->line_begin = r->at;
+    return 1;
+}
+
+/* A number without sign and leading zeros that fits in 31 bits; returns how many characters it has, 0 if there is none. */
+static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
+    size_t n = 0;
+    int64_t sum = 0;
+    while (n < bytes && text[n] >= '0' && text[n] <= '9') {
+        sum = sum * 10 + (text[n++] - '0');
+        if (sum > INT32_MAX) return 0;
+    }
+    *value = sum;
+    return n > 1 && text[0] == '0' ? 0 : n;
+}
+
+static int cf__is_word(const char *text, size_t bytes, const char *word) {
+    return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
+}
+
+/* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
+static cf_pass cf__read_pass(const cf__csv *r, const char *text, size_t bytes) {
+    int pass;
+    if (r->desc.legacy && cf__is_word(text, bytes, "BW")) return CF_B;
+    for (pass = 0; pass < CF_PASS_COUNT; pass++)
+        if (cf__is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
+    return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
+}
+
+/* The cell as an action; chunk counts within the rank. */
+static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
+    static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    int64_t stage, chunk;
+    size_t used = cf__read_number(r->cell, r->cell_bytes, &stage), word = used, i;
+    cf_pass pass;
+    if (used == 0) return cf__bad_cell(r, "an action starts with the number of its virtual stage");
+    while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
+    pass = cf__read_pass(r, r->cell + used, word - used);
+    for (i = 0; i < 3; i++)
+        if (cf__is_word(r->cell + used, word - used, foreign[i])) return cf__bad_cell(r, "sharding is not scheduled here");
+    if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
+        return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
+    if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
+    used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
+    if (used == 0 || word + used != r->cell_bytes) return cf__bad_cell(r, "an action ends with the number of its chunk");
+    if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
+    memset(action, 0, sizeof *action);
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)stage;
+    action->pass = (uint8_t)pass;
+    return CF_OK;
+}
+
+static void cf__rewind(cf__csv *r) {
+    r->at = r->line_begin = 0;
+    r->more = r->bytes > 0;
+    r->line = 1;
+    r->row = -1;
+}
+
+/* First time through: every cell must be an action, and the dialect must be one. */
+static cf_result cf__count_cells(cf__csv *r) {
+    int none;
+    cf__rewind(r);
+    while (cf__next_cell(r, &none)) {
+        cf_action action;
+        cf_result result;
+        if (none) continue;
+        if (r->cell_bytes == 0) {
+            if (r->empty_line == 0) {
+                r->empty_line = r->cell_line;
+                r->empty_column = r->cell_column;
+            }
+            continue;
+        }
+        if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
+        if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
+            return cf__bad_cell(r, "a transfer in a file of passes only");
+        if (r->n_actions == CF_MAX_ACTIONS)
+            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "too many");
+        r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
+        r->last_stage = cf__max(r->last_stage, action.stage);
+        r->n_actions++;
+    }
+    r->n_rows = r->row + 1;
+    r->cell_bytes = 0;
+    if (r->n_rows == 0) return cf__bad_text(r, 1, 1, "no rows");
+    if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
+        return cf__bad_text(r, r->empty_line, r->empty_column, "an empty cell in a file with transfers");
+    return CF_OK;
+}
+
+/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked for. */
+static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
+    int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
+    memset(header, 0, sizeof *header);
+    header->kind = r->desc.kind;
+    header->replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
+    header->n_stages = r->n_rows;
+    header->n_virtual = n_stages / r->n_rows;
+    header->k = cf__max(1, r->desc.k);
+    header->rank = r->desc.rank;
+    header->n_chunks = r->plan->n_chunks;
+    header->n_actions = r->n_actions;
+    header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
+    if (n_stages % r->n_rows != 0)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
+                        "the virtual stages are no multiple of the rows");
+    if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    return CF_OK;
+}
+
+/* Second time: the actions, with chunks as the plan numbers them. */
+static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
+    int64_t n = 0, row = 0;
+    int none;
+    cf__rewind(r);
+    schedule->first[0] = 0;
+    while (cf__next_cell(r, &none)) {
+        cf_action *action = &schedule->actions[n];
+        for (; row < r->row; row++) schedule->first[row + 1] = n;
+        if (none || r->cell_bytes == 0) continue;
+        (void)cf__read_cell(r, action); /* it could be read the first time */
+        if (action->stage % r->n_rows != r->row) return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
+        action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
+        n++;
+    }
+    for (; row < r->n_rows; row++) schedule->first[row + 1] = n;
+    return CF_OK;
+}
+
+/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a number per chunk and virtual stage, 0. */
+static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
+    int64_t i, first = schedule->rank * plan->n_steps;
+    for (i = 0; i < schedule->n_actions; i++) {
+        cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_R) live[a->stage * plan->n_steps + a->chunk - first] = 1;
+    }
+    for (i = 0; i < schedule->n_actions; i++) {
+        cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_R) a->keep = 1;
+        if (a->pass == CF_F) a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
+    }
+    if (given_k > 0) return;
+    memset(live, 0, (size_t)(schedule->n_stages * schedule->n_virtual * plan->n_steps) * sizeof *live);
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        int64_t index = plan->chunks[a->chunk].index, unit = a->chunk - first - index;
+        int32_t *count;
+        if (unit < 0 || unit >= plan->n_steps) continue; /* the plan is not sound, which the validator will say */
+        count = &live[a->stage * plan->n_steps + unit];
+        *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
+        schedule->k = cf__max(schedule->k, *count);
+    }
+}
+
+static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                               cf_error *error) {
+    cf_result result;
+    memset(r, 0, sizeof *r);
+    if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (desc != NULL) r->desc = *desc;
+    r->text = text != NULL ? text : "";
+    r->bytes = bytes;
+    r->plan = plan;
+    r->error = error;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__range((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__range(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    return cf__count_cells(r);
+}
+
+/* The schedule and, behind it, the scratch of cf__find_keeps. */
+static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_t **live, cf__carver *carver) {
+    cf_schedule *schedule = cf__layout_schedule(header, carver);
+    *live = (int32_t *)cf__take(carver, header->n_stages * header->n_virtual * r->plan->n_steps, sizeof(int32_t));
+    return schedule;
+}
+
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                                             cf_schedule **out, cf_error *error) {
+    cf__csv r;
+    cf_schedule header, *schedule;
+    cf_allocator allocator;
+    cf__carver carver = {NULL, 0, 0};
+    int32_t *live;
+    cf_result result = cf__csv_start(&r, text, bytes, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(r.desc.allocator, &allocator, error)) != CF_OK) return result;
+    if ((result = cf__csv_header(&r, &header)) != CF_OK) return result;
+    cf__layout_csv(&r, &header, &live, &carver);
+    if (carver.overflow) return cf__too_large(error, "bytes");
+    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    schedule = cf__layout_csv(&r, &header, &live, &carver);
+    *schedule = header;
+    schedule->allocator = allocator;
+    result = cf__fill_from_csv(&r, schedule);
+    if (result == CF_OK) {
+        cf__find_keeps(plan, schedule, live, r.desc.k);
+        result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
+    }
+    if (result == CF_OK) *out = schedule;
+    else cf_schedule_free(schedule);
+    return result;
 }
 
 #ifdef __cplusplus
