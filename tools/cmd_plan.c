@@ -120,7 +120,7 @@ static int write_json(const packing *packed, const cf_schedule *schedule, cli_ou
     cf_result result = CF_OK;
     cf_error error;
 
-    if (to_schedule->stream) result = cf_write_schedule_json(schedule, cli_write, to_schedule, &error);
+    if (to_schedule->stream) result = cf_write_schedule_json(schedule, NULL, cli_write, to_schedule, &error);
     if (result == CF_OK && to_plan->stream) result = cf_write_plan_json(packed->plan, cli_write, to_plan, &error);
     return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
 }
