@@ -12,8 +12,8 @@
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
 
-   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC before every include to make all functions
-   private to the file. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage. Needs only libc.
+   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to the
+   file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage. Needs only libc.
 
    The functions by task
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
@@ -88,6 +88,10 @@
 #define CHUNKFLOW_VERSION_MINOR 1
 #define CHUNKFLOW_VERSION_PATCH 0
 #define CHUNKFLOW_VERSION "0.1.0"
+
+#if defined(CHUNKFLOW_STATIC) && !defined(CHUNKFLOW_IMPLEMENTATION)
+#define CHUNKFLOW_IMPLEMENTATION
+#endif
 
 #ifndef CHUNKFLOW_API
 #if defined(CHUNKFLOW_STATIC)
@@ -210,7 +214,8 @@ typedef struct cf_timing {
 typedef enum cf_pack_method {
     CF_PACK_DEFAULT = 0,          /* CF_PACK_BEST_FIT */
     CF_PACK_BEST_FIT,             /* longest first, into the fullest chunk with room. Never more chunks than first fit:
-                                     where that one wins, its packing is returned and plan->method says so */
+                                     where that one wins, its packing is returned and plan->method says so. (Balancing
+                                     several ranks may then use idle chunks as well) */
     CF_PACK_FIRST_FIT,            /* longest first, into the earliest chunk with room */
     CF_PACK_NEXT_FIT              /* in input order, into the last chunk or a new one: sequences stay in order */
 } cf_pack_method;
@@ -318,8 +323,9 @@ typedef struct cf_plan {
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and Toth's L2
    (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
 
-   Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW (the
-   attention pairs of a chunk, or the token total, do not fit), CF_ERROR_MEMORY. */
+   Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW ("lengths":
+   their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not), CF_ERROR_CALLBACK (slice_cost
+   gave no cost, or not the same one twice), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
@@ -332,7 +338,7 @@ CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
                                      size_t bytes, cf_plan **out, cf_error *error);
 
-/* A copy of desc with every default filled in. */
+/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 
 /* Frees a plan made by cf_pack. NULL is allowed. */
@@ -679,7 +685,7 @@ CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error);
 
-/* A copy of desc with every default filled in. */
+/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc);
 
 /* Frees a schedule made by cf_schedule_make. NULL is allowed. */
@@ -886,11 +892,12 @@ typedef struct cf_run_stats {
    numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A schedule
    that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
 
-   stats: filled in on success and on failure; NULL is allowed. A schedule that asks for the impossible (a backward without
-   kept activations or before later chunks of its group are through, a forward whose prefix is missing, a chunk out of range
-   ...) is CF_ERROR_SCHEDULE with the position in error->item; so is one that leaves a chunk out (item -1).
-   CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as
-   they say. However it ends, every acquired slot has been released. */
+   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory); NULL is allowed.
+
+   A schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are
+   through, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
+   error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in error->got;
+   CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as they say. However it ends, every acquired slot has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
 
@@ -1301,7 +1308,9 @@ typedef struct cf__packer {
 /* ---- options ---- */
 
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
-    cf_pack_desc full = *desc;
+    cf_pack_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.method == CF_PACK_DEFAULT) full.method = CF_PACK_BEST_FIT;
     if (full.split == CF_SPLIT_DEFAULT) full.split = CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
@@ -2688,9 +2697,10 @@ static cf_result cf__check_group(const cf__plan_check *check, int64_t id) {
     for (i = 0; i < g->n_chunks; i++) {
         int64_t chunk = g->first_chunk + i;
         const cf_chunk *c = &plan->chunks[chunk];
-        const cf_slice *s = &plan->slices[c->first_slice];
+        const cf_slice *s;
         if (c->group != id) return cf__bad_plan(check, "chunks.group", chunk, id, c->group, "another group's chunk");
         if (c->prefix != prefix) return cf__bad_plan(check, "chunks.prefix", chunk, prefix, c->prefix, "wrong sum");
+        s = &plan->slices[c->first_slice];
         if (s->sequence != g->sequence)
             return cf__bad_plan(check, "slices.sequence", c->first_slice, g->sequence, s->sequence, "not its group's");
         if (s->begin != prefix) return cf__bad_plan(check, "slices.begin", c->first_slice, prefix, s->begin, "out of order");
@@ -2969,8 +2979,8 @@ static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *
     if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
     if (desc->timing == NULL) return CF_OK;
     return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
@@ -3550,7 +3560,9 @@ CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
 }
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
-    cf_schedule_desc full = *desc;
+    cf_schedule_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_PAPER;
     if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
     if (full.n_stages == 0) full.n_stages = 1;
@@ -4538,14 +4550,14 @@ static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_byt
 static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
     cf_result result;
-    if ((result = cf__range((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
     if (desc->n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
     if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
     if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
     if (desc->timing != NULL &&
@@ -6060,8 +6072,7 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
     if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
         return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL || schedule->n_stages > INT32_MAX ||
-        schedule->n_virtual > INT32_MAX)
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
     r->plan = plan;
     r->schedule = schedule;
