@@ -363,8 +363,8 @@ typedef struct cf_cost_desc {
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
 
      constant   kernels x launch, collectives x latency, and what a pass reads and writes whatever its tokens are
-                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0) takes
-                as long as m + m0 rows at full rate, so this is also where small chunks lose
+                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
+                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
      per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
                 the output head
      per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
@@ -646,7 +646,7 @@ typedef struct cf_token_bytes {
      8 h / s  inputs of both norms, and of the projections after them
      4 q      Q, attention output;  4 kv  K, V;  4 heads / tp  row statistics (not with selective recompute)
      6 f      gate, up, product (4 f without gate)
-     unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the gate's activation)
+     unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
      unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
    or 2 h / s with full recompute. First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
@@ -1318,6 +1318,20 @@ static cf_result cf__range(int64_t value, int64_t least, int64_t most, const cha
     return CF_OK;
 }
 
+/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
+static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
+    if (value >= first && value <= last) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
+}
+
+/* A value that something else bounds, which `why` names. */
+static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
+                             cf_error *error) {
+    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
+    if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
+    return CF_OK;
+}
+
 /* The divisor of `whole` next below value. */
 static int64_t cf__divisor_below(int64_t whole, int64_t value) {
     while (value > 1 && whole % value != 0) value--;
@@ -1330,7 +1344,8 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
     if ((r = cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error)) != CF_OK) return r;
     if ((r = cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error)) != CF_OK) return r;
     if ((r = cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error)) != CF_OK) return r;
-    if ((r = cf__range(model->kv_heads, 1, model->heads, "model.kv_heads", error)) != CF_OK) return r;
+    r = cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "more than heads", error);
+    if (r != CF_OK) return r;
     if ((r = cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error)) != CF_OK) return r;
     if ((r = cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error)) != CF_OK) return r;
     if ((r = cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error)) != CF_OK) return r;
@@ -1396,12 +1411,15 @@ static cf_result cf__check_layers(const cf_model *model, const cf_parallel *para
 static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     int64_t most = cf__min(model->layers, CF_MAX_STAGES), tp = parallel->tp;
     cf_result r;
-    if ((r = cf__range(tp, 1, model->heads, "parallel.tp", error)) != CF_OK) return r;
-    if ((r = cf__range(parallel->pp, 1, most, "parallel.pp", error)) != CF_OK) return r;
-    if ((r = cf__range(parallel->n_virtual, 1, most / parallel->pp, "parallel.n_virtual", error)) != CF_OK) return r;
+    if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
+    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers, or than CF_MAX_STAGES", error);
+    if (r != CF_OK) return r;
+    r = cf__bounded(parallel->n_virtual, 1, most / parallel->pp, "parallel.n_virtual",
+                    "more virtual stages than layers, or than CF_MAX_STAGES", error);
+    if (r != CF_OK) return r;
     if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
-    if ((r = cf__range(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
-    if ((r = cf__range((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
+    if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
+    if ((r = cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
         return r;
     if ((r = cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error)) != CF_OK) return r;
     if (!cf__tp_fits(model, tp)) {
@@ -1426,6 +1444,10 @@ static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     cf_parallel full;
     return cf__resolve_parallel(model, parallel, &full, error);
+}
+
+static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
+    return cf__bounded(stage, 0, parallel->pp * parallel->n_virtual - 1, "stage", "there are fewer virtual stages", error);
 }
 
 /* What one GPU of a virtual stage has of the model. */
@@ -1507,7 +1529,7 @@ CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel
     cf_result r;
     if (layers == NULL) return cf__fail_null(error, "layers");
     if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__range(stage, 0, full.pp * full.n_virtual - 1, "stage", error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
     *layers = cf__shard_of(model, &full, stage).layers;
     return CF_OK;
 }
@@ -1520,7 +1542,7 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
     cf_result r;
     if (out == NULL) return cf__fail_null(error, "out");
     if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__range(stage, 0, full.pp * full.n_virtual - 1, "stage", error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
     shard = cf__shard_of(model, &full, stage);
     if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
     *out = counted;
@@ -3448,7 +3470,7 @@ static cf_result cf__check_memory_desc(const cf_memory_desc *given, cf_memory_de
     if ((r = cf_parallel_validate(given->model, &given->parallel, error)) != CF_OK) return r;
     if ((r = cf__range(given->fragmentation, -1, 1000, "fragmentation", error)) != CF_OK) return r;
     *full = cf_memory_defaults(given);
-    if ((r = cf__range((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error)) != CF_OK) return r;
+    if ((r = cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error)) != CF_OK) return r;
     if ((r = cf__range(full->parameter_bytes, 1, CF__MAX_BYTES_EACH, "parameter_bytes", error)) != CF_OK) return r;
     if ((r = cf__range(full->gradient_bytes, 1, CF__MAX_BYTES_EACH, "gradient_bytes", error)) != CF_OK) return r;
     if ((r = cf__range(full->optimizer_bytes, 1, CF__MAX_BYTES_EACH, "optimizer_bytes", error)) != CF_OK) return r;
@@ -3527,7 +3549,7 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
     cf_result r;
     if (out == NULL) return cf__fail_null(error, "out");
     if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
-    if ((r = cf__range(stage, 0, full.parallel.pp * full.parallel.n_virtual - 1, "stage", error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full.parallel, stage, error)) != CF_OK) return r;
     shard = cf__shard_of(full.model, &full.parallel, stage);
     *out = cf__token_bytes(&full, &shard);
     return CF_OK;
