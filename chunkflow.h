@@ -333,6 +333,7 @@ typedef struct cf_gpu {
     double gemm;               /* fraction of it in large matrix products */
     double attention_forward;  /* fraction of it in fused causal attention */
     double attention_backward;
+    int64_t processors;        /* streaming multiprocessors */
     double bandwidth;          /* device memory, bytes/s */
     int64_t memory;            /* device memory, bytes */
     double nvlink;             /* to GPUs of the same node, bytes/s */
@@ -355,9 +356,9 @@ typedef struct cf_cost_desc {
     const cf_gpu *gpu;
     cf_parallel parallel;
     int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk. Where given, the traffic of the carried state (each chunk reads
-                                its whole prefix, and adds to its gradient) is spread over the pairs of such a chunk; 0:
-                                left out */
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a chunk:
+                                the carried state is read and its gradient added to once for each chunk, and forward
+                                attention loses half a wave of blocks of 128 queries a head over the processors */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -1567,12 +1568,16 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
    papers and rounded down. Product and link fractions, launch and latency are common experience rather than anyone's
    publication: replace them by cf_cost_fit on your own measurements as soon as you have some. */
 static const cf_gpu cf__gpus[] = {
-    /* name, flops, gemm, attention forward and backward, bandwidth, memory, nvlink, network, pcie, link, launch,
-       latency */
-    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
-    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
-    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    {"h200", 989.4e12, 0.70, 0.60, 0.50, 4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    /* name, flops, gemm, attention forward and backward, processors,
+       bandwidth, memory, nvlink, network, pcie, link, launch, latency */
+    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 108,
+     1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 108,
+     2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
+     3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
+     4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
 };
 
 CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index) {
@@ -1662,6 +1667,13 @@ static cf__work cf__layers_forward(const cf__shard *shard, int64_t tp, int64_t c
     return work;
 }
 
+/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks of
+   keys, of which a prefix has plenty. */
+static double cf__partial_wave(const cf_gpu *gpu, const cf__shard *shard, int64_t chunk_size) {
+    double blocks = cf__product((double)shard->heads, (double)chunk_size) / 128;
+    return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
+}
+
 /* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
    written beside K and V. */
 static cf__work cf__layers_input(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
@@ -1709,9 +1721,11 @@ static cf_stage_cost cf__stage_seconds(const cf_cost_desc *desc, const cf__shard
     int64_t tp = desc->parallel.tp;
     cf__work forward = cf__layers_forward(shard, tp, desc->chunk_size);
     cf__work input = cf__layers_input(shard, tp, desc->chunk_size), weight = cf__layers_weight(shard);
-    cf__work again = forward, head = cf__head_work(shard);
+    cf__work again, head = cf__head_work(shard);
     cf_pass_cost again_seconds;
     cf_stage_cost cost;
+    forward.pair_flops = cf__product(forward.pair_flops, cf__partial_wave(gpu, shard, desc->chunk_size));
+    again = forward;
     if (shard->last) {
         cf__work_add(&forward, &head);
         cf__work_add(&input, &head);
@@ -1746,6 +1760,8 @@ static cf_result cf__check_gpu(const cf_gpu *gpu, cf_error *error) {
     else if (!(gpu->link > 0 && gpu->link <= 1)) field = "gpu.link";
     if (field != NULL)
         return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must be finite and above 0; a fraction at most 1");
+    if (gpu->processors < 1 || gpu->processors > CF_MAX_RANKS)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "gpu.processors", -1, 1, gpu->processors, "out of range");
     if (!cf__is_cost(gpu->launch)) field = "gpu.launch";
     if (!cf__is_cost(gpu->latency)) field = "gpu.latency";
     if (field == NULL) return CF_OK;

@@ -357,6 +357,7 @@ static cf_gpu only_flops(void) {
     gpu.name = "flops";
     gpu.flops = gpu.gemm = gpu.attention_forward = gpu.attention_backward = gpu.link = 1;
     gpu.bandwidth = gpu.nvlink = gpu.network = gpu.pcie = 1e300;
+    gpu.processors = 1;
     return gpu;
 }
 
@@ -455,6 +456,26 @@ TEST(transfers_use_the_right_link) {
     CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
 }
 
+/* Half a wave: 7 heads x 16 blocks of 128 queries on 112 processors are one wave, so one and a half are paid. */
+TEST(small_chunks_leave_processors_idle) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost many[4], small[4];
+    cf_timing timing;
+    cf_cost_desc desc;
+    memset(&desc, 0, sizeof desc);
+    gpu.processors = 112;
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = &gpu;
+    desc.parallel = split(4, 4, 1);
+    REQUIRE(cf_cost_estimate(&desc, many, 4, &timing, NULL, NULL) == CF_OK);
+    desc.chunk_size = 2048;
+    REQUIRE(cf_cost_estimate(&desc, small, 4, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(small[0].forward.per_pair, 1.5 * many[0].forward.per_pair, 1e-12));
+    CHECK(near(small[0].replay.per_pair, 1.5 * many[0].replay.per_pair, 1e-12));
+    CHECK(near(small[0].backward.per_pair, many[0].backward.per_pair, 1e-12));
+    CHECK(near(small[0].forward.per_token, many[0].forward.per_token, 0));
+}
+
 /* A smaller chunk costs more for each token: constants, and state traffic. */
 TEST(small_chunks_cost_more_a_token) {
     int64_t g, c;
@@ -505,6 +526,10 @@ TEST(bad_estimates_are_named) {
     CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "gpu.launch");
     gpu.launch = 0;
+    gpu.processors = 0;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpu.processors");
+    gpu.processors = 1;
     desc.chunk_size = -1;
     CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "chunk_size");
@@ -685,5 +710,5 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(layers_can_be_given_stage_by_stage),
       CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
-      CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link), CASE(small_chunks_cost_more_a_token),
+      CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link), CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
       CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal), CASE(bad_samples_are_named));
