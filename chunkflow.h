@@ -289,8 +289,6 @@ typedef enum cf_recompute {
 /* "none", "selective", "full"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
-#define CF_MAX_STAGES 4096 /* pp x n_virtual */
-
 /* Zero means default in every member. */
 typedef struct cf_parallel {
     int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
@@ -1413,13 +1411,13 @@ static cf_result cf__check_layers(const cf_model *model, const cf_parallel *para
 
 /* parallel: defaults filled in. */
 static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t most = cf__min(model->layers, CF_MAX_STAGES), tp = parallel->tp;
+    int64_t most = model->layers, tp = parallel->tp;
     cf_result r;
     if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
-    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers, or than CF_MAX_STAGES", error);
+    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers", error);
     if (r != CF_OK) return r;
-    r = cf__bounded(parallel->n_virtual, 1, most / parallel->pp, "parallel.n_virtual",
-                    "more virtual stages than layers, or than CF_MAX_STAGES", error);
+    most /= parallel->pp;
+    r = cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual", "more virtual stages than layers", error);
     if (r != CF_OK) return r;
     if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
     if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;

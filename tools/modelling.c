@@ -87,8 +87,8 @@ int modelling_make(const char *command, const modelling_options *asked, modellin
     out->parallel.zero = asked->zero;
     out->parallel.no_sequence = asked->no_sequence;
     out->parallel.recompute = (cf_recompute)asked->recompute;
-    if (asked->pp * asked->n_virtual > CF_MAX_STAGES)
-        return cli_usage(command, "--virtual: at most %d virtual stages in all", CF_MAX_STAGES);
+    if (asked->pp * asked->n_virtual > CF_MAX_LAYERS)
+        return cli_usage(command, "--virtual: at most %d virtual stages in all", CF_MAX_LAYERS);
     code = make_model(command, asked, out);
     if (code == CLI_OK && asked->stage_layers) code = parse_layers(command, asked->stage_layers, out);
     if (code == CLI_OK && cf_parallel_validate(&out->model, &out->parallel, &error) != CF_OK)

@@ -40,8 +40,8 @@ typedef struct modelling_options {
     {"--qk-norm", NULL, CLI_FLAG, offsetof(type, member.qk_norm), 0, 0, 0, "norms over the heads of Q and K"},     \
     {"--no-gate", NULL, CLI_FLAG, offsetof(type, member.no_gate), 0, 0, 0, "two MLP matrices, not three"},         \
     {"--tp", "N", CLI_NUMBER, offsetof(type, member.tp), 1, CF_MAX_RANKS, 0, "tensor parallel; default 1"},        \
-    {"--pp", "N", CLI_NUMBER, offsetof(type, member.pp), 1, CF_MAX_STAGES, 0, "pipeline stages; default 1"},       \
-    {"--virtual", "N", CLI_NUMBER, offsetof(type, member.n_virtual), 1, CF_MAX_STAGES, 0,                          \
+    {"--pp", "N", CLI_NUMBER, offsetof(type, member.pp), 1, CF_MAX_LAYERS, 0, "pipeline stages; default 1"},       \
+    {"--virtual", "N", CLI_NUMBER, offsetof(type, member.n_virtual), 1, CF_MAX_LAYERS, 0,                          \
      "virtual stages of each stage; default 1"},                                                                   \
     {"--dp", "N", CLI_NUMBER, offsetof(type, member.dp), 1, CF_MAX_RANKS, 0, "data-parallel ranks; default 1"},    \
     {"--zero", "LEVEL", CLI_NUMBER, offsetof(type, member.zero), 0, 3, 0,                                          \
