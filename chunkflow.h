@@ -338,7 +338,9 @@ typedef struct cf_gpu {
     double network;            /* to other nodes, bytes/s */
     double pcie;               /* to host memory, bytes/s */
     double link;               /* fraction of the three rates above that transfers reach */
-    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail */
+    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. Where Python launches one
+                                  by one, and norms, casts and copies are kernels of their own, 20 to 40 microseconds
+                                  for each that is counted here is closer than the table's 5 */
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
@@ -354,9 +356,10 @@ typedef struct cf_cost_desc {
     const cf_gpu *gpu;
     cf_parallel parallel;
     int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a chunk:
-                                the carried state is read and its gradient added to once for each chunk, and forward
-                                attention loses half a wave of blocks of 128 queries a head over the processors */
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a
+                                chunk: the carried state is read and its gradient added to once for each chunk, and
+                                forward attention loses half a wave of blocks of 128 queries a head over the
+                                processors */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.

@@ -43,8 +43,8 @@ static double total_gib(const cf_memory_desc *desc, const cf_memory_load *load) 
 
 /* ---- activations ---- */
 
-/* Bytes of activations per token and layer of a middle stage, fused attention without its row statistics, and of K and V in
-   all layers. Worked out by hand from the models' shapes: 8 h + 4 q + 4 kv + 6 f and 4 kv L. */
+/* Bytes of activations per token and layer of a middle stage, fused attention without its row statistics, and of K and
+   V in all layers. Worked out by hand from the models' shapes: 8 h + 4 q + 4 kv + 6 f and 4 kv L. */
 static const struct {
     const char *name;
     int64_t a_layer, state;
@@ -129,8 +129,8 @@ TEST(korthikanti_table_2) {
     }
 }
 
-/* Megatron-LM's theoretical_memory_usage.py, compute_activation_memory (sequence parallelism, selective), one micro-batch
-   of s tokens without a pipeline, in bytes. Written from its formula. */
+/* Megatron-LM's theoretical_memory_usage.py, compute_activation_memory (sequence parallelism, selective), one
+   micro-batch of s tokens without a pipeline, in bytes. Written from its formula. */
 static double megatron_activations(const cf_model *m, double s, double t) {
     double h = (double)m->hidden, bytes = s * h * (18 + 4 * (double)m->ffn / h) * (double)m->layers;
     bytes += 8 * s + s * h;                           /* token ids; dropout of the embedding */
@@ -239,8 +239,8 @@ TEST(reports_add_up) {
         desc.parallel.recompute = (cf_recompute)harness_between(&rng, 0, CF_RECOMPUTE_COUNT - 1);
         desc.fragmentation = harness_between(&rng, -1, 30);
         if (cf_parallel_validate(m, &desc.parallel, NULL) != CF_OK) continue;
-        load = load_of(harness_between(&rng, 0, 100000), harness_between(&rng, 0, 8192), harness_between(&rng, 0, 300000),
-                       harness_between(&rng, 0, 300000));
+        load = load_of(harness_between(&rng, 0, 100000), harness_between(&rng, 0, 8192),
+                       harness_between(&rng, 0, 300000), harness_between(&rng, 0, 300000));
         load.input_tokens = harness_between(&rng, 0, 100000);
         load.offloaded_tokens = harness_between(&rng, 0, 100000);
         twice = load;
@@ -313,16 +313,18 @@ TEST(virtual_stages_share_a_gpu) {
 
 /* ---- what the paper measured ---- */
 
-/* Peak memory of Qwen2.5-7B, in GiB, by ChunkSize and context (Yuan et al. 2025), <TP 4, SP 4, PP 1, selective>, K = 1, on
-   four GPUs, so without data parallelism; and the peak of plain training at 32K in the same set-up (its Figure 1), 75 GB.
+/* Peak memory of Qwen2.5-7B, in GiB, by ChunkSize and context (Yuan et al. 2025), <TP 4, SP 4, PP 1, selective>, K = 1,
+   on four GPUs, so without data parallelism; and the peak of plain training at 32K in the same set-up (its Figure 1),
+   75 GB.
 
    One set of assumptions for all seven: every default of cf_memory_desc but the loss, which is fused. With the float
    copies of CF_LOSS_PARALLEL the plain 32K sequence would not have fitted 80 GB, and with unfused operations even less.
-   Loads. Plain: the sequence. Chunked: the peak is the forward pass of the last chunk, where the state of the whole sequence
-   is there and its gradient is not yet, and where the chunk before it, whose forward is to be dropped, still holds its
-   activations until its loss variable is assigned again: so two chunks, not one. This is inferred, not published: the table
-   grows by 2.95 MiB a token, plain training by no more than 1.3, and one chunk's activations are 1.14 here. The model's own
-   slope is 2.54 (two chunks, their gathered rows and 10 % lost in gaps), so its residuals grow with ChunkSize. */
+   Loads. Plain: the sequence. Chunked: the peak is the forward pass of the last chunk, where the state of the whole
+   sequence is there and its gradient is not yet, and where the chunk before it, whose forward is to be dropped, still
+   holds its activations until its loss variable is assigned again: so two chunks, not one. This is inferred, not
+   published: the table grows by 2.95 MiB a token, plain training by no more than 1.3, and one chunk's activations are
+   1.14 here. The model's own slope is 2.54 (two chunks, their gathered rows and 10 % lost in gaps), so its residuals
+   grow with ChunkSize. */
 static double paper_gib(int64_t chunk, int64_t context, int64_t live) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
     cf_memory_load load = load_of(live, chunk, chunk < context ? context : 0, 0);
@@ -476,7 +478,8 @@ TEST(limits_below_the_model_are_refused) {
 }
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
-      CASE(unfused_operations_keep_more), CASE(losses_keep_what_they_say), CASE(zero_divides_states), CASE(reports_add_up),
-      CASE(offloaded_state_is_on_the_host), CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu),
+      CASE(unfused_operations_keep_more), CASE(losses_keep_what_they_say), CASE(zero_divides_states),
+      CASE(reports_add_up), CASE(offloaded_state_is_on_the_host), CASE(replicated_heads_keep_their_state),
+      CASE(virtual_stages_share_a_gpu),
       CASE(paper_peak_memory_table), CASE(paper_plain_training_peak), CASE(bad_sizings_are_named),
       CASE(bad_loads_are_named), CASE(limits_below_the_model_are_refused));

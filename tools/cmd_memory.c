@@ -21,8 +21,8 @@ typedef struct memory_options {
     int paper_table;
 } memory_options;
 
-static const memory_options defaults = {MODELLING_DEFAULTS, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, CF_FRAGMENTATION, NULL, NULL,
-                                        0};
+static const memory_options defaults = {MODELLING_DEFAULTS, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, CF_FRAGMENTATION,
+                                        NULL, NULL, 0};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(memory_options, modelling),
@@ -33,14 +33,15 @@ static const cli_option options[] = {
     {"--context", "N", CLI_NUMBER, offsetof(memory_options, context), 1, CF_MAX_LENGTH, 0,
      "longest sequence; default one chunk"},
     {"--live", "N", CLI_NUMBER, offsetof(memory_options, live), 1, INT32_MAX, 0,
-     "chunks that keep their activations on every stage; default\nK, or as many as 1F1B has in flight there if that is more"},
+     "chunks that keep their activations on every stage; default K,\nor as many as 1F1B has in flight there, if more"},
     {"--local-replay", NULL, CLI_FLAG, offsetof(memory_options, local_replay), 0, 0, 0,
      "stages keep the inputs of dropped chunks"},
     {"--offload", NULL, CLI_FLAG, offsetof(memory_options, offload), 0, 0, 0,
      "all but two chunks' state is in host memory"},
     {"--loss", "parallel|eager|fused|chunked", CLI_CHOICE, offsetof(memory_options, loss), 0, 0, 0,
      "how the loss treats logits: as Megatron-LM (the default), as\nplain PyTorch, in place, or never all at once"},
-    {"--unfused", NULL, CLI_FLAG, offsetof(memory_options, unfused), 0, 0, 0, "norms and SwiGLU as separate operations"},
+    {"--unfused", NULL, CLI_FLAG, offsetof(memory_options, unfused), 0, 0, 0,
+     "norms and SwiGLU as separate operations"},
     {"--unfused-attention", NULL, CLI_FLAG, offsetof(memory_options, unfused_attention), 0, 0, 0,
      "attention that writes out its scores"},
     {"--state-gradient", "bf16|float", CLI_CHOICE, offsetof(memory_options, state_gradient), 0, 0, 0,
@@ -93,7 +94,8 @@ static int print_paper_table(void) {
     double worst = 0;
 
     puts("Peak memory of Qwen2.5-7B, tensor and sequence parallel 4, no pipeline, selective recompute, K = 1 (GiB)\n");
-    printf("%10s %10s %10s %10s %10s %14s\n", "ChunkSize", "context", "measured", "model", "residual", "one chunk live");
+    printf("%10s %10s %10s %10s %10s %14s\n", "ChunkSize", "context", "measured", "model", "residual",
+           "one chunk live");
     for (i = 0; i < sizeof measurements / sizeof measurements[0]; i++) {
         const measurement *at = &measurements[i];
         cf_memory_report two, one;
@@ -110,12 +112,12 @@ static int print_paper_table(void) {
     printf("\nlargest residual  %+.1f %%\n", worst);
     puts("\nassumptions, the same for every line\n"
          "  18 bytes a parameter (bf16, float gradients, master copy and Adam; four GPUs, so nothing to divide over);\n"
-         "  fused attention, norms and SwiGLU; a loss that works on bf16 logits in place; K and V in bf16; 2 GiB for the\n"
-         "  runtime and 10 % of what comes and goes lost in gaps. Chunked: the peak is the last chunk's forward, with the\n"
-         "  state of the whole sequence, no state gradient yet, and two chunks' activations: its own, and those of the\n"
-         "  chunk before it, which is dropped only when the next loss takes its place. The two are inferred from the\n"
-         "  slope of the measurements (2.95 MiB a token, against at most 1.3 in plain training); the last column shows\n"
-         "  the model with one. Plain: Figure 1 of the paper, given as 75 GB; here it is read as GiB.");
+         "  fused attention, norms and SwiGLU; a loss that works on bf16 logits in place; K and V in bf16; 2 GiB for\n"
+         "  the runtime and 10 % of what comes and goes lost in gaps. Chunked: the peak is the last chunk's forward,\n"
+         "  with the state of the whole sequence, no state gradient yet, and two chunks' activations: its own, and\n"
+         "  those of the chunk before it, which is dropped only when the next loss takes its place. The two are\n"
+         "  inferred from the slope of the measurements (2.95 MiB a token, against at most 1.3 in plain training);\n"
+         "  the last column shows the model with one. Plain: Figure 1 of the paper, given as 75 GB; read as GiB here.");
     return CLI_OK;
 }
 
@@ -123,8 +125,8 @@ static int print_paper_table(void) {
    What is held
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Counts without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight, a group of more
-   than K chunks keeps K; both at once need the larger number. */
+/* Counts without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight, a group of
+   more than K chunks keeps K; both at once need the larger number. */
 static cf_memory_load guess_load(const memory_options *asked, int64_t depth) {
     int64_t context = asked->context > 0 ? asked->context : asked->chunk_size, c = asked->chunk_size;
     int64_t chunks = context / c + (context % c != 0), kept = asked->k < chunks ? asked->k : chunks;
@@ -145,8 +147,8 @@ static cf_memory_load guess_load(const memory_options *asked, int64_t depth) {
         load.state_tokens = 2 * c;
     }
     if (asked->unfused_attention) {
-        load.chunk_scores = c * context;
-        load.live_scores = kept * load.chunk_scores;
+        load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses sums past that */
+        load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;
     }
     return load;
 }
@@ -215,7 +217,8 @@ static void print_token_bytes(const cf_memory_desc *desc) {
     int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
     cf_token_bytes bytes;
 
-    puts("\nbytes a token\nstage   activations        state  state gradient    boundary      logits     working     buffers");
+    puts("\nbytes a token\n"
+         "stage   activations        state  state gradient    boundary      logits     working     buffers");
     for (s = 0; s < n; s++) {
         if (n > MOST_COLUMNS && s > 1 && s < n - 1) continue;
         if (cf_memory_token_bytes(desc, s, &bytes, NULL) != CF_OK) return;
@@ -225,7 +228,8 @@ static void print_token_bytes(const cf_memory_desc *desc) {
     }
 }
 
-static void write_reports(cli_output *to, const memory_options *asked, const modelling *m, const cf_memory_report *reports) {
+static void write_reports(cli_output *to, const memory_options *asked, const modelling *m,
+                          const cf_memory_report *reports) {
     json_writer w;
     int64_t s;
 
@@ -256,8 +260,8 @@ static void write_reports(cli_output *to, const memory_options *asked, const mod
 
 static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest) {
     double left = (double)(gpu->memory - fullest->total) / GIB;
-    printf("%-17s %.1f GiB: %s by %.2f GiB\n", gpu->name, (double)gpu->memory / GIB, left < 0 ? "too little" : "fits, to spare",
-           left < 0 ? -left : left);
+    printf("%-17s %.1f GiB: %.2f GiB %s\n", gpu->name, (double)gpu->memory / GIB, left < 0 ? -left : left,
+           left < 0 ? "too little" : "to spare");
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -272,7 +276,8 @@ static int report(const memory_options *asked, const modelling *m, const cf_gpu 
 
     if (code != CLI_OK) return code;
     for (s = 0; s < n; s++) loads[s] = guess_load(asked, n - s);
-    if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK) return packing_error(&error, NULL);
+    if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK)
+        return packing_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
     if (code == CLI_OK && json.stream) write_reports(&json, asked, m, reports);
     if (code == CLI_OK && json.stream != stdout) {

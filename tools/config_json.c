@@ -6,9 +6,8 @@
 
 int config_json_read(const char *path, config_json *out) {
     (void)out;
-    return cli_failed("%s: this chunkflow was built without a JSON library and cannot read it; install libjansson-dev and "
-                      "build again, or give the sizes as options",
-                      path);
+    return cli_failed("%s: this chunkflow was built without a JSON library and cannot read it; install "
+                      "libjansson-dev and build again, or give the sizes as options", path);
 }
 
 #else
@@ -62,7 +61,8 @@ static int take_number(const char *path, const json_t *root, const char *key, in
         *out = fallback;
         return CLI_OK;
     }
-    if (!json_is_integer(value) || json_integer_value(value) < 1) return wrong(path, key, "wanted a whole number above 0");
+    if (!json_is_integer(value) || json_integer_value(value) < 1)
+        return wrong(path, key, "wanted a whole number above 0");
     *out = (int64_t)json_integer_value(value);
     return CLI_OK;
 }
@@ -111,7 +111,8 @@ static int take_model(const char *path, const json_t *root, config_json *out) {
     if ((code = refuse_experts(path, root, name)) != CLI_OK) return code;
     type = find_type(name);
     if (!type)
-        return wrong(path, "model_type", "unknown; wanted qwen2, qwen3, llama or mistral, or give the sizes as options");
+        return wrong(path, "model_type",
+                     "unknown; wanted qwen2, qwen3, llama or mistral, or give the sizes as options");
     if ((code = take_sizes(path, root, &out->model)) != CLI_OK) return code;
     if ((code = take_flags(path, root, type, &out->model)) != CLI_OK) return code;
     if (cf_model_validate(&out->model, &error) != CF_OK) return wrong(path, error.field, error.text);
