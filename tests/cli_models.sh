@@ -114,7 +114,8 @@ fi
 name=memory_json
 if wanted $name; then
     if [ -z "$PYTHON" ]; then skip $name "no python3"
-    elif ! run memory --model llama-3-8b --chunk-size 2K --context 64K --k 2 --pp 4 --dp 8 --zero 1 --json report.json; then
+    elif ! run memory --model llama-3-8b --chunk-size 2K --context 64K --k 2 --pp 4 --dp 8 --zero 1 \
+            --json report.json; then
         fail $name "$(cat err)"
     else
         "$PYTHON" - >why <<'END' && ok $name || fail $name "$(cat why)"
@@ -139,14 +140,17 @@ fi
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
 refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K
-refused memory_tp_not_dividing 2 "parallel.tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 --chunk-size 4K
+refused memory_tp_not_dividing 2 "parallel.tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 \
+    --chunk-size 4K
 refused memory_tp_nearest 2 "(wanted 4, got 8)" memory --model qwen2.5-7b --tp 8 --chunk-size 4K
 refused memory_too_many_stages 2 "parallel.pp: more stages than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
     --pp 29 --chunk-size 4K
 refused memory_stage_layers_sum 2 "must add up to the model's layers (wanted 28, got 27)" memory --model qwen2.5-7b \
     --pp 2 --stage-layers 14,13 --chunk-size 4K
-refused memory_stage_layers_text 2 "wanted 2 numbers" memory --model qwen2.5-7b --pp 2 --stage-layers 14,x --chunk-size 4K
-refused memory_overflow_live 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 --live 2147483647
+refused memory_stage_layers_text 2 "wanted 2 numbers" memory --model qwen2.5-7b --pp 2 --stage-layers 14,x \
+    --chunk-size 4K
+refused memory_overflow_live 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
+    --live 2147483647
 refused memory_overflow_scores 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
     --context 281474976710656 --unfused-attention --recompute none
 refused memory_overflow_state 2 "does not fit in 64 bits" memory --model qwen2.5-72b --chunk-size 2147483647 \
@@ -193,13 +197,15 @@ fi
 # time
 # ----------------------------------------------------------------------------------------------------------------------
 
-says time_prints_stages "once a step" time --model qwen2.5-7b --gpu h100-80g --tp 4 --pp 4 --chunk-size 8K --context 256K
+says time_prints_stages "once a step" time --model qwen2.5-7b --gpu h100-80g --tp 4 --pp 4 --chunk-size 8K \
+    --context 256K
 
 # B = I + W, R = F, on every stage.
 name=time_json
 if wanted $name; then
     if [ -z "$PYTHON" ]; then skip $name "no python3"
-    elif ! run time --model qwen3-14b --gpu h200 --tp 8 --pp 5 --chunk-size 4K --json time.json; then fail $name "$(cat err)"
+    elif ! run time --model qwen3-14b --gpu h200 --tp 8 --pp 5 --chunk-size 4K --json time.json; then
+        fail $name "$(cat err)"
     else
         "$PYTHON" - >why <<'END' && ok $name || fail $name "$(cat why)"
 import json
@@ -226,13 +232,14 @@ awk 'BEGIN {
 name=time_fit
 if wanted $name; then
     if ! run time --fit samples.txt; then fail $name "$(cat err)"
-    elif [ "$(awk '$1 == "F" || $1 == "B" { print $1, $2, $3 * 1e6, $4 * 1e12, $5 * 1e15 }' out)" = "F 30 1000 2e+06 30000
-B 30 2000 4e+06 60000" ]; then ok $name
+    elif [ "$(awk '/^[FB] / { print $1, $2, $3, $4, $5 }' out)" = "F 30 0.001 2e-06 3e-11
+B 30 0.002 4e-06 6e-11" ]; then ok $name
     else fail $name "$(cat out)"; fi
 fi
 name=time_fit_from_standard_input
 if wanted $name; then
-    run time --fit samples.txt && cp out from_file && "$CHUNKFLOW" time --fit - <samples.txt >out && cmp -s out from_file &&
+    run time --fit samples.txt && cp out from_file && "$CHUNKFLOW" time --fit - <samples.txt >out &&
+        cmp -s out from_file &&
         ok $name || fail $name "it differs from the file"
 fi
 printf 'F 1 1 1\nF 2 2\n' >short.txt
