@@ -948,11 +948,10 @@ CHUNKFLOW_API const char *cf_result_text(cf_result code) {
     return "unknown result code";
 }
 
-/* The one place that fills in an error record. Returns code, so that a failing function can return in one line. */
-static cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
-                          const char *why) {
+/* The one place that fills in an error record. */
+static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
+                       const char *why) {
     char place[32] = "";
-    if (error == NULL) return code;
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
@@ -961,15 +960,22 @@ static cf_result cf__fail(cf_error *error, cf_result code, const char *field, in
     error->got = got;
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s (wanted %lld, got %lld)", field, place, why,
                    (long long)wanted, (long long)got);
+}
+
+/* Returns code, so that a failing function can return in one line. Inline, so that compilers see that it is not CF_OK and
+   do not suspect outputs of being used unset. */
+static inline cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                                 int64_t got, const char *why) {
+    if (error != NULL) cf__record(error, code, field, item, wanted, got, why);
     return code;
 }
 
 /* A pointer that must not be NULL, or a buffer that is too small, reads as 1 wanted, 0 got. */
-static cf_result cf__fail_null(cf_error *error, const char *field) {
+static inline cf_result cf__fail_null(cf_error *error, const char *field) {
     return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must not be NULL");
 }
 
-static cf_result cf__fail_memory(cf_error *error, size_t bytes) {
+static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
     return cf__fail(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "no memory");
 }
 
