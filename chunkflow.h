@@ -618,6 +618,7 @@ typedef struct cf_memory_desc {
     int unfused;                  /* 1: norms and SwiGLU as separate operations that each keep their results (float
                                      copies of the norms' inputs, the normalised rows, the gate's activation) */
     int unfused_attention;        /* 1: attention writes out its scores; count cf_memory_load.live_scores then */
+    int64_t activation_bytes;     /* of each element of activations, boundaries and logits; 0: 2 (bf16) */
     int64_t parameter_bytes;      /* of each parameter; 0: 2 (bf16) */
     int64_t gradient_bytes;       /* 0: 4 (float) */
     int64_t optimizer_bytes;      /* 0: 12 (float master copy, two Adam moments) */
@@ -644,10 +645,11 @@ typedef struct cf_token_bytes {
     int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
 } cf_token_bytes;
 
-/* Activations, per layer and token, bf16 (q = heads x head_dim / tp, kv = K heads on this GPU x head_dim, f = ffn / tp,
-   s = tp with sequence parallelism, else 1):
+/* Activations, in bytes per layer and token with two bytes an element (q = heads x head_dim / tp, kv = K heads on this
+   GPU x head_dim, f = ffn / tp, s = tp with sequence parallelism, else 1):
      8 h / s  inputs of both norms, and of the projections after them
-     4 q      Q, attention output;  4 kv  K, V;  4 heads / tp  row statistics (not with selective recompute)
+     4 q      Q, attention output;  4 kv  K, V (again, where they are in the state too)
+     4 heads / tp  float row statistics of attention (not with selective recompute)
      6 f      gate, up, product (4 f without gate)
      unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
      unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
@@ -1458,7 +1460,8 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
 }
 
 static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
-    return cf__bounded(stage, 0, parallel->pp * parallel->n_virtual - 1, "stage", "there are fewer virtual stages", error);
+    int64_t last = parallel->pp * parallel->n_virtual - 1;
+    return cf__bounded(stage, 0, last, "stage", "there are fewer virtual stages", error);
 }
 
 /* What one GPU of a virtual stage has of the model. */
@@ -1569,11 +1572,12 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 /* ---- GPUs ----
 
    Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
-   they are given for both directions together). Memory: what the driver reports as total, as recalled. Network: one 200
-   Gbit/s (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
-   head size 128, long sequences, as read off the figures of the FlashAttention-2 (A100) and FlashAttention-3 (H100)
-   papers and rounded down. Product and link fractions, launch and latency are common experience rather than anyone's
-   publication: replace them by cf_cost_fit on your own measurements as soon as you have some. */
+   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
+   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
+   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
+   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
+   experience rather than anyone's publication: replace them by cf_cost_fit on your own measurements as soon as you have
+   some. */
 static const cf_gpu cf__gpus[] = {
     /* name, flops, gemm, attention forward and backward, processors,
        bandwidth, memory, nvlink, network, pcie, link, launch, latency */
@@ -1674,8 +1678,8 @@ static cf__work cf__layers_forward(const cf__shard *shard, int64_t tp, int64_t c
     return work;
 }
 
-/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks of
-   keys, of which a prefix has plenty. */
+/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
+   of keys, of which a prefix has plenty. */
 static double cf__partial_wave(const cf_gpu *gpu, const cf__shard *shard, int64_t chunk_size) {
     double blocks = cf__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
@@ -1810,9 +1814,6 @@ static cf_result cf__slowest_step(const cf_cost_desc *desc, double *out, cf_erro
     return CF_OK;
 }
 
-/* Bytes that one token takes from stage to stage, on each GPU. */
-static int64_t cf__boundary_bytes(const cf__shard *shard) { return cf__div_up(2 * shard->hidden, shard->sequence); }
-
 CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                          cf_timing *timing, double *step_seconds, cf_error *error) {
     cf_cost_desc full;
@@ -1844,7 +1845,7 @@ CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost
     timing->all = stages[0];
     timing->stages = stages;
     timing->latency = full.gpu->latency;
-    timing->seconds_per_token = (double)cf__boundary_bytes(&shard) / cf__link_rate(&full, span);
+    timing->seconds_per_token = (double)cf__div_up(2 * shard.hidden, shard.sequence) / cf__link_rate(&full, span);
     timing->offload_seconds_per_token = cf__product(4 * (double)shard.kv, (double)most_layers) /
                                         cf__product(full.gpu->pcie, full.gpu->link);
     if (step_seconds != NULL) *step_seconds = step;
@@ -3513,9 +3514,15 @@ typedef struct cf__loss_bytes {
     int64_t peak; /* for each logit, at the worst moment */
 } cf__loss_bytes;
 
-static cf__loss_bytes cf__loss_bytes_of(cf_loss loss) {
-    static const cf__loss_bytes bytes[CF_LOSS_COUNT] = {{4, 10}, {4, 10}, {4, 14}, {2, 2}, {0, 0}};
-    return bytes[loss];
+/* logit: bytes of a logit as the head makes it. */
+static cf__loss_bytes cf__loss_bytes_of(cf_loss loss, int64_t logit) {
+    cf__loss_bytes bytes;
+    bytes.kept = 4;         /* a float softmax */
+    bytes.peak = logit + 8; /* beside it the logits and their float copy */
+    if (loss == CF_LOSS_EAGER) bytes.peak = logit + 12;
+    if (loss == CF_LOSS_FUSED) bytes.kept = bytes.peak = logit;
+    if (loss == CF_LOSS_CHUNKED) bytes.kept = bytes.peak = 0;
+    return bytes;
 }
 
 CHUNKFLOW_API const char *cf_loss_name(cf_loss loss) {
@@ -3527,6 +3534,7 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     cf_memory_desc full = *desc;
     full.parallel = cf_parallel_defaults(&desc->parallel);
     if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_PARALLEL;
+    if (full.activation_bytes == 0) full.activation_bytes = 2;
     if (full.parameter_bytes == 0) full.parameter_bytes = 2;
     if (full.gradient_bytes == 0) full.gradient_bytes = 4;
     if (full.optimizer_bytes == 0) full.optimizer_bytes = 12;
@@ -3547,6 +3555,7 @@ static cf_result cf__check_memory_desc(const cf_memory_desc *given, cf_memory_de
     if ((r = cf__range(given->fragmentation, -1, 1000, "fragmentation", error)) != CF_OK) return r;
     *full = cf_memory_defaults(given);
     if ((r = cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error)) != CF_OK) return r;
+    if ((r = cf__range(full->activation_bytes, 1, CF__MAX_BYTES_EACH, "activation_bytes", error)) != CF_OK) return r;
     if ((r = cf__range(full->parameter_bytes, 1, CF__MAX_BYTES_EACH, "parameter_bytes", error)) != CF_OK) return r;
     if ((r = cf__range(full->gradient_bytes, 1, CF__MAX_BYTES_EACH, "gradient_bytes", error)) != CF_OK) return r;
     if ((r = cf__range(full->optimizer_bytes, 1, CF__MAX_BYTES_EACH, "optimizer_bytes", error)) != CF_OK) return r;
@@ -3560,13 +3569,14 @@ static cf_result cf__check_memory_desc(const cf_memory_desc *given, cf_memory_de
 
 /* What one layer keeps for backward when nothing but (with `selective`) the inside of attention is recomputed. */
 static int64_t cf__layer_bytes(const cf_memory_desc *desc, const cf__shard *shard, int selective) {
-    int64_t rows = 8 * shard->hidden;                     /* inputs of two norms, and their outputs */
-    int64_t attention = 4 * shard->q + 4 * shard->kv;     /* Q, output; K, V */
-    int64_t mlp = (desc->model->no_gate ? 4 : 6) * shard->ffn;
+    int64_t element = desc->activation_bytes;
+    int64_t rows = 4 * element * shard->hidden;               /* inputs of two norms, and their outputs */
+    int64_t attention = 2 * element * (shard->q + shard->kv); /* Q, output; K, V */
+    int64_t mlp = (desc->model->no_gate ? 2 : 3) * element * shard->ffn;
     if (!selective && !desc->unfused_attention) attention += 4 * shard->heads;
     if (desc->unfused) {
-        rows += 8 * shard->hidden;
-        if (!desc->model->no_gate) mlp += 2 * shard->ffn;
+        rows += 8 * shard->hidden; /* twice: the input as float, not as it is, and the normalised rows as they are */
+        if (!desc->model->no_gate) mlp += element * shard->ffn;
     }
     return cf__div_up(rows, shard->sequence) + attention + mlp;
 }
@@ -3574,9 +3584,10 @@ static int64_t cf__layer_bytes(const cf_memory_desc *desc, const cf__shard *shar
 /* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
    residual and of a norm's output. */
 static int64_t cf__working_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
-    int64_t mlp = (desc->model->no_gate ? 4 : 6) * shard->ffn, attention = 4 * shard->q + 4 * shard->kv;
-    int64_t bytes = cf__div_up(4 * shard->hidden, shard->sequence);
-    if (desc->unfused && !desc->model->no_gate) mlp += 2 * shard->ffn;
+    int64_t element = desc->activation_bytes, attention = 2 * element * (shard->q + shard->kv);
+    int64_t mlp = (desc->model->no_gate ? 2 : 3) * element * shard->ffn;
+    int64_t bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
+    if (desc->unfused && !desc->model->no_gate) mlp += element * shard->ffn;
     bytes += cf__max(mlp, attention);
     if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes += cf__layer_bytes(desc, shard, 0);
     return bytes;
@@ -3585,36 +3596,36 @@ static int64_t cf__working_bytes(const cf_memory_desc *desc, const cf__shard *sh
 /* Bytes of a score (a query and a key of one layer, all heads of this GPU), kept and in work. */
 static int64_t cf__kept_score_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
     if (!desc->unfused_attention || desc->parallel.recompute != CF_RECOMPUTE_NONE) return 0;
-    return 2 * shard->heads * shard->layers; /* the softmax, bf16 */
+    return desc->activation_bytes * shard->heads * shard->layers; /* the softmax */
 }
 
 static int64_t cf__working_score_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
     if (!desc->unfused_attention) return 0;
-    return (desc->parallel.recompute == CF_RECOMPUTE_NONE ? 2 : 4) * shard->heads; /* gradient; softmax made again */
+    return (desc->parallel.recompute == CF_RECOMPUTE_NONE ? 1 : 2) * desc->activation_bytes *
+           shard->heads; /* the gradient, and the softmax where it is made again */
 }
 
 static cf_token_bytes cf__token_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
-    cf__loss_bytes loss = cf__loss_bytes_of(desc->loss);
+    int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
+    cf__loss_bytes loss = cf__loss_bytes_of(desc->loss, element);
     int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
     cf_token_bytes bytes;
     memset(&bytes, 0, sizeof bytes);
     bytes.activations = cf__layer_bytes(desc, shard, desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE);
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL)
-        bytes.activations = cf__div_up(2 * shard->hidden, shard->sequence);
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes.activations = row;
     bytes.activations *= shard->layers;
     if (shard->first) bytes.activations += 8;
     if (shard->last) {
-        bytes.activations += cf__div_up(4 * shard->hidden, shard->sequence) + loss.kept * shard->vocab;
-        if (desc->loss == CF_LOSS_CHUNKED) bytes.activations += cf__div_up(2 * shard->hidden, shard->sequence);
+        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + loss.kept * shard->vocab;
+        if (desc->loss == CF_LOSS_CHUNKED) bytes.activations += row;
         bytes.logits = (loss.peak - loss.kept) * shard->vocab;
     }
     bytes.state = 2 * shard->kv * shard->layers * desc->state_bytes;
     bytes.state_gradient = 2 * shard->kv * shard->layers * desc->state_gradient_bytes;
-    bytes.boundary = cf__boundary_bytes(shard);
+    bytes.boundary = row;
     bytes.working = cf__working_bytes(desc, shard);
     bytes.buffers = (4 - 2 * ends) * bytes.boundary; /* in and out, of activations and of gradients */
-    if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 4 * shard->hidden; /* gathered rows and their gradient
-                                                                                      */
+    if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 2 * element * shard->hidden; /* gathered, and gradient */
     return bytes;
 }
 

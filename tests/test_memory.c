@@ -176,6 +176,31 @@ TEST(unfused_operations_keep_more) {
     CHECK(report_of(&desc, &load).working >= load.chunk_scores * 4 * 7);
 }
 
+/* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
+TEST(float_trainer) {
+    const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
+    cf_model small;
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_token_bytes bytes;
+    int64_t a_layer = h + 1 + h + h + kv + kv + h + heads + h + 1 + h + f + f + f, row;
+    memset(&small, 0, sizeof small);
+    small.name = "small";
+    small.layers = layers;
+    small.hidden = h;
+    small.heads = heads;
+    small.kv_heads = 2;
+    small.ffn = f;
+    small.vocab = vocab;
+    small.tied = 1;
+    desc.model = &small;
+    desc.activation_bytes = desc.parameter_bytes = desc.state_bytes = 4;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+    row = layers * a_layer + h + 1 + h + vocab; /* output, norm, softmax */
+    CHECK(fabs((double)bytes.activations / (double)(4 * row) - 1) < 0.02);
+    CHECK_INT(bytes.state, layers * 2 * kv * 4);
+    CHECK_INT(bytes.boundary, 4 * h);
+}
+
 TEST(losses_keep_what_they_say) {
     static const int64_t kept[] = {4, 4, 4, 2, 0}, more[] = {6, 6, 10, 0, 0};
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
@@ -370,6 +395,7 @@ TEST(bad_sizings_are_named) {
         int64_t wanted;
         cf_result code;
     } cases[] = {
+        {offsetof(cf_memory_desc, activation_bytes), -2, "activation_bytes", 1, CF_ERROR_ARGUMENT},
         {offsetof(cf_memory_desc, parameter_bytes), -2, "parameter_bytes", 1, CF_ERROR_ARGUMENT},
         {offsetof(cf_memory_desc, gradient_bytes), -1, "gradient_bytes", 1, CF_ERROR_ARGUMENT},
         {offsetof(cf_memory_desc, optimizer_bytes), INT64_MAX, "optimizer_bytes", 1024, CF_ERROR_LIMIT},
@@ -478,7 +504,8 @@ TEST(limits_below_the_model_are_refused) {
 }
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
-      CASE(unfused_operations_keep_more), CASE(losses_keep_what_they_say), CASE(zero_divides_states),
+      CASE(unfused_operations_keep_more), CASE(float_trainer), CASE(losses_keep_what_they_say),
+      CASE(zero_divides_states),
       CASE(reports_add_up), CASE(offloaded_state_is_on_the_host), CASE(replicated_heads_keep_their_state),
       CASE(virtual_stages_share_a_gpu),
       CASE(paper_peak_memory_table), CASE(paper_plain_training_peak), CASE(bad_sizings_are_named),
