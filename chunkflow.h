@@ -3625,7 +3625,7 @@ static cf_token_bytes cf__token_bytes(const cf_memory_desc *desc, const cf__shar
     bytes.boundary = row;
     bytes.working = cf__working_bytes(desc, shard);
     bytes.buffers = (4 - 2 * ends) * bytes.boundary; /* in and out, of activations and of gradients */
-    if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 2 * element * shard->hidden; /* gathered, and gradient */
+    if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 2 * element * shard->hidden; /* gathered; gradient */
     return bytes;
 }
 

@@ -505,8 +505,7 @@ TEST(limits_below_the_model_are_refused) {
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(float_trainer), CASE(losses_keep_what_they_say),
-      CASE(zero_divides_states),
-      CASE(reports_add_up), CASE(offloaded_state_is_on_the_host), CASE(replicated_heads_keep_their_state),
-      CASE(virtual_stages_share_a_gpu),
-      CASE(paper_peak_memory_table), CASE(paper_plain_training_peak), CASE(bad_sizings_are_named),
-      CASE(bad_loads_are_named), CASE(limits_below_the_model_are_refused));
+      CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
+      CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
+      CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named),
+      CASE(limits_below_the_model_are_refused));
