@@ -40,8 +40,14 @@ $(BUILD):
 TOOL_SOURCES := $(wildcard tools/*.c)
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
 
+# Reading a config.json needs Jansson (Debian: libjansson-dev, found through pkg-config); all else works without it.
+ifeq ($(shell pkg-config --exists jansson 2>/dev/null && echo yes),yes)
+TOOL_CFLAGS := -DHAVE_JANSSON $(shell pkg-config --cflags jansson)
+TOOL_LIBS   := $(shell pkg-config --libs jansson)
+endif
+
 $(BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TOOL_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS) $(TOOL_LIBS)
 
 # ---- examples ----
 
@@ -85,7 +91,7 @@ $(TEST_BUILD)/trainer: tests/test_trainer.c tests/harness.h $(TRAIN_HEADERS) | $
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(TOOL_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS) $(TOOL_LIBS)
 
 # The unit tests alone; UNIT names a substring of the tests to run.
 unit: $(TEST_BUILD)/unit
@@ -96,6 +102,7 @@ test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkfl
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
 	    "$(TEST_BUILD)/trainer" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/compile.sh"

@@ -27,7 +27,10 @@
        check                   cf_plan_validate (any plan, also a hand-made one)
        write                   cf_write_plan_json, cf_write_schedule_json
        errors                  cf_result_name, cf_result_text, the cf_error record
-       cost numbers            cf_cost_seconds
+       cost numbers            cf_cost_seconds, cf_cost_estimate (model x GPU), cf_cost_fit (your measurements)
+       describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
+         and a machine         cf_stage_layers, cf_parallel_validate, cf_gpu_find, cf_gpu_at
+       size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_check_limit
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -75,8 +78,8 @@
    activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>graph >>schedule >>simulate >>check >>run >>write, first
-   declared, then implemented in the same order. A section calls only sections above it. */
+   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>run >>write,
+   first declared, then implemented in the same order. A section calls only sections above it. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -165,7 +168,7 @@ typedef struct cf_allocator {
 #define CF_MEMORY_ALIGNMENT 16
 
 /* ================================================================================================================
-   >>cost    seconds of a pass
+   >>cost    seconds of a pass; models and GPUs as data
    ================================================================================================================ */
 
 /* Time of one pass over one chunk: constant + per_token x tokens + per_pair x attention pairs (seconds, or any unit that
@@ -200,6 +203,189 @@ typedef struct cf_timing {
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute, one
                                      at a time on each link and direction */
 } cf_timing;
+
+/* ---- measured costs ---- */
+
+/* One measured pass. */
+typedef struct cf_sample {
+    int pass;       /* a cf_pass, CF_F .. CF_W */
+    int64_t tokens; /* padded tokens of the chunk */
+    int64_t pairs;  /* attention pairs of the chunk */
+    double seconds; /* more than 0 */
+} cf_sample;
+
+/* How well the fit of one pass agrees with its samples. Errors are relative: predicted / measured - 1. */
+typedef struct cf_fit {
+    int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
+    double mean_error;    /* signed */
+    double mean_absolute; /* of the absolute errors */
+    double worst_error;   /* signed; the largest in absolute value */
+    int64_t worst_sample; /* its index; -1 if there are no samples */
+} cf_fit;
+
+/* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
+   with no term below zero (all eight sets of terms are tried, so the result is the exact optimum and depends on nothing
+   but the samples and their order). Samples of several passes may be mixed. Passes without samples stay all zero, which
+   cf_timing derives from the others.
+
+   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
+   the member and the sample at fault ("samples.seconds"); or "samples" with the pass in error->item where a pass has
+   fewer than three samples (error->got of them); or "samples.tokens" or "samples.pairs" where these do not vary, or
+   vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double. */
+CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
+                                    cf_error *error);
+
+/* ---- models ---- */
+
+#define CF_MAX_LAYERS 65536
+#define CF_MAX_WIDTH ((int64_t)1 << 24) /* hidden, and heads x head_dim */
+#define CF_MAX_FFN ((int64_t)1 << 26)
+#define CF_MAX_VOCAB ((int64_t)1 << 28)
+
+/* A dense decoder: RMSNorm, grouped-query attention with rotary positions, gated MLP. A mixture of experts cannot be
+   described, and must not be described by its dense part. */
+typedef struct cf_model {
+    const char *name;
+    int64_t layers;
+    int64_t hidden;
+    int64_t heads;    /* query heads */
+    int64_t kv_heads; /* key and value heads; divides heads */
+    int64_t head_dim; /* 0: hidden / heads. Qwen3 gives it outright, and there heads x head_dim need not be hidden */
+    int64_t ffn;      /* width of the MLP */
+    int64_t vocab;
+    int tied;         /* 1: the output head is the embedding */
+    int qkv_bias;     /* 1: biases on the Q, K and V projections */
+    int out_bias;     /* 1: a bias on the attention output projection */
+    int mlp_bias;     /* 1: biases in the MLP */
+    int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
+    int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
+} cf_model;
+
+/* The model of this name ("qwen2.5-7b"; letter case does not matter), or NULL. cf_model_at: number `index` of the
+   table, NULL past its end. Both return static data. */
+CHUNKFLOW_API const cf_model *cf_model_find(const char *name);
+CHUNKFLOW_API const cf_model *cf_model_at(int64_t index);
+
+/* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
+   the nearest value that works. */
+CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error);
+
+/* Numbers of parameters. */
+typedef struct cf_parameters {
+    int64_t embedding;
+    int64_t attention; /* projections and their biases */
+    int64_t mlp;       /* with biases */
+    int64_t norms;
+    int64_t head;      /* 0 where it is tied to an embedding in the same place */
+    int64_t total;     /* of the five above */
+} cf_parameters;
+
+/* Counts the whole model, exactly. */
+CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error);
+
+/* ---- splitting a model over GPUs ---- */
+
+/* What a trainer drops in forward and makes again in backward, beside whole chunks, which are the schedule's matter. */
+typedef enum cf_recompute {
+    CF_RECOMPUTE_DEFAULT = 0, /* CF_RECOMPUTE_NONE */
+    CF_RECOMPUTE_NONE,
+    CF_RECOMPUTE_SELECTIVE,   /* the inside of attention: scores, or with fused attention its row statistics */
+    CF_RECOMPUTE_FULL,        /* whole layers; each keeps only its input */
+    CF_RECOMPUTE_COUNT
+} cf_recompute;
+
+/* "none", "selective", "full"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
+
+/* Zero means default in every member. */
+typedef struct cf_parallel {
+    int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
+                                of it (then K and V heads are replicated) */
+    int64_t pp;              /* pipeline stages; 0: 1 */
+    int64_t n_virtual;       /* virtual stages of each; 0: 1. Virtual stage v x pp + s is on stage s */
+    int64_t dp;              /* data-parallel ranks; 0: 1 */
+    int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
+                                gradients too, 3 parameters too */
+    int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism leaves whole (norms, residuals)
+                                is split over tp by tokens */
+    cf_recompute recompute;  /* 0: none */
+    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. What does not divide goes one
+                                each to the second, third, ... virtual stage, then to the first, and never to the last,
+                                which has the output head */
+    int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
+} cf_parallel;
+
+/* A copy with every default filled in. */
+CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
+
+/* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
+CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
+
+/* Layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO takes its share. A tied head on
+   another stage than the embedding is a copy and is counted as head; replicated norms, biases and K and V heads are
+   counted on each GPU that has them. Errors: as cf_parallel_validate, and "stage". */
+CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                        int64_t *layers, cf_error *error);
+CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                            cf_parameters *out, cf_error *error);
+
+/* ---- GPUs ---- */
+
+/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions are what good kernels
+   reach. */
+typedef struct cf_gpu {
+    const char *name;
+    double flops;              /* dense bf16 peak, FLOP/s */
+    double gemm;               /* fraction of it in large matrix products */
+    double attention_forward;  /* fraction of it in fused causal attention */
+    double attention_backward;
+    int64_t processors;        /* streaming multiprocessors */
+    double bandwidth;          /* device memory, bytes/s */
+    int64_t memory;            /* device memory, bytes */
+    double nvlink;             /* to GPUs of the same node, bytes/s */
+    double network;            /* to other nodes, bytes/s */
+    double pcie;               /* to host memory, bytes/s */
+    double link;               /* fraction of the three rates above that transfers reach */
+    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. Where Python launches one
+                                  by one, and norms, casts and copies are kernels of their own, 20 to 40 microseconds
+                                  for each that is counted here is closer than the table's 5 */
+    double latency;            /* seconds before the first byte of a collective or a send arrives */
+} cf_gpu;
+
+/* The GPU of this name ("h100-80g"; letter case does not matter), or NULL; number `index` of the table, or NULL. */
+CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name);
+CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index);
+
+/* ---- costs from numbers ---- */
+
+/* What to estimate. Zero means default in every member; model and gpu must be given. */
+typedef struct cf_cost_desc {
+    const cf_model *model;
+    const cf_gpu *gpu;
+    cf_parallel parallel;
+    int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a
+                                chunk: the carried state is read and its gradient added to once for each chunk, and
+                                forward attention loses half a wave of blocks of 128 queries a head over the
+                                processors */
+} cf_cost_desc;
+
+/* Seconds of every pass on every virtual stage, from FLOPs and rates.
+
+     constant   kernels x launch, collectives x latency, and what a pass reads and writes whatever its tokens are
+                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
+                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
+     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
+                the output head
+     per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
+
+   CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
+
+   stages: (pp x n_virtual), count of them; timing: all else that a schedule needs, with timing->stages = stages;
+   step_seconds (NULL is allowed): once an iteration, the gradient exchange over dp and the optimizer's traffic on the
+   slowest stage. All are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member. */
+CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
+                                         cf_timing *timing, double *step_seconds, cf_error *error);
 
 /* ================================================================================================================
    >>pack    lengths -> plan
@@ -410,6 +596,128 @@ CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int3
                                         cf_error *error);
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error);
+
+/* ================================================================================================================
+   >>memory    bytes of a stage
+   ================================================================================================================ */
+
+/* How the loss is computed: what it keeps for backward and how much it needs at its peak, in bytes per logit. */
+typedef enum cf_loss {
+    CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
+    CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
+                            stays. Keeps 4, peak 10 */
+    CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax stays; backward makes two
+                            float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
+    CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
+    CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time; only the gradient of the head's input stays (2
+                            bytes x hidden). No logits at all */
+    CF_LOSS_COUNT
+} cf_loss;
+
+/* "parallel", "eager", "fused", "chunked"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_loss_name(cf_loss loss);
+
+#define CF_RUNTIME_BYTES ((int64_t)2 << 30) /* context, loaded kernels, buffers of libraries and of NCCL */
+#define CF_FRAGMENTATION 10                 /* percent */
+
+/* What to size. Zero means default in every member; model must be given. */
+typedef struct cf_memory_desc {
+    const cf_model *model;
+    cf_parallel parallel;
+    cf_loss loss;                 /* 0: parallel */
+    int unfused;                  /* 1: norms and SwiGLU as separate operations that each keep their results (float
+                                     copies of the norms' inputs, the normalised rows, the gate's activation) */
+    int unfused_attention;        /* 1: attention writes out its scores; count cf_memory_load.live_scores then */
+    int64_t activation_bytes;     /* of each element of activations, boundaries and logits; 0: 2 (bf16) */
+    int64_t parameter_bytes;      /* of each parameter; 0: 2 (bf16) */
+    int64_t gradient_bytes;       /* 0: 4 (float) */
+    int64_t optimizer_bytes;      /* 0: 12 (float master copy, two Adam moments) */
+    int64_t state_bytes;          /* of each element of K and V in the state; 0: 2 */
+    int64_t state_gradient_bytes; /* of each element of their gradients; 0: 4 (float accumulators); 2 for bf16 */
+    int64_t runtime_bytes;        /* what no formula here covers, in bytes; 0: CF_RUNTIME_BYTES. It is never nothing:
+                                     measure an idle process of yours and put the number here */
+    int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
+                                     loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
+} cf_memory_desc;
+
+/* A copy with every default filled in. */
+CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
+
+/* Bytes on one GPU of a virtual stage, for each token of ... */
+typedef struct cf_token_bytes {
+    int64_t activations;    /* a chunk whose activations are kept */
+    int64_t state;          /* state: K and V of this stage's layers */
+    int64_t state_gradient; /* state gradient */
+    int64_t boundary;       /* what goes from stage to stage; also a stage input kept for local replay */
+    int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
+    int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
+                               recomputed activations */
+    int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
+} cf_token_bytes;
+
+/* Activations, in bytes per layer and token with two bytes an element (q = heads x head_dim / tp, kv = K heads on this
+   GPU x head_dim, f = ffn / tp, s = tp with sequence parallelism, else 1):
+     8 h / s  inputs of both norms, and of the projections after them
+     4 q      Q, attention output;  4 kv  K, V (again, where they are in the state too)
+     4 heads / tp  float row statistics of attention (not with selective recompute)
+     6 f      gate, up, product (4 f without gate)
+     unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
+     unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
+   or 2 h / s with full recompute. First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
+   This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
+   heads and a gate. Errors: as cf_memory_estimate. */
+CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
+                                              cf_error *error);
+
+/* What one virtual stage holds at the moment in question: the peaks of a simulated timeline, or counts of your own. All
+   in tokens, and none negative. */
+typedef struct cf_memory_load {
+    int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
+    int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
+    int64_t state_tokens;          /* tokens whose K and V are in device memory */
+    int64_t state_gradient_tokens; /* tokens that have gradients of K and V in device memory */
+    int64_t offloaded_tokens;      /* tokens whose K and V are in host memory */
+    int64_t input_tokens;          /* padded tokens of kept stage inputs (local replay) */
+    int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
+    int64_t chunk_scores;          /* the same of the largest chunk in a pass */
+} cf_memory_load;
+
+/* What a stage's memory goes to; bytes on one GPU. */
+#define CF_MEMORY_TERMS(X)                                                                   \
+    X(parameters, "parameters")                                                              \
+    X(gradients, "gradients")                                                                \
+    X(optimizer, "optimizer states")                                                         \
+    X(activations, "activations")                                                            \
+    X(logits, "logits and loss")                                                             \
+    X(working, "backward of one layer")                                                      \
+    X(state, "state (K, V)")                                                                 \
+    X(state_gradient, "state gradient")                                                      \
+    X(inputs, "kept stage inputs")                                                           \
+    X(buffers, "communication buffers")                                                      \
+    X(runtime, "runtime, not modelled")
+
+typedef struct cf_memory_report {
+#define CF__MEMBER(name, text) int64_t name;
+    CF_MEMORY_TERMS(CF__MEMBER)
+#undef CF__MEMBER
+    int64_t total;    /* sum of all above */
+    int64_t host;     /* offloaded state, in host memory; not part of total */
+    int at_loss;      /* 1: the peak is at the loss, where logits exist and no layer is in backward (working is 0); 0:
+                         in a layer's backward, where logits are gone (logits is 0) */
+} cf_memory_report;
+
+/* Adds up every stage. loads: (pp x n_virtual) by virtual stage; reports: (pp), by stage, with its virtual stages
+   summed up; counts: of both. Parameters, gradients and optimizer states by bytes x cf_stage_parameters, divided over
+   dp as parallel.zero says (rounded up); with ZeRO 3 buffers hold two gathered layers. Reports are untouched on
+   failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the member, or
+   CF_ERROR_OVERFLOW. */
+CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
+                                           cf_memory_report *reports, int64_t n_reports, cf_error *error);
+
+/* Checks a byte limit before anything is searched: CF_ERROR_LIMIT on "limit_bytes" if even one chunk of chunk_tokens
+   does not fit some stage, with the smallest limit that would do in error->wanted and that stage in error->item. */
+CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
+                                              cf_error *error);
 
 /* ================================================================================================================
    >>graph    plan -> which pass waits for which
@@ -1219,6 +1527,775 @@ static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error
     return CF_OK;
 }
 
+/* ---- measured costs ----
+
+   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors, and
+   each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero. */
+
+#define CF__TERMS 3               /* constant, tokens, pairs */
+#define CF__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
+#define CF__PASSES 5              /* CF_F .. CF_W */
+
+typedef struct cf__normal {
+    double scale[CF__TERMS];
+    double gram[CF__TERMS][CF__TERMS]; /* columns times columns */
+    double target[CF__TERMS];          /* columns times ones */
+} cf__normal;
+
+static void cf__sample_row(const cf_sample *sample, const double *scale, double *row) {
+    row[0] = 1 / sample->seconds / scale[0];
+    row[1] = (double)sample->tokens / sample->seconds / scale[1];
+    row[2] = (double)sample->pairs / sample->seconds / scale[2];
+}
+
+/* Sums over the samples of one pass. Returns 0 where something is not finite. */
+static int cf__normal_sums(const cf_sample *samples, int64_t n, int pass, cf__normal *normal) {
+    static const double unscaled[CF__TERMS] = {1, 1, 1};
+    double row[CF__TERMS];
+    int64_t s;
+    int i, j;
+    memset(normal, 0, sizeof *normal);
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass != pass) continue;
+        cf__sample_row(&samples[s], unscaled, row);
+        for (i = 0; i < CF__TERMS; i++) {
+            if (!cf__is_cost(row[i])) return 0;
+            if (row[i] > normal->scale[i]) normal->scale[i] = row[i];
+        }
+    }
+    for (i = 0; i < CF__TERMS; i++)
+        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column; found out by its pivot */
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass != pass) continue;
+        cf__sample_row(&samples[s], normal->scale, row);
+        for (i = 0; i < CF__TERMS; i++) {
+            normal->target[i] += row[i];
+            for (j = 0; j < CF__TERMS; j++) normal->gram[i][j] += cf__product(row[i], row[j]);
+        }
+    }
+    return 1;
+}
+
+/* Solves for the terms in `set` (bits), the others being 0. Returns CF__TERMS, or the first term of the set that
+   depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
+static int cf__solve_terms(const cf__normal *normal, int set, double *x) {
+    double a[CF__TERMS][CF__TERMS + 1];
+    int index[CF__TERMS], n = 0, i, j, k;
+    for (i = 0; i < CF__TERMS; i++) {
+        x[i] = 0;
+        if (set >> i & 1) index[n++] = i;
+    }
+    for (i = 0; i < n; i++) {
+        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
+        a[i][n] = normal->target[index[i]];
+    }
+    for (i = 0; i < n; i++) {
+        if (!(a[i][i] > cf__product(CF__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
+        for (k = i + 1; k < n; k++) {
+            double factor = a[k][i] / a[i][i];
+            for (j = i; j <= n; j++) a[k][j] -= cf__product(factor, a[i][j]);
+        }
+    }
+    for (i = n - 1; i >= 0; i--) {
+        double rest = a[i][n];
+        for (j = i + 1; j < n; j++) rest -= cf__product(a[i][j], x[index[j]]);
+        x[index[i]] = rest / a[i][i];
+    }
+    return CF__TERMS;
+}
+
+static double cf__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
+    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
+}
+
+static double cf__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
+    double sum = 0;
+    int64_t s;
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass == pass) {
+            double error = cf__relative_error(cost, &samples[s]);
+            sum += cf__product(error, error);
+        }
+    }
+    return sum;
+}
+
+static void cf__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
+    int64_t s;
+    memset(fit, 0, sizeof *fit);
+    fit->worst_sample = -1;
+    for (s = 0; s < n; s++) {
+        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
+        if (samples[s].pass != pass) continue;
+        error = cf__relative_error(cost, &samples[s]);
+        fit->n_samples++;
+        fit->mean_error += error;
+        fit->mean_absolute += error < 0 ? -error : error;
+        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
+            fit->worst_error = error;
+            fit->worst_sample = s;
+        }
+    }
+    if (fit->n_samples == 0) return;
+    fit->mean_error /= (double)fit->n_samples;
+    fit->mean_absolute /= (double)fit->n_samples;
+}
+
+/* The best terms of one pass that has enough samples. */
+static cf_result cf__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
+    static const char *const fields[CF__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
+    cf__normal normal;
+    cf_pass_cost best = {0, 0, 0};
+    double least = DBL_MAX, x[CF__TERMS];
+    int set, dependent;
+    if (!cf__normal_sums(samples, n, pass, &normal))
+        return cf__fail(error, CF_ERROR_OVERFLOW, "samples.seconds", pass, 0, -1, "too small for the tokens and pairs");
+    dependent = cf__solve_terms(&normal, 7, x);
+    if (dependent < CF__TERMS)
+        return cf__fail(error, CF_ERROR_ARGUMENT, fields[dependent], pass, CF__TERMS, dependent,
+                        "must vary, and not only with the terms before it; independent terms of this pass");
+    for (set = 1; set < 1 << CF__TERMS; set++) {
+        cf_pass_cost cost;
+        double squares;
+        (void)cf__solve_terms(&normal, set, x);
+        if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
+        cost.constant = x[0] / normal.scale[0];
+        cost.per_token = x[1] / normal.scale[1];
+        cost.per_pair = x[2] / normal.scale[2];
+        squares = cf__sum_of_squares(samples, n, pass, &cost);
+        if (squares < least) {
+            least = squares;
+            best = cost;
+        }
+    }
+    *out = best;
+    return CF_OK;
+}
+
+static cf_result cf__check_samples(const cf_sample *samples, int64_t n, int64_t *counts, cf_error *error) {
+    int64_t s;
+    int pass;
+    if (samples == NULL && n != 0) return cf__fail_null(error, "samples");
+    if (n < CF__TERMS) return cf__fail(error, CF_ERROR_ARGUMENT, "n", -1, CF__TERMS, n, "too few samples");
+    for (s = 0; s < n; s++) {
+        const cf_sample *sample = &samples[s];
+        if (sample->pass < 0 || sample->pass >= CF__PASSES)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pass", s, CF__PASSES - 1, sample->pass, "unknown pass");
+        if (sample->tokens < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.tokens", s, 0, sample->tokens, "must not be negative");
+        if (sample->pairs < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pairs", s, 0, sample->pairs, "must not be negative");
+        if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.seconds", s, 1, 0, "must be finite and more than 0");
+        counts[sample->pass]++;
+    }
+    for (pass = 0; pass < CF__PASSES; pass++)
+        if (counts[pass] > 0 && counts[pass] < CF__TERMS)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples", pass, CF__TERMS, counts[pass],
+                            "too few samples of this pass");
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
+                                    cf_error *error) {
+    cf_pass_cost found[CF__PASSES];
+    int64_t counts[CF__PASSES] = {0, 0, 0, 0, 0};
+    cf_result result;
+    int pass;
+    if (cost == NULL) return cf__fail_null(error, "cost");
+    if ((result = cf__check_samples(samples, n, counts, error)) != CF_OK) return result;
+    memset(found, 0, sizeof found);
+    for (pass = 0; pass < CF__PASSES; pass++)
+        if (counts[pass] > 0 && (result = cf__fit_pass(samples, n, pass, &found[pass], error)) != CF_OK) return result;
+    cost->forward = found[0];
+    cost->replay = found[1];
+    cost->backward = found[2];
+    cost->input = found[3];
+    cost->weight = found[4];
+    for (pass = 0; pass < CF__PASSES && fits != NULL; pass++)
+        cf__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
+    return CF_OK;
+}
+
+/* ---- models ---- */
+
+/* From the models' published configurations; tests hold each against its published number of parameters. */
+static const cf_model cf__models[] = {
+    /* name, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate
+       */
+    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0},
+    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0},
+    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0},
+    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0},
+    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
+};
+
+static int cf__same_name(const char *a, const char *b) { /* ASCII letters in either case */
+    for (;; a++, b++) {
+        int x = *a >= 'A' && *a <= 'Z' ? *a - 'A' + 'a' : *a;
+        int y = *b >= 'A' && *b <= 'Z' ? *b - 'A' + 'a' : *b;
+        if (x != y) return 0;
+        if (x == 0) return 1;
+    }
+}
+
+CHUNKFLOW_API const cf_model *cf_model_at(int64_t index) {
+    const int64_t count = (int64_t)(sizeof cf__models / sizeof cf__models[0]);
+    return index >= 0 && index < count ? &cf__models[index] : NULL;
+}
+
+CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
+    const cf_model *model;
+    int64_t i;
+    for (i = 0; name != NULL && (model = cf_model_at(i)) != NULL; i++)
+        if (cf__same_name(model->name, name)) return model;
+    return NULL;
+}
+
+static int64_t cf__head_dim(const cf_model *model) {
+    return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
+}
+
+static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
+    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
+    if (value > most) return cf__fail(error, CF_ERROR_LIMIT, field, -1, most, value, "too large");
+    return CF_OK;
+}
+
+/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
+static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
+    if (value >= first && value <= last) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
+}
+
+/* A value that something else bounds, which `why` names. */
+static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
+                             cf_error *error) {
+    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
+    if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
+    return CF_OK;
+}
+
+/* The divisor of `whole` next below value. */
+static int64_t cf__divisor_below(int64_t whole, int64_t value) {
+    while (value > 1 && whole % value != 0) value--;
+    return value;
+}
+
+CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
+    cf_result r;
+    if (model == NULL) return cf__fail_null(error, "model");
+    if ((r = cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error)) != CF_OK) return r;
+    if ((r = cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error)) != CF_OK) return r;
+    if ((r = cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error)) != CF_OK) return r;
+    r = cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "more than heads", error);
+    if (r != CF_OK) return r;
+    if ((r = cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error)) != CF_OK) return r;
+    if ((r = cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error)) != CF_OK) return r;
+    if ((r = cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error)) != CF_OK) return r;
+    if (model->heads % model->kv_heads != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
+                        cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
+    if (model->head_dim == 0 && model->hidden % model->heads != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, cf__divisor_below(model->hidden, model->heads),
+                        model->heads, "must divide hidden, or head_dim must be given");
+    return CF_OK;
+}
+
+/* ---- splitting ---- */
+
+/* A sum of products of sizes that are not negative. overflow stays set once something did not fit. */
+typedef struct cf__tally {
+    int64_t sum;
+    int overflow;
+} cf__tally;
+
+static void cf__tally_add(cf__tally *tally, int64_t a, int64_t b, int64_t c) {
+    int64_t product;
+    if (!cf__mul(a, b, &product) || !cf__mul(product, c, &product) || !cf__add(tally->sum, product, &tally->sum))
+        tally->overflow = 1;
+}
+
+CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
+    static const char *const names[] = {"?", "none", "selective", "full"};
+    return cf__name(names, CF_RECOMPUTE_COUNT, (int64_t)recompute);
+}
+
+CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
+    cf_parallel full = *parallel;
+    if (full.tp == 0) full.tp = 1;
+    if (full.pp == 0) full.pp = 1;
+    if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.dp == 0) full.dp = 1;
+    if (full.recompute == CF_RECOMPUTE_DEFAULT) full.recompute = CF_RECOMPUTE_NONE;
+    if (full.vocab_multiple == 0) full.vocab_multiple = 1;
+    return full;
+}
+
+static int cf__tp_fits(const cf_model *model, int64_t tp) {
+    return model->heads % tp == 0 && model->ffn % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
+}
+
+/* Layers given stage by stage: none empty, and together those of the model. */
+static cf_result cf__check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    int64_t s, sum = 0;
+    for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
+        if (parallel->layers[s] < 1 || parallel->layers[s] > model->layers)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", s, 1, parallel->layers[s],
+                            "a stage must have at least one layer, and no more than the model");
+        sum += parallel->layers[s];
+    }
+    if (sum != model->layers)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, model->layers, sum,
+                        "must add up to the model's layers");
+    return CF_OK;
+}
+
+/* parallel: defaults filled in. */
+static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    int64_t most = model->layers, tp = parallel->tp;
+    cf_result r;
+    if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
+    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers", error);
+    if (r != CF_OK) return r;
+    most /= parallel->pp;
+    r = cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual", "more virtual stages than layers", error);
+    if (r != CF_OK) return r;
+    if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
+    if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
+    if ((r = cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
+        return r;
+    if ((r = cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error)) != CF_OK) return r;
+    if (!cf__tp_fits(model, tp)) {
+        int64_t fitting = tp;
+        while (!cf__tp_fits(model, fitting)) fitting--; /* 1 fits always */
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, tp,
+                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
+    }
+    return parallel->layers != NULL ? cf__check_layers(model, parallel, error) : CF_OK;
+}
+
+/* Checks both and hands back the split with its defaults. */
+static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *given, cf_parallel *full,
+                                      cf_error *error) {
+    cf_result r;
+    if ((r = cf_model_validate(model, error)) != CF_OK) return r;
+    if (given == NULL) return cf__fail_null(error, "parallel");
+    *full = cf_parallel_defaults(given);
+    return cf__check_parallel(model, full, error);
+}
+
+CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    cf_parallel full;
+    return cf__resolve_parallel(model, parallel, &full, error);
+}
+
+static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
+    int64_t last = parallel->pp * parallel->n_virtual - 1;
+    return cf__bounded(stage, 0, last, "stage", "there are fewer virtual stages", error);
+}
+
+/* What one GPU of a virtual stage has of the model. */
+typedef struct cf__shard {
+    int64_t layers;
+    int64_t hidden;
+    int64_t q;          /* heads x head_dim on this GPU */
+    int64_t kv;         /* the same for K (or V), replicas included */
+    int64_t heads;
+    int64_t ffn;
+    int64_t vocab;      /* rows of the embedding and of the head */
+    int64_t sequence;   /* over how many GPUs the rows of norms and residuals are split */
+    int64_t mlp_matrices;
+    int first, last;    /* has the embedding; has the head */
+} cf__shard;
+
+/* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
+static int64_t cf__even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
+    int64_t left = layers % n_stages;
+    if (stage == 0) return layers / n_stages + (left == n_stages - 1 && left > 0);
+    return layers / n_stages + (stage <= left && stage < n_stages - 1);
+}
+
+/* model and parallel have been checked. */
+static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
+    int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
+    int64_t dim = cf__head_dim(model);
+    cf__shard shard;
+    shard.layers = parallel->layers != NULL ? parallel->layers[stage] : cf__even_layers(model->layers, n_stages, stage);
+    shard.hidden = model->hidden;
+    shard.heads = model->heads / tp;
+    shard.q = shard.heads * dim;
+    shard.kv = cf__max(model->kv_heads / tp, 1) * dim;
+    shard.ffn = model->ffn / tp;
+    shard.vocab = cf__div_up(cf__div_up(model->vocab, tp), parallel->vocab_multiple) * parallel->vocab_multiple;
+    shard.sequence = parallel->no_sequence ? 1 : tp;
+    shard.mlp_matrices = model->no_gate ? 2 : 3;
+    shard.first = stage == 0;
+    shard.last = stage == n_stages - 1;
+    return shard;
+}
+
+/* 0 where a count does not fit. */
+static int cf__count_parameters(const cf_model *model, const cf__shard *shard, cf_parameters *out) {
+    int64_t n = shard->layers, h = shard->hidden;
+    int gate = model->no_gate ? 1 : 2; /* MLP matrices that lead in */
+    cf__tally embedding = {0, 0}, attention = {0, 0}, mlp = {0, 0}, norms = {0, 0}, head = {0, 0}, total = {0, 0};
+    if (shard->first) cf__tally_add(&embedding, shard->vocab, h, 1);
+    if (shard->last && !(model->tied && shard->first)) cf__tally_add(&head, shard->vocab, h, 1);
+    cf__tally_add(&attention, n, h, 2 * shard->q + 2 * shard->kv);
+    if (model->qkv_bias) cf__tally_add(&attention, n, shard->q + 2 * shard->kv, 1);
+    if (model->out_bias) cf__tally_add(&attention, n, h, 1);
+    cf__tally_add(&mlp, n * shard->mlp_matrices, h, shard->ffn);
+    if (model->mlp_bias) cf__tally_add(&mlp, n, gate * shard->ffn + h, 1);
+    cf__tally_add(&norms, n, 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0), 1);
+    if (shard->last) cf__tally_add(&norms, h, 1, 1);
+    cf__tally_add(&total, embedding.sum, 1, 1);
+    cf__tally_add(&total, attention.sum, 1, 1);
+    cf__tally_add(&total, mlp.sum, 1, 1);
+    cf__tally_add(&total, norms.sum, 1, 1);
+    cf__tally_add(&total, head.sum, 1, 1);
+    out->embedding = embedding.sum;
+    out->attention = attention.sum;
+    out->mlp = mlp.sum;
+    out->norms = norms.sum;
+    out->head = head.sum;
+    out->total = total.sum;
+    return !(embedding.overflow || attention.overflow || mlp.overflow || norms.overflow || head.overflow ||
+             total.overflow);
+}
+
+static cf_result cf__fail_size(cf_error *error, const char *field) {
+    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in 64 bits");
+}
+
+CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                        int64_t *layers, cf_error *error) {
+    cf_parallel full;
+    cf_result r;
+    if (layers == NULL) return cf__fail_null(error, "layers");
+    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    *layers = cf__shard_of(model, &full, stage).layers;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                            cf_parameters *out, cf_error *error) {
+    cf_parallel full;
+    cf_parameters counted;
+    cf__shard shard;
+    cf_result r;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    shard = cf__shard_of(model, &full, stage);
+    if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
+    *out = counted;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error) {
+    cf_parallel whole;
+    memset(&whole, 0, sizeof whole);
+    return cf_stage_parameters(model, &whole, 0, out, error);
+}
+
+/* ---- GPUs ----
+
+   Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
+   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
+   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
+   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
+   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
+   experience rather than anyone's publication: replace them by cf_cost_fit on your own measurements as soon as you have
+   some. */
+static const cf_gpu cf__gpus[] = {
+    /* name, flops, gemm, attention forward and backward, processors,
+       bandwidth, memory, nvlink, network, pcie, link, launch, latency */
+    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 108,
+     1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 108,
+     2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
+     3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
+     4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+};
+
+CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index) {
+    const int64_t count = (int64_t)(sizeof cf__gpus / sizeof cf__gpus[0]);
+    return index >= 0 && index < count ? &cf__gpus[index] : NULL;
+}
+
+CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name) {
+    const cf_gpu *gpu;
+    int64_t i;
+    for (i = 0; name != NULL && (gpu = cf_gpu_at(i)) != NULL; i++)
+        if (cf__same_name(gpu->name, name)) return gpu;
+    return NULL;
+}
+
+/* ---- costs from numbers ---- */
+
+/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
+   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
+   matrices. */
+#define CF__FORWARD_KERNELS 12
+#define CF__INPUT_KERNELS 14
+#define CF__WEIGHT_KERNELS 7
+#define CF__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
+#define CF__LOSS_KERNELS 6
+
+/* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
+typedef struct cf__work {
+    double kernels, collectives;                /* a pass */
+    double pass_bytes;                          /* device memory, a pass */
+    double token_flops, token_bytes, link_bytes; /* a token */
+    double pair_flops, pair_bytes;              /* an attention pair */
+} cf__work;
+
+static void cf__work_add(cf__work *to, const cf__work *more) {
+    to->kernels += more->kernels;
+    to->collectives += more->collectives;
+    to->pass_bytes += more->pass_bytes;
+    to->token_flops += more->token_flops;
+    to->token_bytes += more->token_bytes;
+    to->link_bytes += more->link_bytes;
+    to->pair_flops += more->pair_flops;
+    to->pair_bytes += more->pair_bytes;
+}
+
+/* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
+static cf_pass_cost cf__work_seconds(const cf__work *work, const cf_gpu *gpu, double attention, double link_rate) {
+    cf_pass_cost cost;
+    cost.constant = cf__product(work->kernels, gpu->launch) + cf__product(work->collectives, gpu->latency);
+    cost.constant += work->pass_bytes / gpu->bandwidth;
+    cost.per_token = work->token_flops / cf__product(gpu->flops, gpu->gemm) + work->token_bytes / gpu->bandwidth;
+    cost.per_token += work->link_bytes / link_rate;
+    cost.per_pair = work->pair_flops / cf__product(gpu->flops, attention) + work->pair_bytes / gpu->bandwidth;
+    return cost;
+}
+
+/* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
+static double cf__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
+
+/* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
+   6 f bytes. Whole numbers below 2^53, so exact. */
+static double cf__elementwise_bytes(const cf__shard *shard) {
+    int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
+    return cf__product((double)shard->layers, (double)bytes);
+}
+
+/* Weights of the layers' matrices on one GPU. */
+static double cf__matrix_weights(const cf__shard *shard) {
+    double a_layer = cf__product((double)shard->hidden, (double)(2 * shard->q + 2 * shard->kv));
+    a_layer += cf__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn));
+    return cf__product((double)shard->layers, a_layer);
+}
+
+/* The layers forward, without loss. */
+static cf__work cf__layers_forward(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
+    double layers = (double)shard->layers, weights = cf__matrix_weights(shard);
+    cf__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CF__FORWARD_KERNELS * layers;
+    work.collectives = tp > 1 ? CF__COLLECTIVES * layers : 0;
+    work.pass_bytes = 2 * weights;
+    work.token_flops = 2 * weights;
+    work.token_bytes = cf__elementwise_bytes(shard);
+    work.link_bytes = cf__product(CF__COLLECTIVES * layers, cf__product(2 * (double)shard->hidden, cf__ring_share(tp)));
+    work.pair_flops = cf__product(4 * layers, (double)shard->q);
+    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 4 * (double)shard->kv) / (double)chunk_size; /* K and V */
+    return work;
+}
+
+/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
+   of keys, of which a prefix has plenty. */
+static double cf__partial_wave(const cf_gpu *gpu, const cf__shard *shard, int64_t chunk_size) {
+    double blocks = cf__product((double)shard->heads, (double)chunk_size) / 128;
+    return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
+}
+
+/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
+   written beside K and V. */
+static cf__work cf__layers_input(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
+    cf__work work = cf__layers_forward(shard, tp, 0);
+    double layers = (double)shard->layers;
+    work.kernels = CF__INPUT_KERNELS * layers;
+    work.token_bytes *= 2;
+    work.pair_flops = cf__product(10 * layers, (double)shard->q);
+    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
+    return work;
+}
+
+/* The gradient of the weights, added to a float accumulator. */
+static cf__work cf__layers_weight(const cf__shard *shard) {
+    double weights = cf__matrix_weights(shard);
+    cf__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CF__WEIGHT_KERNELS * (double)shard->layers;
+    work.pass_bytes = 8 * weights;
+    work.token_flops = 2 * weights;
+    return work;
+}
+
+/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
+   written and read about twice in 10 bytes each. */
+static cf__work cf__head_work(const cf__shard *shard) {
+    double weights = cf__product((double)shard->hidden, (double)shard->vocab);
+    cf__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CF__LOSS_KERNELS;
+    work.pass_bytes = 2 * weights;
+    work.token_flops = 2 * weights;
+    work.token_bytes = 20 * (double)shard->vocab;
+    return work;
+}
+
+static void cf__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
+    out->constant = a->constant + b->constant;
+    out->per_token = a->per_token + b->per_token;
+    out->per_pair = a->per_pair + b->per_pair;
+}
+
+static cf_stage_cost cf__stage_seconds(const cf_cost_desc *desc, const cf__shard *shard, double link_rate) {
+    const cf_gpu *gpu = desc->gpu;
+    int64_t tp = desc->parallel.tp;
+    cf__work forward = cf__layers_forward(shard, tp, desc->chunk_size);
+    cf__work input = cf__layers_input(shard, tp, desc->chunk_size), weight = cf__layers_weight(shard);
+    cf__work again, head = cf__head_work(shard);
+    cf_pass_cost again_seconds;
+    cf_stage_cost cost;
+    forward.pair_flops = cf__product(forward.pair_flops, cf__partial_wave(gpu, shard, desc->chunk_size));
+    again = forward;
+    if (shard->last) {
+        cf__work_add(&forward, &head);
+        cf__work_add(&input, &head);
+        head.pass_bytes *= 4; /* the float accumulator */
+        head.token_bytes = 0;
+        cf__work_add(&weight, &head);
+    }
+    cost.forward = cf__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
+    cost.replay = cost.forward;
+    cost.input = cf__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
+    cost.weight = cf__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
+    again_seconds = cf__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
+    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cf__cost_sum(&cost.input, &again_seconds, &cost.input);
+    cf__cost_sum(&cost.input, &cost.weight, &cost.backward);
+    return cost;
+}
+
+static int cf__is_rate(double x) { return x > 0 && x <= DBL_MAX; }
+
+static cf_result cf__check_gpu(const cf_gpu *gpu, cf_error *error) {
+    const char *field = NULL;
+    if (gpu == NULL) return cf__fail_null(error, "gpu");
+    if (!cf__is_rate(gpu->flops)) field = "gpu.flops";
+    else if (!(gpu->gemm > 0 && gpu->gemm <= 1)) field = "gpu.gemm";
+    else if (!(gpu->attention_forward > 0 && gpu->attention_forward <= 1)) field = "gpu.attention_forward";
+    else if (!(gpu->attention_backward > 0 && gpu->attention_backward <= 1)) field = "gpu.attention_backward";
+    else if (!cf__is_rate(gpu->bandwidth)) field = "gpu.bandwidth";
+    else if (!cf__is_rate(gpu->nvlink)) field = "gpu.nvlink";
+    else if (!cf__is_rate(gpu->network)) field = "gpu.network";
+    else if (!cf__is_rate(gpu->pcie)) field = "gpu.pcie";
+    else if (!(gpu->link > 0 && gpu->link <= 1)) field = "gpu.link";
+    if (field != NULL)
+        return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must be finite and above 0; a fraction at most 1");
+    if (gpu->processors < 1 || gpu->processors > CF_MAX_RANKS)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "gpu.processors", -1, 1, gpu->processors, "out of range");
+    if (!cf__is_cost(gpu->launch)) field = "gpu.launch";
+    if (!cf__is_cost(gpu->latency)) field = "gpu.latency";
+    if (field == NULL) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
+}
+
+/* Bytes/s of a group that spans `span` neighbouring ranks. */
+static double cf__link_rate(const cf_cost_desc *desc, int64_t span) {
+    return cf__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
+}
+
+/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
+   writes: a float gradient, three float states both ways, a bf16 parameter. */
+static double cf__step_seconds(const cf_cost_desc *desc, double parameters) {
+    const cf_parallel *parallel = &desc->parallel;
+    double rate = cf__link_rate(desc, parallel->tp * parallel->dp), share = cf__ring_share(parallel->dp);
+    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
+    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
+    double seconds = cf__product(exchanged, share) / rate;
+    return seconds + 30 * owned / desc->gpu->bandwidth;
+}
+
+/* The slowest stage's. */
+static cf_result cf__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
+    int64_t s, v;
+    double slowest = 0;
+    for (s = 0; s < desc->parallel.pp; s++) {
+        double parameters = 0, seconds;
+        for (v = 0; v < desc->parallel.n_virtual; v++) {
+            cf__shard shard = cf__shard_of(desc->model, &desc->parallel, v * desc->parallel.pp + s);
+            cf_parameters counted;
+            if (!cf__count_parameters(desc->model, &shard, &counted)) return cf__fail_size(error, "parameters");
+            parameters += (double)counted.total;
+        }
+        seconds = cf__step_seconds(desc, parameters);
+        if (seconds > slowest) slowest = seconds;
+    }
+    *out = slowest;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
+                                         cf_timing *timing, double *step_seconds, cf_error *error) {
+    cf_cost_desc full;
+    cf__shard shard;
+    cf_result r;
+    int64_t s, span, most_layers = 0;
+    double step;
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    if (stages == NULL) return cf__fail_null(error, "stages");
+    if (timing == NULL) return cf__fail_null(error, "timing");
+    full = *desc;
+    if ((r = cf__resolve_parallel(desc->model, &desc->parallel, &full.parallel, error)) != CF_OK) return r;
+    if ((r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
+    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
+    if ((r = cf__range(full.gpus_per_node, 1, CF_MAX_RANKS, "gpus_per_node", error)) != CF_OK) return r;
+    if ((r = cf__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return r;
+    if (count != full.parallel.pp * full.parallel.n_virtual)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
+                        "must be the number of virtual stages");
+    if ((r = cf__slowest_step(&full, &step, error)) != CF_OK) return r;
+    for (s = 0; s < count; s++) {
+        shard = cf__shard_of(full.model, &full.parallel, s);
+        stages[s] = cf__stage_seconds(&full, &shard, cf__link_rate(&full, full.parallel.tp));
+        most_layers = cf__max(most_layers, shard.layers);
+    }
+    shard = cf__shard_of(full.model, &full.parallel, 0);
+    span = full.parallel.tp * full.parallel.dp * full.parallel.pp;
+    memset(timing, 0, sizeof *timing);
+    timing->all = stages[0];
+    timing->stages = stages;
+    timing->latency = full.gpu->latency;
+    timing->seconds_per_token = (double)cf__div_up(2 * shard.hidden, shard.sequence) / cf__link_rate(&full, span);
+    timing->offload_seconds_per_token = cf__product(4 * (double)shard.kv, (double)most_layers) /
+                                        cf__product(full.gpu->pcie, full.gpu->link);
+    if (step_seconds != NULL) *step_seconds = step;
+    return CF_OK;
+}
+
 /* ================================================================================================================
    >>pack
 
@@ -1326,18 +2403,6 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method) {
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split) {
     static const char *const names[] = {"?", "full", "even", "cost"};
     return cf__name(names, 4, (int64_t)split);
-}
-
-static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
-    if (value > most) return cf__fail(error, CF_ERROR_LIMIT, field, -1, most, value, "too large");
-    return CF_OK;
-}
-
-/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
-static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
-    if (value >= first && value <= last) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
 }
 
 static cf_result cf__check_cost(const cf_pass_cost *cost, cf_error *error) {
@@ -2885,6 +3950,304 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
         cf__fill_rows(row + slice->length, cf__round_up(slice->length, plan->align) - slice->length, -1, 0);
     }
     return CF_OK;
+}
+
+/* ================================================================================================================
+   >>memory
+   ================================================================================================================ */
+
+typedef struct cf__loss_bytes {
+    int64_t kept; /* for each logit, until backward */
+    int64_t peak; /* for each logit, at the worst moment */
+} cf__loss_bytes;
+
+/* logit: bytes of a logit as the head makes it. */
+static cf__loss_bytes cf__loss_bytes_of(cf_loss loss, int64_t logit) {
+    cf__loss_bytes bytes;
+    bytes.kept = 4;         /* a float softmax */
+    bytes.peak = logit + 8; /* beside it the logits and their float copy */
+    if (loss == CF_LOSS_EAGER) bytes.peak = logit + 12;
+    if (loss == CF_LOSS_FUSED) bytes.kept = bytes.peak = logit;
+    if (loss == CF_LOSS_CHUNKED) bytes.kept = bytes.peak = 0;
+    return bytes;
+}
+
+CHUNKFLOW_API const char *cf_loss_name(cf_loss loss) {
+    static const char *const names[] = {"?", "parallel", "eager", "fused", "chunked"};
+    return cf__name(names, CF_LOSS_COUNT, (int64_t)loss);
+}
+
+CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
+    cf_memory_desc full = *desc;
+    full.parallel = cf_parallel_defaults(&desc->parallel);
+    if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_PARALLEL;
+    if (full.activation_bytes == 0) full.activation_bytes = 2;
+    if (full.parameter_bytes == 0) full.parameter_bytes = 2;
+    if (full.gradient_bytes == 0) full.gradient_bytes = 4;
+    if (full.optimizer_bytes == 0) full.optimizer_bytes = 12;
+    if (full.state_bytes == 0) full.state_bytes = 2;
+    if (full.state_gradient_bytes == 0) full.state_gradient_bytes = 4;
+    if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;
+    if (full.fragmentation == 0) full.fragmentation = CF_FRAGMENTATION;
+    if (full.fragmentation == -1) full.fragmentation = 0;
+    return full;
+}
+
+#define CF__MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
+
+static cf_result cf__check_memory_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
+    cf_result r;
+    if (given == NULL) return cf__fail_null(error, "desc");
+    if ((r = cf_parallel_validate(given->model, &given->parallel, error)) != CF_OK) return r;
+    if ((r = cf__range(given->fragmentation, -1, 1000, "fragmentation", error)) != CF_OK) return r;
+    *full = cf_memory_defaults(given);
+    if ((r = cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error)) != CF_OK) return r;
+    if ((r = cf__range(full->activation_bytes, 1, CF__MAX_BYTES_EACH, "activation_bytes", error)) != CF_OK) return r;
+    if ((r = cf__range(full->parameter_bytes, 1, CF__MAX_BYTES_EACH, "parameter_bytes", error)) != CF_OK) return r;
+    if ((r = cf__range(full->gradient_bytes, 1, CF__MAX_BYTES_EACH, "gradient_bytes", error)) != CF_OK) return r;
+    if ((r = cf__range(full->optimizer_bytes, 1, CF__MAX_BYTES_EACH, "optimizer_bytes", error)) != CF_OK) return r;
+    if ((r = cf__range(full->state_bytes, 1, CF__MAX_BYTES_EACH, "state_bytes", error)) != CF_OK) return r;
+    if ((r = cf__range(full->state_gradient_bytes, 1, CF__MAX_BYTES_EACH, "state_gradient_bytes", error)) != CF_OK)
+        return r;
+    return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
+}
+
+/* ---- bytes per token ---- */
+
+/* What one layer keeps for backward when nothing but (with `selective`) the inside of attention is recomputed. */
+static int64_t cf__layer_bytes(const cf_memory_desc *desc, const cf__shard *shard, int selective) {
+    int64_t element = desc->activation_bytes;
+    int64_t rows = 4 * element * shard->hidden;               /* inputs of two norms, and their outputs */
+    int64_t attention = 2 * element * (shard->q + shard->kv); /* Q, output; K, V */
+    int64_t mlp = (desc->model->no_gate ? 2 : 3) * element * shard->ffn;
+    if (!selective && !desc->unfused_attention) attention += 4 * shard->heads;
+    if (desc->unfused) {
+        rows += 8 * shard->hidden; /* twice: the input as float, not as it is, and the normalised rows as they are */
+        if (!desc->model->no_gate) mlp += element * shard->ffn;
+    }
+    return cf__div_up(rows, shard->sequence) + attention + mlp;
+}
+
+/* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
+   residual and of a norm's output. */
+static int64_t cf__working_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
+    int64_t element = desc->activation_bytes, attention = 2 * element * (shard->q + shard->kv);
+    int64_t mlp = (desc->model->no_gate ? 2 : 3) * element * shard->ffn;
+    int64_t bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
+    if (desc->unfused && !desc->model->no_gate) mlp += element * shard->ffn;
+    bytes += cf__max(mlp, attention);
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes += cf__layer_bytes(desc, shard, 0);
+    return bytes;
+}
+
+/* Bytes of a score (a query and a key of one layer, all heads of this GPU), kept and in work. */
+static int64_t cf__kept_score_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
+    if (!desc->unfused_attention || desc->parallel.recompute != CF_RECOMPUTE_NONE) return 0;
+    return desc->activation_bytes * shard->heads * shard->layers; /* the softmax */
+}
+
+static int64_t cf__working_score_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
+    if (!desc->unfused_attention) return 0;
+    return (desc->parallel.recompute == CF_RECOMPUTE_NONE ? 1 : 2) * desc->activation_bytes *
+           shard->heads; /* the gradient, and the softmax where it is made again */
+}
+
+static cf_token_bytes cf__token_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
+    int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
+    cf__loss_bytes loss = cf__loss_bytes_of(desc->loss, element);
+    int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
+    cf_token_bytes bytes;
+    memset(&bytes, 0, sizeof bytes);
+    bytes.activations = cf__layer_bytes(desc, shard, desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE);
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes.activations = row;
+    bytes.activations *= shard->layers;
+    if (shard->first) bytes.activations += 8;
+    if (shard->last) {
+        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + loss.kept * shard->vocab;
+        if (desc->loss == CF_LOSS_CHUNKED) bytes.activations += row;
+        bytes.logits = (loss.peak - loss.kept) * shard->vocab;
+    }
+    bytes.state = 2 * shard->kv * shard->layers * desc->state_bytes;
+    bytes.state_gradient = 2 * shard->kv * shard->layers * desc->state_gradient_bytes;
+    bytes.boundary = row;
+    bytes.working = cf__working_bytes(desc, shard);
+    bytes.buffers = (4 - 2 * ends) * bytes.boundary; /* in and out, of activations and of gradients */
+    if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 2 * element * shard->hidden; /* gathered; gradient */
+    return bytes;
+}
+
+CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
+                                              cf_error *error) {
+    cf_memory_desc full;
+    cf__shard shard;
+    cf_result r;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full.parallel, stage, error)) != CF_OK) return r;
+    shard = cf__shard_of(full.model, &full.parallel, stage);
+    *out = cf__token_bytes(&full, &shard);
+    return CF_OK;
+}
+
+/* ---- stages ---- */
+
+static cf_result cf__check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
+    const char *field = NULL;
+    int64_t got = 0;
+    if ((got = load->live_tokens) < 0) field = "loads.live_tokens";
+    else if ((got = load->chunk_tokens) < 0) field = "loads.chunk_tokens";
+    else if ((got = load->state_tokens) < 0) field = "loads.state_tokens";
+    else if ((got = load->state_gradient_tokens) < 0) field = "loads.state_gradient_tokens";
+    else if ((got = load->offloaded_tokens) < 0) field = "loads.offloaded_tokens";
+    else if ((got = load->input_tokens) < 0) field = "loads.input_tokens";
+    else if ((got = load->live_scores) < 0) field = "loads.live_scores";
+    else if ((got = load->chunk_scores) < 0) field = "loads.chunk_scores";
+    if (field == NULL) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, got, "must not be negative");
+}
+
+/* The terms of one stage while they are added up over its virtual stages. */
+typedef struct cf__stage_sums {
+    cf__tally parameters;     /* numbers of them; all below are bytes but the next */
+    int64_t layer_parameters; /* of the largest layer */
+    cf__tally activations, logits, state, state_gradient, inputs, host;
+    int64_t working, buffers; /* the largest of any virtual stage */
+    int overflow;
+} cf__stage_sums;
+
+static void cf__sum_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
+                                  cf__stage_sums *sums) {
+    cf__shard shard = cf__shard_of(desc->model, &desc->parallel, stage);
+    cf_token_bytes bytes = cf__token_bytes(desc, &shard);
+    cf__tally working = {0, 0}, buffers = {0, 0};
+    cf_parameters counted;
+    if (!cf__count_parameters(desc->model, &shard, &counted)) sums->overflow = 1;
+    cf__tally_add(&sums->parameters, counted.total, 1, 1);
+    sums->layer_parameters = cf__max(sums->layer_parameters,
+                                     (counted.total - counted.embedding - counted.head) / shard.layers);
+    cf__tally_add(&sums->activations, load->live_tokens, bytes.activations, 1);
+    cf__tally_add(&sums->activations, load->live_scores, cf__kept_score_bytes(desc, &shard), 1);
+    cf__tally_add(&sums->logits, load->chunk_tokens, bytes.logits, 1);
+    cf__tally_add(&sums->state, load->state_tokens, bytes.state, 1);
+    cf__tally_add(&sums->state_gradient, load->state_gradient_tokens, bytes.state_gradient, 1);
+    cf__tally_add(&sums->inputs, load->input_tokens, bytes.boundary, 1);
+    cf__tally_add(&sums->host, load->offloaded_tokens, bytes.state, 1);
+    cf__tally_add(&working, load->chunk_tokens, bytes.working, 1);
+    cf__tally_add(&working, load->chunk_scores, cf__working_score_bytes(desc, &shard), 1);
+    cf__tally_add(&buffers, load->chunk_tokens, bytes.buffers, 1);
+    sums->working = cf__max(sums->working, working.sum);
+    sums->buffers = cf__max(sums->buffers, buffers.sum);
+    sums->overflow |= working.overflow | buffers.overflow;
+}
+
+/* number x bytes, or a dp-th of it, rounded up. */
+static int64_t cf__shared_bytes(int64_t number, int64_t bytes, int64_t dp, int shared, int *overflow) {
+    int64_t product = 0;
+    if (!cf__mul(number, bytes, &product)) *overflow = 1;
+    return shared ? cf__div_up(product, dp) : product;
+}
+
+static int64_t cf__runtime_bytes(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
+    cf__tally moving = {0, 0}, runtime = {0, 0};
+    cf__tally_add(&moving, report->activations, desc->fragmentation, 1);
+    cf__tally_add(&moving, report->logits, desc->fragmentation, 1);
+    cf__tally_add(&moving, report->working, desc->fragmentation, 1);
+    cf__tally_add(&moving, report->state, desc->fragmentation, 1);
+    cf__tally_add(&moving, report->state_gradient, desc->fragmentation, 1);
+    cf__tally_add(&moving, report->inputs, desc->fragmentation, 1);
+    cf__tally_add(&runtime, desc->runtime_bytes, 1, 1);
+    cf__tally_add(&runtime, moving.sum / 100, 1, 1);
+    *overflow |= moving.overflow | runtime.overflow;
+    return runtime.sum;
+}
+
+/* loads: by virtual stage; where `alike`, one record that holds for all. Returns 0 where something does not fit. */
+static int cf__stage_report(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads, int alike,
+                            cf_memory_report *out) {
+    const cf_parallel *parallel = &desc->parallel;
+    cf__stage_sums sums;
+    cf__tally total = {0, 0};
+    int64_t v;
+    memset(&sums, 0, sizeof sums);
+    memset(out, 0, sizeof *out);
+    for (v = 0; v < parallel->n_virtual; v++) {
+        int64_t at = v * parallel->pp + stage;
+        cf__sum_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
+    }
+    sums.overflow |= sums.parameters.overflow | sums.activations.overflow | sums.logits.overflow | sums.state.overflow |
+                     sums.state_gradient.overflow | sums.inputs.overflow | sums.host.overflow;
+    out->parameters =
+        cf__shared_bytes(sums.parameters.sum, desc->parameter_bytes, parallel->dp, parallel->zero >= 3, &sums.overflow);
+    out->gradients =
+        cf__shared_bytes(sums.parameters.sum, desc->gradient_bytes, parallel->dp, parallel->zero >= 2, &sums.overflow);
+    out->optimizer =
+        cf__shared_bytes(sums.parameters.sum, desc->optimizer_bytes, parallel->dp, parallel->zero >= 1, &sums.overflow);
+    out->activations = sums.activations.sum;
+    out->at_loss = sums.logits.sum > sums.working;
+    out->logits = out->at_loss ? sums.logits.sum : 0;
+    out->working = out->at_loss ? 0 : sums.working;
+    out->state = sums.state.sum;
+    out->state_gradient = sums.state_gradient.sum;
+    out->inputs = sums.inputs.sum;
+    out->buffers = sums.buffers;
+    if (parallel->zero >= 3 && parallel->dp > 1) {
+        int64_t layers = cf__shared_bytes(sums.layer_parameters, 2 * desc->parameter_bytes, 1, 0, &sums.overflow);
+        if (!cf__add(out->buffers, layers, &out->buffers)) sums.overflow = 1;
+    }
+    out->runtime = cf__runtime_bytes(desc, out, &sums.overflow);
+#define CF__ADD_TERM(name, text) cf__tally_add(&total, out->name, 1, 1);
+    CF_MEMORY_TERMS(CF__ADD_TERM)
+#undef CF__ADD_TERM
+    out->total = total.sum;
+    out->host = sums.host.sum;
+    return !(sums.overflow || total.overflow);
+}
+
+CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
+                                           cf_memory_report *reports, int64_t n_reports, cf_error *error) {
+    cf_memory_desc full;
+    cf_memory_report report;
+    cf_result r;
+    int64_t s, n_stages;
+    if (loads == NULL) return cf__fail_null(error, "loads");
+    if (reports == NULL) return cf__fail_null(error, "reports");
+    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
+    n_stages = full.parallel.pp * full.parallel.n_virtual;
+    if (n_loads != n_stages)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "n_loads", -1, n_stages, n_loads,
+                        "must be the number of virtual stages");
+    if (n_reports != full.parallel.pp)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, full.parallel.pp, n_reports, "must be parallel.pp");
+    for (s = 0; s < n_stages; s++)
+        if ((r = cf__check_load(&loads[s], s, error)) != CF_OK) return r;
+    for (s = 0; s < n_reports; s++) /* nothing is written unless all of it can be */
+        if (!cf__stage_report(&full, s, loads, 0, &report)) return cf__fail_size(error, "loads");
+    for (s = 0; s < n_reports; s++) (void)cf__stage_report(&full, s, loads, 0, &reports[s]);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
+                                              cf_error *error) {
+    cf_memory_desc full;
+    cf_memory_report report;
+    cf_memory_load load;
+    cf_result r;
+    int64_t s, most = 0, fullest = 0;
+    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
+    if ((r = cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error)) != CF_OK) return r;
+    memset(&load, 0, sizeof load);
+    load.live_tokens = chunk_tokens;
+    load.chunk_tokens = chunk_tokens;
+    for (s = 0; s < full.parallel.pp; s++) {
+        if (!cf__stage_report(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
+        if (report.total > most) {
+            most = report.total;
+            fullest = s;
+        }
+    }
+    if (limit_bytes >= most) return CF_OK;
+    return cf__fail(error, CF_ERROR_LIMIT, "limit_bytes", fullest, most, limit_bytes,
+                    "too little for this stage's model state and a single chunk");
 }
 
 /* ================================================================================================================

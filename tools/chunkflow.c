@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_command *const commands[] = {&cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan};
+static const cli_command *const commands[] = {&cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan,   &cmd_memory,
+                                              &cmd_time};
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 

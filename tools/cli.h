@@ -173,5 +173,7 @@ extern const cli_command cmd_lengths;
 extern const cli_command cmd_gen;
 extern const cli_command cmd_pack;
 extern const cli_command cmd_plan;
+extern const cli_command cmd_memory;
+extern const cli_command cmd_time;
 
 #endif /* CHUNKFLOW_CLI_H */
