@@ -2264,7 +2264,7 @@ CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost
     cf__shard shard;
     cf_result r;
     int64_t s, span, most_layers = 0;
-    double step;
+    double step = 0;
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (stages == NULL) return cf__fail_null(error, "stages");
     if (timing == NULL) return cf__fail_null(error, "timing");
