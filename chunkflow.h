@@ -3612,7 +3612,9 @@ typedef struct cf__policy {
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
-    const int64_t *depth;  /* (n_stages) chunks that a stage keeps at most, if it can do with that; INT64_MAX: any number */
+    int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
+    const int64_t *ahead;  /* (n_stages) starts no unit while this many forwards have no backward yet; then units start in
+                              order everywhere. NULL: any number */
 } cf__policy;
 
 /* One stage at work. Heaps hold passes: cell x CF__KINDS + kind. */
@@ -3621,6 +3623,7 @@ typedef struct cf__worker {
     double link_free[2];
     int64_t room_chunks, room_bytes; /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
+    int64_t n_ahead;                 /* forwards minus backwards */
     int32_t *coming, *fresh, *begun, *returning, *weights;
     int64_t n_coming, n_fresh, n_begun, n_returning, n_weights, n_taken_weights;
     int32_t *done;                   /* passes in the order in which they were taken */
@@ -3758,11 +3761,11 @@ static void cf__start_workers(cf__dispatch *d) {
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__worker *worker = &d->workers[s];
         cf__limits limits = cf__limits_of(&m->desc, s);
-        int64_t depth = d->policy.depth != NULL ? cf__max(d->policy.depth[s], d->most_room_chunks) : INT64_MAX;
+        int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, d->most_room_chunks) : INT64_MAX;
         worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room_chunks = cf__min(limits.chunks, depth);
         worker->room_bytes = limits.bytes;
-        worker->next_unit = 0;
+        worker->next_unit = worker->n_ahead = 0;
         worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_returning = 0;
         worker->n_weights = worker->n_taken_weights = worker->n_done = 0;
     }
@@ -3804,6 +3807,7 @@ static void cf__start_dispatch(cf__dispatch *d) {
 static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
     const cf__worker *worker = &d->workers[stage];
     int64_t chunks = cf__room_chunks(d, unit), bytes = cf__room_bytes(d, unit), first = worker->next_unit;
+    if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
     if (unit != first) {
         chunks += cf__room_chunks(d, first);
         bytes += cf__room_bytes(d, first);
@@ -3857,6 +3861,7 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
     double transfer = cf__transfer_seconds(pipe, chunk);
     switch (kind) {
         case CF__FORWARD:
+            d->workers[stage].n_ahead++;
             if (index + 1 < unit->n) cf__supply(d, cell + 1, CF__FORWARD, stage, end);
             cf__supply(d, cell, dropped ? CF__AGAIN : CF__BACKWARD, stage, end);
             if (v + 1 < pipe->n_v) cf__pass_on(d, stage, 0, cell + pipe->n, CF__FORWARD, end, transfer);
@@ -3867,6 +3872,7 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
             if (v + 1 < pipe->n_v && !pipe->local) cf__pass_on(d, stage, 0, cell + pipe->n, CF__AGAIN, end, transfer);
             break;
         case CF__BACKWARD:
+            d->workers[stage].n_ahead--;
             if (index > 0) cf__supply(d, cell - 1, CF__BACKWARD, stage, end);
             if (d->policy.split) cf__supply(d, cell, CF__WEIGHT, stage, end);
             else cf__free_slot(d, stage, chunk, cell, end);
@@ -3920,38 +3926,58 @@ static double cf__worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at
     return d->ready_at[coming];
 }
 
-/* A free stage chooses. */
-static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
+/* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
+static int32_t cf__best_forward(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t fresh = -1, begun = worker->n_begun > 0 ? worker->begun[0] : -1;
+    if (worker->n_fresh > 0 && cf__may_start(d, stage, worker->fresh[0]))
+        fresh = cf__pass_id(stage * d->pipe->n + d->maker->units[worker->fresh[0]].first, CF__FORWARD);
+    if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
+    return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
+}
+
+/* The pass that a free stage likes best; -1: none is ready. W comes last: it only has to be done some time. */
+static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t forward = cf__best_forward(d, stage), returning = worker->n_returning > 0 ? worker->returning[0] : -1;
+    if (forward >= 0 && returning >= 0) {
+        if (d->policy.ahead != NULL) return worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+        return d->urgency[returning] <= d->urgency[forward] ? returning : forward;
+    }
+    if (forward >= 0 || returning >= 0) return (int32_t)cf__max(forward, returning);
+    return worker->n_taken_weights < worker->n_weights ? worker->weights[worker->n_taken_weights] : -1;
+}
+
+/* Takes a chosen pass out of where it waited. */
+static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
     cf__worker *worker = &d->workers[stage];
-    int32_t pass = -1, unit;
-    double wait;
-    cf__receive(d, stage, now);
-    unit = worker->n_fresh > 0 ? worker->fresh[0] : -1;
-    if (unit >= 0 && !cf__may_start(d, stage, unit)) unit = -1;
-    if (unit >= 0) pass = cf__pass_id(stage * d->pipe->n + d->maker->units[unit].first, CF__FORWARD);
-    if (worker->n_begun > 0 && (pass < 0 || d->urgency[worker->begun[0]] <= d->urgency[pass])) pass = worker->begun[0];
-    if (worker->n_returning > 0 && (pass < 0 || d->urgency[worker->returning[0]] <= d->urgency[pass]))
-        pass = worker->returning[0];
-    if (pass < 0 && worker->n_taken_weights < worker->n_weights) pass = worker->weights[worker->n_taken_weights];
-    if (pass < 0) {
-        cf__set_wake(d, stage, worker->n_coming > 0 ? d->ready_at[worker->coming[0]] : DBL_MAX);
-        return;
-    }
-    if ((wait = cf__worth_waiting(d, stage, pass, now)) >= 0) {
-        cf__set_wake(d, stage, wait);
-        return;
-    }
-    if (pass % CF__KINDS == CF__WEIGHT) {
+    int kind = (int)(pass % CF__KINDS);
+    if (kind == CF__WEIGHT) {
         worker->n_taken_weights++;
-    } else if (worker->n_returning > 0 && pass == worker->returning[0]) {
+    } else if (kind != CF__FORWARD) {
         cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
     } else if (worker->n_begun > 0 && pass == worker->begun[0]) {
         cf__heap_pop(worker->begun, worker->n_begun--, d->urgency);
     } else {
-        cf__heap_pop(worker->fresh, worker->n_fresh--, d->place);
-        cf__start_unit(d, stage, unit);
+        cf__start_unit(d, stage, cf__heap_pop(worker->fresh, worker->n_fresh--, d->place));
     }
-    cf__take_pass(d, stage, pass, now);
+}
+
+/* A stage that is free at `now` takes a pass, or waits. */
+static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
+    cf__worker *worker = &d->workers[stage];
+    int32_t pass;
+    double wait;
+    cf__receive(d, stage, now);
+    pass = cf__best_pass(d, stage);
+    if (pass < 0) {
+        cf__set_wake(d, stage, worker->n_coming > 0 ? d->ready_at[worker->coming[0]] : DBL_MAX);
+    } else if ((wait = cf__worth_waiting(d, stage, pass, now)) >= 0) {
+        cf__set_wake(d, stage, wait);
+    } else {
+        cf__claim(d, stage, pass);
+        cf__take_pass(d, stage, pass, now);
+    }
 }
 
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
@@ -4005,7 +4031,7 @@ typedef struct cf__search {
     cf__bounds bounds[2];   /* whole and split backwards; bounds[1] only if they may be split */
     cf__dispatch dispatch;
     double *nudges;         /* (passes) */
-    int64_t *depth;         /* (n_stages) of the fixed kinds that are dispatched */
+    int64_t *ahead;         /* (n_stages) of interleaved */
     uint64_t random;
     int64_t budget;
     double goal;            /* no schedule is shorter */
@@ -4047,7 +4073,7 @@ static void cf__layout_search(cf__search *search, cf__carver *carver) {
     if (!dispatches) return;
     cf__layout_dispatch(&search->dispatch, m, carver);
     search->nudges = best ? (double *)cf__take(carver, cells * CF__KINDS, sizeof(double)) : NULL;
-    search->depth = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
+    search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
 static uint64_t cf__random(cf__search *search) { /* splitmix64 */
@@ -4254,9 +4280,9 @@ static void cf__walk(cf__search *search) {
 
 /* ---- the fixed kinds that are dispatched ---- */
 
-/* interleaved: backwards first, then later virtual stages first, with Megatron's warm-up: 2 x (n_stages - 1 - s) +
-   (n_virtual - 1) x n_stages passes and the one at hand, in whole chunks. zero-bubble: backwards first, and on each stage no
-   more chunks than the first stage of 1F1B has. */
+/* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
+   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: backwards first, and on each stage no more
+   chunks than the first stage of 1F1B has. */
 static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     cf__maker *m = &search->maker;
     cf__policy *policy = &search->dispatch.policy;
@@ -4265,11 +4291,9 @@ static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     double much = 4 * search->bounds[split].critical_path;
     *policy = cf__policy_of(split, cf__product(much, (double)(n + 1)), 0);
     policy->deep = much;
-    policy->depth = search->depth;
-    for (s = 0; s < p; s++) {
-        int64_t passes = n == 1 ? p - s : cf__round_up(2 * (p - 1 - s) + (n - 1) * p + 1, n);
-        search->depth[s] = split ? p * n : passes;
-    }
+    if (split) policy->depth = p * n;
+    else policy->ahead = search->ahead;
+    for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
     cf__collect_units(m);
 }
 
