@@ -3613,7 +3613,7 @@ typedef struct cf__policy {
     double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
-    const int64_t *ahead;  /* (n_stages) starts no unit while this many forwards have no backward yet; then units start in
+    const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units start in
                               order everywhere. NULL: any number */
 } cf__policy;
 
@@ -3623,7 +3623,7 @@ typedef struct cf__worker {
     double link_free[2];
     int64_t room_chunks, room_bytes; /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
-    int64_t n_ahead;                 /* forwards minus backwards */
+    int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     int32_t *coming, *fresh, *begun, *returning, *weights;
     int64_t n_coming, n_fresh, n_begun, n_returning, n_weights, n_taken_weights;
     int32_t *done;                   /* passes in the order in which they were taken */
@@ -3861,7 +3861,7 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
     double transfer = cf__transfer_seconds(pipe, chunk);
     switch (kind) {
         case CF__FORWARD:
-            d->workers[stage].n_ahead++;
+            d->workers[stage].n_ahead += !dropped;
             if (index + 1 < unit->n) cf__supply(d, cell + 1, CF__FORWARD, stage, end);
             cf__supply(d, cell, dropped ? CF__AGAIN : CF__BACKWARD, stage, end);
             if (v + 1 < pipe->n_v) cf__pass_on(d, stage, 0, cell + pipe->n, CF__FORWARD, end, transfer);
@@ -3872,7 +3872,7 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
             if (v + 1 < pipe->n_v && !pipe->local) cf__pass_on(d, stage, 0, cell + pipe->n, CF__AGAIN, end, transfer);
             break;
         case CF__BACKWARD:
-            d->workers[stage].n_ahead--;
+            d->workers[stage].n_ahead -= !dropped;
             if (index > 0) cf__supply(d, cell - 1, CF__BACKWARD, stage, end);
             if (d->policy.split) cf__supply(d, cell, CF__WEIGHT, stage, end);
             else cf__free_slot(d, stage, chunk, cell, end);
@@ -4281,8 +4281,8 @@ static void cf__walk(cf__search *search) {
 /* ---- the fixed kinds that are dispatched ---- */
 
 /* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
-   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: backwards first, and on each stage no more
-   chunks than the first stage of 1F1B has. */
+   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B, and on
+   each stage no more chunks than its first stage has, which are as many W as may be put off. */
 static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     cf__maker *m = &search->maker;
     cf__policy *policy = &search->dispatch.policy;
@@ -4291,8 +4291,8 @@ static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     double much = 4 * search->bounds[split].critical_path;
     *policy = cf__policy_of(split, cf__product(much, (double)(n + 1)), 0);
     policy->deep = much;
-    if (split) policy->depth = p * n;
-    else policy->ahead = search->ahead;
+    policy->depth = split ? p * n : 0;
+    policy->ahead = search->ahead;
     for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
     cf__collect_units(m);
 }
