@@ -469,21 +469,57 @@ TEST(missing_arguments_are_named_by_validate) {
     cf_plan_free(plan);
 }
 
+/* What the generators make is sound, within the limits that they were given, and stays sound when it is lowered. */
 TEST(generated_schedules_are_accepted) {
     harness_rng rng = {9};
-    int round;
-    for (round = 0; round < 500; round++) {
-        cf_plan *plan = naive_plan(&rng, 20, 1);
-        cf_schedule *s = NULL;
+    int round, made[CF_SCHEDULE_COUNT];
+    memset(made, 0, sizeof made);
+    for (round = 0; round < 3000; round++) {
+        cf_plan *plan = naive_plan(&rng, 12, harness_between(&rng, 1, 2));
+        cf_schedule *s = NULL, *low = NULL;
         cf_schedule_desc desc;
+        cf_validate_desc limits;
         cf_error error;
+        cf_result result;
         memset(&desc, 0, sizeof desc);
-        desc.k = harness_between(&rng, 1, 6);
-        REQUIRE(cf_schedule_make(plan, &desc, &s, &error) == CF_OK);
-        CHECK_INT(validate(plan, s, &error), CF_OK);
+        memset(&limits, 0, sizeof limits);
+        memset(&error, 0, sizeof error);
+        desc.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
+        desc.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        desc.n_stages = harness_between(&rng, 1, 5);
+        desc.k = harness_between(&rng, 1, 5);
+        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        if (desc.kind == CF_SCHEDULE_BEST) desc.budget = 5;
+        if (harness_chance(&rng, 0.3)) desc.limit = limits.limit = harness_between(&rng, 1, 8);
+        if (harness_chance(&rng, 0.3)) {
+            desc.limit_bytes = limits.limit_bytes = harness_between(&rng, 1, 300);
+            desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
+            desc.bytes.per_token_state = harness_between(&rng, 0, 2);
+            desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
+            desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
+            limits.bytes = desc.bytes;
+        }
+        result = cf_schedule_make(plan, &desc, &s, &error);
+        harness_note("round %d, kind %d", round, (int)desc.kind);
+        if (result == CF_ERROR_INFEASIBLE && (desc.limit > 0 || desc.limit_bytes > 0)) {
+            cf_plan_free(plan);
+            continue;
+        }
+        if (!CHECK_INT(result, CF_OK)) FAIL("%s", error.text);
+        if (s != NULL) {
+            made[desc.kind]++;
+            if (cf_schedule_validate(plan, s, &limits, NULL, &error) != CF_OK) FAIL("%s", error.text);
+            if (round % 10 == 0) CHECK_STR(naive_fault(plan, s), NULL);
+            if (!CHECK_INT(cf_schedule_lower(plan, s, NULL, &low, &error), CF_OK)) FAIL("%s", error.text);
+            if (low != NULL) CHECK_STR(naive_rendezvous(plan, low), NULL);
+            if (low != NULL && cf_schedule_validate(plan, low, &limits, NULL, &error) != CF_OK) FAIL("%s", error.text);
+            cf_schedule_free(low);
+        }
         cf_schedule_free(s);
         cf_plan_free(plan);
     }
+    for (round = 1; round < CF_SCHEDULE_COUNT; round++) CHECK(made[round] > 100);
+    harness_note("%s", "");
 }
 
 SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
