@@ -20,12 +20,17 @@
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed an attention       cf_metadata_size + cf_metadata_fill (cu_seqlens_q/k, max_seqlen), cf_position_ids,
          kernel                cf_sequence_ids
+       what waits for what     cf_graph_make, cf_graph_size + cf_graph_into, cf_graph_defaults, cf_graph_node, cf_graph_free,
+                               cf_critical_make (longest path, slack), cf_critical_size + cf_critical_into, cf_critical_free
+         with your executor    cf_graph_start, cf_graph_complete
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
+       add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
-       check                   cf_plan_validate (any plan, also a hand-made one)
-       write                   cf_write_plan_json, cf_write_schedule_json
+       check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source, also hand-made ones)
+       write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
+       read                    cf_read_schedule_csv
        errors                  cf_result_name, cf_result_text, the cf_error record
        cost numbers            cf_cost_seconds
 
@@ -6149,7 +6154,6 @@ static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage
     if (!cf__has(cell, CF_F)) return cf__missing(k, CF_F, chunk, stage);
     if ((cell->seen & CF__BACKWARDS) == 0) return cf__missing(k, CF_B, chunk, stage);
     if (cf__has(cell, CF_I) && !cf__has(cell, CF_W)) return cf__missing(k, CF_W, chunk, stage);
-    if (cell->away) return cf__missing(k, CF_PREFETCH, chunk, stage);
     if (pipeline && behind != NULL && cf__has(behind, CF_R) && !cf__has(cell, CF_R))
         return cf__missing(k, CF_R, chunk, stage);
     if (crosses && behind != NULL && !cf__has(cell, CF_SEND_F)) return cf__missing(k, CF_SEND_F, chunk, stage);

@@ -149,6 +149,23 @@ TEST(a_small_example) {
     cf_plan_free(plan);
 }
 
+/* The gradient of chunk 0 is made at 4, when stage 0 begins F4: it is received first. */
+TEST(a_transfer_comes_before_a_pass_that_begins_at_the_same_time) {
+    static const int64_t lengths[] = {1, 1, 1, 1, 1};
+    static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 1}, {0, CF_F, 2}, {0, CF_F, 3}, {0, CF_F, 4},
+                                        {0, CF_B, 0}, {0, CF_B, 1}, {0, CF_B, 2}, {0, CF_B, 3}, {0, CF_B, 4},
+                                        {1, CF_F, 0}, {1, CF_B, 0}, {1, CF_F, 1}, {1, CF_B, 1}, {1, CF_F, 2},
+                                        {1, CF_B, 2}, {1, CF_F, 3}, {1, CF_B, 3}, {1, CF_F, 4}, {1, CF_B, 4}};
+    cf_plan *plan = pack(lengths, 5, 1);
+    cf_schedule *s = lists(plan, 2, 1, actions, 20), *low = NULL;
+    REQUIRE(cf_schedule_lower(plan, s, NULL, &low, NULL) == CF_OK);
+    check_list(low, 0, "F0 SEND_F0 F1 SEND_F1 F2 SEND_F2 F3 SEND_F3 RECV_B0 F4 SEND_F4 B0 RECV_B1 B1 RECV_B2 B2 RECV_B3 B3 "
+                       "RECV_B4 B4");
+    cf_schedule_free(low);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
 /* ---- offload ---- */
 
 /* A group of two chunks of 4 tokens with two short chunks between its forwards, two before its backward. F = tokens. */
@@ -245,5 +262,7 @@ TEST(lower_refuses_what_is_not_sound) {
     cf_plan_free(plan);
 }
 
-SUITE(lower, CASE(rendezvous_never_deadlocks), CASE(a_small_example), CASE(offload_fills_the_gaps_that_are_long_enough),
+SUITE(lower, CASE(rendezvous_never_deadlocks), CASE(a_small_example),
+      CASE(a_transfer_comes_before_a_pass_that_begins_at_the_same_time),
+      CASE(offload_fills_the_gaps_that_are_long_enough),
       CASE(lower_refuses_what_is_not_sound));
