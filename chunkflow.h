@@ -4159,6 +4159,10 @@ static cf__limits cf__tightest(const cf_schedule_desc *desc) {
 
 static int cf__counts_bytes(const cf_schedule_desc *desc) { return desc->limit_bytes > 0 || desc->limits_bytes != NULL; }
 
+static int cf__is_limited(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
+}
+
 /* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it being
    kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the rest. */
 typedef struct cf__holding {
@@ -4213,9 +4217,9 @@ static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, 
 
 /* ---- units, as schedules see them ---- */
 
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow `most_k`. */
 typedef struct cf__work_unit {
-    int32_t first, n, k;
+    int32_t first, n, k, most_k;
 } cf__work_unit;
 
 /* Chunk i of the unit is dropped in its first forward. */
@@ -4304,26 +4308,32 @@ static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
     cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
 }
 
+/* Sets how many chunks a unit keeps. */
+static void cf__set_k(cf__maker *m, cf__work_unit *unit, int64_t k) {
+    cf__holding h;
+    unit->k = (int32_t)k;
+    if (m->needs == NULL) return;
+    h.chunks = &m->pipe.chunks[unit->first];
+    h.bytes = &m->desc.bytes;
+    h.n = unit->n;
+    h.k = k;
+    h.local = m->pipe.local;
+    h.dependent = h.chunks->group >= 0;
+    cf__unit_bytes(&h, m->pipe.plan, &m->needs[unit->first]);
+}
+
 /* Fills units, in plan order, and needs. */
 static void cf__collect_units(cf__maker *m) {
     const cf_plan *plan = m->pipe.plan;
     int64_t chunk, n, n_units = 0, bytes = 0;
     for (chunk = 0; chunk < m->pipe.n; chunk += n) {
         cf__work_unit *unit = &m->units[n_units++];
-        n = cf__unit_chunks(plan, m->pipe.first_chunk + chunk);
+        int64_t id = m->pipe.first_chunk + chunk;
+        n = cf__unit_chunks(plan, id);
         unit->first = (int32_t)chunk;
         unit->n = (int32_t)n;
-        unit->k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, m->pipe.first_chunk + chunk, n, &bytes);
-        if (m->needs != NULL) {
-            cf__holding h;
-            h.chunks = &m->pipe.chunks[chunk];
-            h.bytes = &m->desc.bytes;
-            h.n = n;
-            h.k = unit->k;
-            h.local = m->pipe.local;
-            h.dependent = h.chunks->group >= 0;
-            cf__unit_bytes(&h, plan, &m->needs[chunk]);
-        }
+        unit->most_k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        cf__set_k(m, unit, unit->most_k);
     }
 }
 
@@ -4514,14 +4524,18 @@ static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
 
    Why this cannot deadlock. Units have one order everywhere. A unit may start before an earlier one only if the room that
    the first of those waiting units needs stays free, so the first unconcluded unit never waits for room, and nothing else
-   than time delays it. */
+   than time delays it. A policy may take the risk and count only the slots in use; if that ends in a deadlock, the search
+   has tried one candidate in vain. */
 
 typedef struct cf__policy {
     int split;             /* I and W in place of B */
+    int risk;              /* 1: slots are taken one by one, not for a whole unit at its start */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
-    const int64_t *depth;  /* (n_stages) chunks that a stage keeps at most, if it can do with that; INT64_MAX: any number */
+    int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
+    const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units start in
+                              order everywhere. NULL: any number */
 } cf__policy;
 
 /* One stage at work. Heaps hold passes: cell x CF__KINDS + kind. */
@@ -4530,8 +4544,9 @@ typedef struct cf__worker {
     double link_free[2];
     int64_t room_chunks, room_bytes; /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
-    int32_t *coming, *fresh, *begun, *returning, *weights;
-    int64_t n_coming, n_fresh, n_begun, n_returning, n_weights, n_taken_weights;
+    int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
+    int32_t *coming, *fresh, *begun, *replays, *returning, *weights;
+    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights, n_taken_weights;
     int32_t *done;                   /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__worker;
@@ -4581,7 +4596,8 @@ static void cf__layout_dispatch(cf__dispatch *d, const cf__maker *m, cf__carver 
         worker->coming = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
         worker->fresh = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
         worker->begun = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-        worker->returning = (int32_t *)cf__take(carver, 2 * cells, sizeof(int32_t));
+        worker->replays = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+        worker->returning = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
         worker->weights = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
         worker->done = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
     }
@@ -4667,12 +4683,12 @@ static void cf__start_workers(cf__dispatch *d) {
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__worker *worker = &d->workers[s];
         cf__limits limits = cf__limits_of(&m->desc, s);
-        int64_t depth = d->policy.depth != NULL ? cf__max(d->policy.depth[s], d->most_room_chunks) : INT64_MAX;
+        int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, d->most_room_chunks) : INT64_MAX;
         worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room_chunks = cf__min(limits.chunks, depth);
         worker->room_bytes = limits.bytes;
-        worker->next_unit = 0;
-        worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_returning = 0;
+        worker->next_unit = worker->n_ahead = 0;
+        worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_replays = worker->n_returning = 0;
         worker->n_weights = worker->n_taken_weights = worker->n_done = 0;
     }
 }
@@ -4713,6 +4729,8 @@ static void cf__start_dispatch(cf__dispatch *d) {
 static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
     const cf__worker *worker = &d->workers[stage];
     int64_t chunks = cf__room_chunks(d, unit), bytes = cf__room_bytes(d, unit), first = worker->next_unit;
+    if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
+    if (d->policy.risk) return bytes <= worker->room_bytes;
     if (unit != first) {
         chunks += cf__room_chunks(d, first);
         bytes += cf__room_bytes(d, first);
@@ -4722,7 +4740,7 @@ static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
 
 static void cf__start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
     cf__worker *worker = &d->workers[stage];
-    worker->room_chunks -= cf__room_chunks(d, unit);
+    if (!d->policy.risk) worker->room_chunks -= cf__room_chunks(d, unit);
     worker->room_bytes -= cf__room_bytes(d, unit);
     d->started[unit * d->pipe->n_stages + stage] = 1;
     while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
@@ -4736,7 +4754,7 @@ static void cf__free_slot(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t
     int64_t index = chunk - unit->first;
     cf__worker *worker = &d->workers[stage];
     if (index >= unit->k) cf__supply(d, cell - unit->k, CF__AGAIN, stage, when);
-    else worker->room_chunks++;
+    worker->room_chunks += d->policy.risk || index < unit->k;
     if (m->needs != NULL) worker->room_bytes += m->needs[chunk] - (index > 0 ? m->needs[chunk - 1] : 0);
 }
 
@@ -4766,6 +4784,7 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
     double transfer = cf__transfer_seconds(pipe, chunk);
     switch (kind) {
         case CF__FORWARD:
+            d->workers[stage].n_ahead += !dropped;
             if (index + 1 < unit->n) cf__supply(d, cell + 1, CF__FORWARD, stage, end);
             cf__supply(d, cell, dropped ? CF__AGAIN : CF__BACKWARD, stage, end);
             if (v + 1 < pipe->n_v) cf__pass_on(d, stage, 0, cell + pipe->n, CF__FORWARD, end, transfer);
@@ -4776,6 +4795,7 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
             if (v + 1 < pipe->n_v && !pipe->local) cf__pass_on(d, stage, 0, cell + pipe->n, CF__AGAIN, end, transfer);
             break;
         case CF__BACKWARD:
+            d->workers[stage].n_ahead -= !dropped;
             if (index > 0) cf__supply(d, cell - 1, CF__BACKWARD, stage, end);
             if (d->policy.split) cf__supply(d, cell, CF__WEIGHT, stage, end);
             else cf__free_slot(d, stage, chunk, cell, end);
@@ -4783,6 +4803,14 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
             break;
         default: cf__free_slot(d, stage, chunk, cell, end); break;
     }
+}
+
+/* F of a kept chunk, and R. */
+static int cf__takes_slot(const cf__dispatch *d, int32_t pass) {
+    int64_t chunk = pass / CF__KINDS % d->pipe->n;
+    const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
+    if (pass % CF__KINDS == CF__FORWARD) return !cf__is_dropped(unit, chunk - unit->first);
+    return pass % CF__KINDS == CF__AGAIN;
 }
 
 /* Runs a pass on a free stage. */
@@ -4795,6 +4823,7 @@ static void cf__take_pass(cf__dispatch *d, int64_t stage, int32_t pass, double n
                (kind == CF__BACKWARD && v + 1 < pipe->n_v);
     double end = now + d->paths->seconds[kind][cell];
     if (gets && pipe->timing != NULL && pipe->timing->no_overlap) end += cf__transfer_seconds(pipe, chunk);
+    if (d->policy.risk) worker->room_chunks -= cf__takes_slot(d, pass);
     worker->done[worker->n_done++] = pass;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
@@ -4810,7 +4839,8 @@ static void cf__receive(cf__dispatch *d, int64_t stage, double now) {
         int32_t pass = cf__heap_pop(worker->coming, worker->n_coming--, d->ready_at);
         int64_t cell = pass / CF__KINDS, chunk = cell % d->pipe->n;
         int32_t unit = d->unit_of[chunk];
-        if (pass % CF__KINDS != CF__FORWARD) cf__heap_push(worker->returning, worker->n_returning++, pass, d->urgency);
+        if (pass % CF__KINDS == CF__BACKWARD) cf__heap_push(worker->returning, worker->n_returning++, pass, d->urgency);
+        else if (pass % CF__KINDS == CF__AGAIN) cf__heap_push(worker->replays, worker->n_replays++, pass, d->urgency);
         else if (cell < d->pipe->n * d->pipe->n_stages && chunk == d->maker->units[unit].first)
             cf__heap_push(worker->fresh, worker->n_fresh++, unit, d->place);
         else cf__heap_push(worker->begun, worker->n_begun++, pass, d->urgency);
@@ -4829,38 +4859,87 @@ static double cf__worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at
     return d->ready_at[coming];
 }
 
-/* A free stage chooses. */
-static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
+/* Whether there is a slot for a pass, where slots are taken one by one. */
+static int cf__finds_slot(const cf__dispatch *d, int64_t stage, int32_t pass) {
+    return !d->policy.risk || d->workers[stage].room_chunks > 0 || !cf__takes_slot(d, pass);
+}
+
+/* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
+static int32_t cf__best_forward(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t fresh = -1, begun = worker->n_begun > 0 ? worker->begun[0] : -1;
+    if (worker->n_fresh > 0 && cf__may_start(d, stage, worker->fresh[0]))
+        fresh = cf__pass_id(stage * d->pipe->n + d->maker->units[worker->fresh[0]].first, CF__FORWARD);
+    if (fresh >= 0 && !cf__finds_slot(d, stage, fresh)) fresh = -1;
+    if (begun >= 0 && !cf__finds_slot(d, stage, begun)) begun = -1;
+    if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
+    return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
+}
+
+/* The replay or backward to take next; -1: none. */
+static int32_t cf__best_return(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t replay = worker->n_replays > 0 ? worker->replays[0] : -1;
+    int32_t backward = worker->n_returning > 0 ? worker->returning[0] : -1;
+    if (replay >= 0 && !cf__finds_slot(d, stage, replay)) replay = -1;
+    if (replay < 0 || backward < 0) return (int32_t)cf__max(replay, backward);
+    return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
+}
+
+/* The pass that a free stage likes best; -1: none is ready. W comes last: it only has to be done some time. */
+static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage);
+    if (forward >= 0 && returning >= 0) {
+        if (d->policy.ahead != NULL) return worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+        return d->urgency[returning] <= d->urgency[forward] ? returning : forward;
+    }
+    if (forward >= 0 || returning >= 0) return (int32_t)cf__max(forward, returning);
+    return worker->n_taken_weights < worker->n_weights ? worker->weights[worker->n_taken_weights] : -1;
+}
+
+/* Takes a chosen pass out of where it waited. */
+static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
     cf__worker *worker = &d->workers[stage];
-    int32_t pass = -1, unit;
-    double wait;
-    cf__receive(d, stage, now);
-    unit = worker->n_fresh > 0 ? worker->fresh[0] : -1;
-    if (unit >= 0 && !cf__may_start(d, stage, unit)) unit = -1;
-    if (unit >= 0) pass = cf__pass_id(stage * d->pipe->n + d->maker->units[unit].first, CF__FORWARD);
-    if (worker->n_begun > 0 && (pass < 0 || d->urgency[worker->begun[0]] <= d->urgency[pass])) pass = worker->begun[0];
-    if (worker->n_returning > 0 && (pass < 0 || d->urgency[worker->returning[0]] <= d->urgency[pass]))
-        pass = worker->returning[0];
-    if (pass < 0 && worker->n_taken_weights < worker->n_weights) pass = worker->weights[worker->n_taken_weights];
-    if (pass < 0) {
-        cf__set_wake(d, stage, worker->n_coming > 0 ? d->ready_at[worker->coming[0]] : DBL_MAX);
-        return;
-    }
-    if ((wait = cf__worth_waiting(d, stage, pass, now)) >= 0) {
-        cf__set_wake(d, stage, wait);
-        return;
-    }
-    if (pass % CF__KINDS == CF__WEIGHT) {
+    int kind = (int)(pass % CF__KINDS);
+    if (kind == CF__WEIGHT) {
         worker->n_taken_weights++;
-    } else if (worker->n_returning > 0 && pass == worker->returning[0]) {
+    } else if (kind == CF__BACKWARD) {
         cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
+    } else if (kind == CF__AGAIN) {
+        cf__heap_pop(worker->replays, worker->n_replays--, d->urgency);
     } else if (worker->n_begun > 0 && pass == worker->begun[0]) {
         cf__heap_pop(worker->begun, worker->n_begun--, d->urgency);
     } else {
-        cf__heap_pop(worker->fresh, worker->n_fresh--, d->place);
-        cf__start_unit(d, stage, unit);
+        cf__start_unit(d, stage, cf__heap_pop(worker->fresh, worker->n_fresh--, d->place));
     }
-    cf__take_pass(d, stage, pass, now);
+}
+
+/* A stage that is free at `now` takes a pass, or waits. */
+static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
+    cf__worker *worker = &d->workers[stage];
+    int32_t pass;
+    double wait;
+    cf__receive(d, stage, now);
+    pass = cf__best_pass(d, stage);
+    if (pass < 0) {
+        cf__set_wake(d, stage, worker->n_coming > 0 ? d->ready_at[worker->coming[0]] : DBL_MAX);
+    } else if ((wait = cf__worth_waiting(d, stage, pass, now)) >= 0) {
+        cf__set_wake(d, stage, wait);
+    } else {
+        cf__claim(d, stage, pass);
+        cf__take_pass(d, stage, pass, now);
+    }
+}
+
+/* Whether every stage has run all of its passes. */
+static int cf__is_complete(const cf__dispatch *d) {
+    const cf__maker *m = d->maker;
+    int64_t u, s, passes = d->pipe->n * (d->policy.split ? 3 : 2);
+    for (u = 0; u < m->n_units; u++) passes += m->units[u].n - m->units[u].k;
+    for (s = 0; s < d->pipe->n_stages; s++)
+        if (d->workers[s].n_done < passes * m->desc.n_virtual) return 0;
+    return 1;
 }
 
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
@@ -4870,7 +4949,7 @@ static int cf__run_dispatch(cf__dispatch *d, double give_up_at) {
     for (;;) {
         int64_t stage = d->winners[1];
         double now = d->wake[stage];
-        if (now >= DBL_MAX) return d->makespan <= give_up_at;
+        if (now >= DBL_MAX) return !d->policy.risk || cf__is_complete(d);
         cf__decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
     }
@@ -4914,7 +4993,7 @@ typedef struct cf__search {
     cf__bounds bounds[2];   /* whole and split backwards; bounds[1] only if they may be split */
     cf__dispatch dispatch;
     double *nudges;         /* (passes) */
-    int64_t *depth;         /* (n_stages) of the fixed kinds that are dispatched */
+    int64_t *ahead;         /* (n_stages) of interleaved */
     uint64_t random;
     int64_t budget;
     double goal;            /* no schedule is shorter */
@@ -4956,7 +5035,7 @@ static void cf__layout_search(cf__search *search, cf__carver *carver) {
     if (!dispatches) return;
     cf__layout_dispatch(&search->dispatch, m, carver);
     search->nudges = best ? (double *)cf__take(carver, cells * CF__KINDS, sizeof(double)) : NULL;
-    search->depth = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
+    search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
 static uint64_t cf__random(cf__search *search) { /* splitmix64 */
@@ -5029,10 +5108,11 @@ static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind) {
     return 1;
 }
 
-static cf__policy cf__policy_of(int split, double bias, double patience) {
+static cf__policy cf__policy_of(int split, int risk, double bias, double patience) {
     cf__policy policy;
     memset(&policy, 0, sizeof policy);
     policy.split = split;
+    policy.risk = risk;
     policy.bias = bias;
     policy.patience = patience;
     return policy;
@@ -5067,25 +5147,27 @@ static void cf__try_grid(cf__search *search) {
     static const int orders[CF__ORDERS] = {2, 0, 4, 1, 3};
     cf__maker *m = &search->maker;
     double much = 4 * search->bounds[0].critical_path;
-    int split, p, o, best_order = 2;
-    for (split = 0; split <= m->desc.split_backward; split++)
-        for (p = 0; p < 6; p++)
-            for (o = 0; o < CF__ORDERS && !cf__is_over(search); o++) {
-                double bias = p % 3 == 0 ? 0 : p % 3 == 1 ? much : -much;
-                cf__set_order(m, orders[o]);
-                search->dispatch.policy = cf__policy_of(split != 0, bias, p < 3 ? 0 : 0.5);
-                if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
-            }
+    int risks = cf__is_limited(&m->desc), splits = m->desc.split_backward != 0;
+    int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
+    for (i = 0; i < n; i++)
+        for (o = 0; o < CF__ORDERS && !cf__is_over(search); o++) {
+            double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
+            int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
+            cf__set_order(m, orders[o]);
+            search->dispatch.policy = cf__policy_of(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
+            if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
+        }
     cf__set_order(m, best_order);
 }
 
 /* ---- the walk ---- */
 
-typedef enum cf__move_kind { CF__SWAP = 0, CF__SHIFT, CF__NUDGE, CF__POLICY } cf__move_kind;
+typedef enum cf__move_kind { CF__SWAP = 0, CF__SHIFT, CF__NUDGE, CF__POLICY, CF__KEEP } cf__move_kind;
 
 typedef struct cf__move {
     cf__move_kind kind;
     int64_t from, to;   /* units */
+    int64_t k;          /* of unit `from` before the move */
     int64_t pass;
     double nudge;       /* before the move */
     cf__policy policy;  /* before the move */
@@ -5108,6 +5190,7 @@ static void cf__swap_units(cf__work_unit *units, int64_t a, int64_t b) {
 static void cf__change_policy(cf__search *search) {
     cf__policy *policy = &search->dispatch.policy;
     double much = search->bounds[0].critical_path;
+    if (cf__is_limited(&search->maker.desc) && cf__below(search, 2)) policy->risk = !policy->risk;
     switch (cf__below(search, 3)) {
         case 0: policy->bias = cf__product(much, cf__unit_random(search)); break;
         case 1: policy->patience = cf__below(search, 2) ? cf__most(0, cf__unit_random(search)) : 0; break;
@@ -5127,7 +5210,13 @@ static cf__move cf__make_move(cf__search *search) {
     move.policy = d->policy;
     move.kind = chance < 4 ? CF__SWAP : chance < 8 ? CF__SHIFT : chance < 14 ? CF__NUDGE : CF__POLICY;
     if (m->n_units < 2 && (move.kind == CF__SWAP || move.kind == CF__SHIFT)) move.kind = CF__NUDGE;
+    if (chance % 4 == 0 && cf__is_limited(&m->desc)) move.kind = CF__KEEP;
     switch (move.kind) {
+        case CF__KEEP:
+            move.from = cf__below(search, m->n_units);
+            move.k = m->units[move.from].k;
+            cf__set_k(m, &m->units[move.from], 1 + cf__below(search, m->units[move.from].most_k));
+            break;
         case CF__SWAP:
         case CF__SHIFT:
             move.from = cf__below(search, m->n_units);
@@ -5149,6 +5238,7 @@ static void cf__undo_move(cf__search *search, const cf__move *move) {
     cf__maker *m = &search->maker;
     if (move->kind == CF__SWAP) cf__swap_units(m->units, move->from, move->to);
     if (move->kind == CF__SHIFT) cf__shift_unit(m->units, move->to, move->from);
+    if (move->kind == CF__KEEP) cf__set_k(m, &m->units[move->from], move->k);
     if (move->kind == CF__NUDGE) search->nudges[move->pass] = move->nudge;
     search->dispatch.policy = move->policy;
 }
@@ -5163,22 +5253,20 @@ static void cf__walk(cf__search *search) {
 
 /* ---- the fixed kinds that are dispatched ---- */
 
-/* interleaved: backwards first, then later virtual stages first, with Megatron's warm-up: 2 x (n_stages - 1 - s) +
-   (n_virtual - 1) x n_stages passes and the one at hand, in whole chunks. zero-bubble: backwards first, and on each stage no
-   more chunks than the first stage of 1F1B has. */
+/* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
+   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B, and on
+   each stage no more chunks than its first stage has, which are as many W as may be put off. */
 static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     cf__maker *m = &search->maker;
     cf__policy *policy = &search->dispatch.policy;
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds[split].critical_path;
-    *policy = cf__policy_of(split, cf__product(much, (double)(n + 1)), 0);
+    *policy = cf__policy_of(split, 0, cf__product(much, (double)(n + 1)), 0);
     policy->deep = much;
-    policy->depth = search->depth;
-    for (s = 0; s < p; s++) {
-        int64_t passes = n == 1 ? p - s : cf__round_up(2 * (p - 1 - s) + (n - 1) * p + 1, n);
-        search->depth[s] = split ? p * n : passes;
-    }
+    policy->depth = split ? p * n : 0;
+    policy->ahead = search->ahead;
+    for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
     cf__collect_units(m);
 }
 
@@ -5332,7 +5420,7 @@ static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
     int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
-    int fits = 1;
+    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__is_limited(&m->desc);
     for (; id < end; id += n) {
         int64_t k;
         n = cf__unit_chunks(plan, id);
@@ -5340,6 +5428,7 @@ static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
         fits &= k > 0;
         most_bytes = cf__max(most_bytes, bytes);
         m->n_units++;
+        if (may_keep_fewer) k = cf__min(k, 1);
         m->n_replays += n - cf__max(k, 1);
     }
     if (!fits) return cf__fail_limit(m, most_bytes);
