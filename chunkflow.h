@@ -12,8 +12,8 @@
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
 
-   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC before every include to make all functions
-   private to the file. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage. Needs only libc.
+   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to the
+   file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage. Needs only libc.
 
    The functions by task
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
@@ -94,6 +94,10 @@
 #define CHUNKFLOW_VERSION_PATCH 0
 #define CHUNKFLOW_VERSION "0.1.0"
 
+#if defined(CHUNKFLOW_STATIC) && !defined(CHUNKFLOW_IMPLEMENTATION)
+#define CHUNKFLOW_IMPLEMENTATION
+#endif
+
 #ifndef CHUNKFLOW_API
 #if defined(CHUNKFLOW_STATIC)
 #if defined(__GNUC__) || defined(__clang__)
@@ -124,12 +128,12 @@ extern "C" {
     X(CF_ERROR_SPACE, "the caller's memory is too small or misaligned")               \
     X(CF_ERROR_PLAN, "the plan breaks a rule")                                        \
     X(CF_ERROR_SCHEDULE, "the schedule breaks a rule")                                \
-    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
-    X(CF_ERROR_TEXT, "the text breaks its format")                                    \
-    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
     X(CF_ERROR_CALLBACK, "a callback reported an error")                              \
     X(CF_ERROR_CANCELLED, "the progress callback asked to stop")                      \
-    X(CF_ERROR_WRITE, "the write callback reported an error")
+    X(CF_ERROR_WRITE, "the write callback reported an error")                         \
+    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
+    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
+    X(CF_ERROR_TEXT, "the text breaks its format")
 
 typedef enum cf_result {
 #define CF__ENUM(name, text) name,
@@ -215,7 +219,8 @@ typedef struct cf_timing {
 typedef enum cf_pack_method {
     CF_PACK_DEFAULT = 0,          /* CF_PACK_BEST_FIT */
     CF_PACK_BEST_FIT,             /* longest first, into the fullest chunk with room. Never more chunks than first fit:
-                                     where that one wins, its packing is returned and plan->method says so */
+                                     where that one wins, its packing is returned and plan->method says so. (Balancing
+                                     several ranks may then use idle chunks as well) */
     CF_PACK_FIRST_FIT,            /* longest first, into the earliest chunk with room */
     CF_PACK_NEXT_FIT              /* in input order, into the last chunk or a new one: sequences stay in order */
 } cf_pack_method;
@@ -314,8 +319,8 @@ typedef struct cf_plan {
    of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
-   *out: a new plan, to be given to cf_plan_free; untouched on failure. Time is O(n log n) at worst, near linear in
-   practice. The plan depends only on the arguments, so each data-parallel rank can compute it for itself.
+   *out: a new plan, to be given to cf_plan_free; untouched on failure. Time is near linear (a million lengths in tens of
+   milliseconds). The plan depends only on the arguments, so each data-parallel rank can compute it for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out by
    placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
@@ -323,8 +328,9 @@ typedef struct cf_plan {
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and Toth's L2
    (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
 
-   Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW (the
-   attention pairs of a chunk, or the token total, do not fit), CF_ERROR_MEMORY. */
+   Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW ("lengths":
+   their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not), CF_ERROR_CALLBACK (slice_cost
+   gave no cost, or not the same one twice), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
@@ -337,7 +343,7 @@ CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
                                      size_t bytes, cf_plan **out, cf_error *error);
 
-/* A copy of desc with every default filled in. */
+/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 
 /* Frees a plan made by cf_pack. NULL is allowed. */
@@ -371,7 +377,8 @@ typedef struct cf_plan_stats {
 /* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
-/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group. */
+/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is no
+   such chunk. */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func and
@@ -527,7 +534,7 @@ CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *
 CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
                                       cf_graph **out, cf_error *error);
 
-/* A copy of desc with every default filled in. */
+/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 
 /* Frees a graph made by cf_graph_make. NULL is allowed. */
@@ -661,7 +668,7 @@ typedef struct cf_schedule_desc {
 
 /* Orders the passes of one rank's chunks.
 
-   One stage: units run in plan order. A standalone chunk is F B. A group of N <= K chunks is F1 .. FN, BN .. B1. A group of
+   One stage: units run in plan order. An idle chunk is F B too, with no tokens, so that all ranks make the same steps. A standalone chunk is F B. A group of N <= K chunks is F1 .. FN, BN .. B1. A group of
    N > K chunks is F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then for i = N-K down to 1: R(i) B(i).
    This is Algorithm 2 with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass
    runs upwards, but dK and dV of a chunk are complete only when every later chunk has run backward.
@@ -683,7 +690,7 @@ CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error);
 
-/* A copy of desc with every default filled in. */
+/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc);
 
 /* Frees a schedule made by cf_schedule_make. NULL is allowed. */
@@ -890,9 +897,10 @@ typedef struct cf_run_stats {
    numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A schedule
    that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
 
-   stats: filled in on success and on failure; NULL is allowed. A schedule that asks for the impossible (a backward without
-   kept activations, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
-   error->item. CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
+   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory); NULL is allowed. A
+   schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are through,
+   a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in error->item; so is
+   one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
    CF_ERROR_SPACE as they say. However it ends, every acquired slot has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
@@ -1016,11 +1024,10 @@ CHUNKFLOW_API const char *cf_result_text(cf_result code) {
     return "unknown result code";
 }
 
-/* The one place that fills in an error record. Returns code, so that a failing function can return in one line. */
-static cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
-                          const char *why) {
+/* The one place that fills in an error record. */
+static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
+                       const char *why) {
     char place[32] = "";
-    if (error == NULL) return code;
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
@@ -1029,15 +1036,22 @@ static cf_result cf__fail(cf_error *error, cf_result code, const char *field, in
     error->got = got;
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s (wanted %lld, got %lld)", field, place, why,
                    (long long)wanted, (long long)got);
+}
+
+/* Returns code, so that a failing function can return in one line. Inline, so that compilers see that it is not CF_OK and
+   do not suspect outputs of being used unset. */
+static inline cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                                 int64_t got, const char *why) {
+    if (error != NULL) cf__record(error, code, field, item, wanted, got, why);
     return code;
 }
 
 /* A pointer that must not be NULL, or a buffer that is too small, reads as 1 wanted, 0 got. */
-static cf_result cf__fail_null(cf_error *error, const char *field) {
+static inline cf_result cf__fail_null(cf_error *error, const char *field) {
     return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must not be NULL");
 }
 
-static cf_result cf__fail_memory(cf_error *error, size_t bytes) {
+static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
     return cf__fail(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "no memory");
 }
 
@@ -1049,7 +1063,7 @@ static int cf__add(int64_t a, int64_t b, int64_t *out) {
 }
 
 static int cf__mul(int64_t a, int64_t b, int64_t *out) {
-    if (b != 0 && a > INT64_MAX / b) return 0;
+    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0; /* a division is dear: only for large factors */
     *out = a * b;
     return 1;
 }
@@ -1057,7 +1071,9 @@ static int cf__mul(int64_t a, int64_t b, int64_t *out) {
 static int64_t cf__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cf__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cf__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static int64_t cf__round_up(int64_t a, int64_t multiple) { return cf__div_up(a, multiple) * multiple; }
+static int64_t cf__round_up(int64_t a, int64_t multiple) { /* packing spends its time here: no division for the usual 1 */
+    return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
+}
 
 /* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function and
    cannot drift apart. overflow stays set once a size did not fit. */
@@ -1279,7 +1295,8 @@ typedef struct cf__packer {
     cf__unit *units;         /* (max_units) */
     int32_t *order;          /* (max_units) units in the order of their chunks */
     int32_t *sorted;         /* (max_units) */
-    double *costs;           /* (max_units) cost of each unit; only with more than one rank, as what follows */
+    double *item_costs;      /* (n_items) only with more than one rank, as what follows */
+    double *costs;           /* (max_units) cost of each unit */
     double *loads;           /* (n_ranks) cost of each rank */
     int32_t *heap;           /* (n_ranks) */
     int32_t *aside;          /* (n_ranks) */
@@ -1295,7 +1312,9 @@ typedef struct cf__packer {
 /* ---- options ---- */
 
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
-    cf_pack_desc full = *desc;
+    cf_pack_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.method == CF_PACK_DEFAULT) full.method = CF_PACK_BEST_FIT;
     if (full.split == CF_SPLIT_DEFAULT) full.split = CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
@@ -1319,6 +1338,12 @@ static cf_result cf__range(int64_t value, int64_t least, int64_t most, const cha
     return CF_OK;
 }
 
+/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
+static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
+    if (value >= first && value <= last) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
+}
+
 static cf_result cf__check_cost(const cf_pass_cost *cost, cf_error *error) {
     const char *field = !cf__is_cost(cost->constant)    ? "cost.constant"
                         : !cf__is_cost(cost->per_token) ? "cost.per_token"
@@ -1328,17 +1353,26 @@ static cf_result cf__check_cost(const cf_pass_cost *cost, cf_error *error) {
     return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
 }
 
+static int64_t cf__common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 static cf_result cf__check_pack_desc(const cf_pack_desc *desc, cf_error *error) {
     cf_result result;
     if ((result = cf__range(desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->method, 0, CF_PACK_NEXT_FIT, "method", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->split, 0, CF_SPLIT_COST, "split", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->align, 1, desc->chunk_size, "align", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->method, 0, CF_PACK_NEXT_FIT, "method", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->split, 0, CF_SPLIT_COST, "split", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->align, 1, desc->chunk_size, "align", error)) != CF_OK) return result;
     if ((result = cf__range(desc->max_slices, 0, INT64_MAX, "max_slices", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_ranks, 1, CF_MAX_RANKS, "n_ranks", error)) != CF_OK) return result;
     if (desc->chunk_size % desc->align != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, 0, desc->chunk_size % desc->align,
-                        "chunk_size must be a multiple of it; remainder");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__common_divisor(desc->chunk_size, desc->align),
+                        desc->align, "must divide chunk_size");
     return cf__check_cost(&desc->cost, error);
 }
 
@@ -1373,7 +1407,8 @@ static int64_t cf__cut(cf__packer *p, const cf__split *split, int64_t index, int
     if (p->desc.split == CF_SPLIT_COST) return cf__cut_by_cost(p, split, begin, result);
     if (p->desc.split == CF_SPLIT_EVEN) {
         int64_t units = cf__div_up(split->length, p->desc.align), n = split->n_slices;
-        return cf__min((units / n + (index < units % n)) * p->desc.align, rest);
+        /* The last slices get the units left over: the very last one may lack part of a unit. */
+        return cf__min((units / n + (index >= n - units % n)) * p->desc.align, rest);
     }
     return cf__min(p->desc.chunk_size, rest);
 }
@@ -1388,9 +1423,10 @@ static int64_t cf__count_cuts(cf__packer *p, const cf__split *split, int64_t mos
     return n;
 }
 
-/* CF_SPLIT_COST. Start from the mean cost of full slices as the target: each resulting slice is either full or costs at
-   least about the mean, so there are at most about twice as many. Keep that number and press the target down by bisection.
-   Steps are capped so that a sequence of millions of slices does not take seconds. */
+/* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it under
+   the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean, so there
+   are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped so that a
+   sequence of millions of slices does not take seconds. */
 static cf_result cf__find_target(cf__packer *p, cf__split *split) {
     int64_t full = split->n_slices, i, n, steps;
     double sum = 0, low = 0, high;
@@ -1403,6 +1439,7 @@ static cf_result cf__find_target(cf__packer *p, cf__split *split) {
         sum += cf__slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, split->length - begin), &result);
     }
     high = sum / (double)full;
+    high += cf__product(high, 1e-9);
     split->target = high;
     n = cf__count_cuts(p, split, INT64_MAX - 1, &result);
     steps = cf__max(2, cf__min(48, (4 * CF__MAX_COST_SLICES) / n));
@@ -1540,6 +1577,7 @@ static void cf__layout_packer(cf__packer *p, cf__carver *carver) {
     p->units = (cf__unit *)cf__take(carver, p->max_units, sizeof(cf__unit));
     p->order = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
     p->sorted = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
+    p->item_costs = (double *)cf__take(carver, ranks > 0 ? p->n_items : 0, sizeof(double));
     p->costs = (double *)cf__take(carver, ranks > 0 ? p->max_units : 0, sizeof(double));
     p->loads = (double *)cf__take(carver, ranks, sizeof(double));
     p->heap = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
@@ -1977,22 +2015,44 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
     }
 }
 
-static double cf__item_cost(const cf__packer *p, uint64_t item) {
-    int64_t length = cf__item_length(item);
-    return cf_cost_seconds(&p->weights, length, cf_slice_pairs(0, length));
+/* A chunk's constant cost is counted once per chunk, so that of its slices is left out. */
+static double cf__slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
+    cf_pass_cost cost = p->weights;
+    cost.constant = 0;
+    if (p->desc.slice_cost != NULL) return cf__slice_cost(p, sequence, begin, length, result);
+    return cf_cost_seconds(&cost, length, cf_slice_pairs(begin, length));
 }
 
-/* Cost of each unit. The pairs of a group of 2^48 tokens fit only a double. */
-static void cf__cost_units(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->n_units; i++) {
-        double length = i < p->n_groups ? (double)p->splits[i].length : 0;
-        double pairs = cf__product(length, length + 1) / 2;
-        double flat = cf__product(p->weights.constant, (double)p->units[i].n_chunks);
-        p->costs[i] = flat + cf__product(p->weights.per_token, length);
-        p->costs[i] += cf__product(p->weights.per_pair, pairs);
+static double cf__chunk_constant(const cf__packer *p) {
+    return p->desc.slice_cost == NULL ? p->weights.constant : 0;
+}
+
+/* Cost of each item and of each group, the items of its last chunk left out. */
+static cf_result cf__cost_sequences(cf__packer *p, double *group_costs) {
+    cf_result result = CF_OK;
+    int64_t i, j;
+    for (i = 0; i < p->n_items; i++)
+        p->item_costs[i] = cf__slice_share(p, cf__item_sequence(p->items[i]), 0, cf__item_length(p->items[i]), &result);
+    for (i = 0; i < p->n_groups; i++) {
+        const cf__split *split = &p->splits[i];
+        int64_t begin = 0;
+        group_costs[i] = 0;
+        for (j = 0; j < split->n_slices; begin += p->cuts[split->first_cut + j++])
+            group_costs[i] += cf__slice_share(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
     }
-    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += cf__item_cost(p, p->items[i]);
+    return result;
+}
+
+/* Cost of each unit. */
+static cf_result cf__cost_units(cf__packer *p) {
+    int64_t i;
+    cf_result result;
+    for (i = 0; i < p->n_units; i++) p->costs[i] = 0;
+    result = cf__cost_sequences(p, p->costs);
+    for (i = 0; i < p->n_units; i++)
+        p->costs[i] += cf__product(cf__chunk_constant(p), (double)p->units[i].n_chunks);
+    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
+    return result;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has steps
@@ -2044,18 +2104,20 @@ static void cf__recount_loads(cf__packer *p) {
 }
 
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
-static void cf__give_all(cf__packer *p) {
+static cf_result cf__give_all(cf__packer *p) {
+    cf_result result;
     int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups;
     p->n_steps = INT64_MAX / 2;
     p->n_steps = cf__max(cf__give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
     cf__clear_ranks(p);
-    cf__cost_units(p);
+    if ((result = cf__cost_units(p)) != CF_OK) return result;
     if (!cf__give_units(p, 0, p->n_groups)) {
         cf__give_groups_by_count(p);
-        cf__cost_units(p);
+        if ((result = cf__cost_units(p)) != CF_OK) return result;
         cf__recount_loads(p);
     }
     cf__give_units(p, p->n_groups, p->n_units - p->n_groups);
+    return CF_OK;
 }
 
 /* A change that would even out two ranks: an item moves to another unit, or two standalone chunks change places. */
@@ -2069,7 +2131,7 @@ typedef struct cf__shift {
 static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__shift *best) {
     cf__unit fresh = cf__fresh_unit(p);
     const cf__unit *target = p->steps[low] < p->n_steps && p->n_units < p->max_units ? &fresh : NULL;
-    double extra = target != NULL ? p->weights.constant : 0; /* a new chunk has its own constant cost */
+    double extra = target != NULL ? cf__chunk_constant(p) : 0; /* a new chunk has its own constant cost */
     int32_t to = -1;
     int64_t i;
     for (i = 0; i < p->n_units && target != &fresh; i++) {
@@ -2080,7 +2142,7 @@ static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double
         }
     }
     for (i = 0; i < p->n_items && target != NULL; i++) {
-        double cost = cf__item_cost(p, p->items[i]) + extra;
+        double cost = p->item_costs[i] + extra;
         double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
         if (p->units[p->unit_of[i]].rank != high || !(cost < gap) || !(distance < best->distance)) continue;
         if (cf__padded(p, cf__item_length(p->items[i])) > target->room) continue;
@@ -2114,13 +2176,13 @@ static void cf__find_exchange(const cf__packer *p, int32_t high, int32_t low, do
 
 static void cf__move_item(cf__packer *p, const cf__shift *shift, int32_t high, int32_t low) {
     int32_t size = (int32_t)cf__padded(p, cf__item_length(p->items[shift->item])), to = shift->to;
-    double cost = cf__item_cost(p, p->items[shift->item]);
+    double cost = p->item_costs[shift->item];
     if (to < 0) {
         to = cf__open_unit(p);
         p->order[to] = to;
         p->units[to].rank = low;
-        p->costs[to] = p->weights.constant;
-        p->loads[low] += p->weights.constant;
+        p->costs[to] = cf__chunk_constant(p);
+        p->loads[low] += cf__chunk_constant(p);
         p->steps[low]++;
     }
     p->unit_of[shift->item] = to;
@@ -2179,10 +2241,11 @@ static void cf__order_by_rank(cf__packer *p) {
 
 static cf_result cf__spread(cf__packer *p) {
     int64_t n_chunks;
+    cf_result result;
     p->n_ordered = p->n_units;
     p->n_steps = p->n_dependent + p->n_units - p->n_groups;
     if (p->desc.n_ranks > 1) {
-        cf__give_all(p);
+        if ((result = cf__give_all(p)) != CF_OK) return result;
         cf__even_ranks(p);
         cf__order_by_rank(p);
     }
@@ -2418,8 +2481,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 /* ---- asking a plan ---- */
 
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) {
-    const cf_chunk *c = &plan->chunks[chunk];
-    return c->group >= 0 ? plan->slices[c->first_slice].length : 0;
+    const cf_chunk *c = chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
+    return c != NULL && c->group >= 0 ? plan->slices[c->first_slice].length : 0;
 }
 
 static double cf__spread_of(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
@@ -2504,6 +2567,8 @@ static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
     } counts[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE},
                   {"align", plan->align, 1, plan->chunk_size},
                   {"max_slices", plan->max_slices, 0, INT64_MAX},
+                  {"method", (int64_t)plan->method, 0, CF_PACK_NEXT_FIT},
+                  {"split", (int64_t)plan->split, 0, CF_SPLIT_COST},
                   {"n_sequences", plan->n_sequences, 0, CF_MAX_SEQUENCES},
                   {"n_empty", plan->n_empty, 0, plan->n_sequences},
                   {"n_tokens", plan->n_tokens, 0, INT64_MAX},
@@ -2636,9 +2701,10 @@ static cf_result cf__check_group(const cf__plan_check *check, int64_t id) {
     for (i = 0; i < g->n_chunks; i++) {
         int64_t chunk = g->first_chunk + i;
         const cf_chunk *c = &plan->chunks[chunk];
-        const cf_slice *s = &plan->slices[c->first_slice];
+        const cf_slice *s;
         if (c->group != id) return cf__bad_plan(check, "chunks.group", chunk, id, c->group, "another group's chunk");
         if (c->prefix != prefix) return cf__bad_plan(check, "chunks.prefix", chunk, prefix, c->prefix, "wrong sum");
+        s = &plan->slices[c->first_slice];
         if (s->sequence != g->sequence)
             return cf__bad_plan(check, "slices.sequence", c->first_slice, g->sequence, s->sequence, "not its group's");
         if (s->begin != prefix) return cf__bad_plan(check, "slices.begin", c->first_slice, prefix, s->begin, "out of order");
@@ -2771,6 +2837,15 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, voi
     return CF_OK;
 }
 
+/* first, first + step, first + 2 x step ... The blocks of 16 are what compilers turn into vector code at -O2. */
+static void cf__fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) {
+    int64_t t = 0;
+    int32_t value = first, i;
+    for (; t + 16 <= n; t += 16, value += 16 * step)
+        for (i = 0; i < 16; i++) row[t + i] = value + i * step;
+    for (; t < n; t++, value += step) row[t] = value;
+}
+
 /* Room for one number per row of the chunk. */
 static cf_result cf__check_ids(const cf_plan *plan, int64_t chunk, const int32_t *ids, int64_t count, cf_error *error) {
     cf_result result = cf__check_chunk_id(plan, chunk, 0, error);
@@ -2783,7 +2858,7 @@ static cf_result cf__check_ids(const cf_plan *plan, int64_t chunk, const int32_t
 
 CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error) {
-    int64_t i, t;
+    int64_t i;
     const cf_chunk *c;
     cf_result result = cf__check_ids(plan, chunk, ids, count, error);
     if (result != CF_OK) return result;
@@ -2793,25 +2868,25 @@ CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int3
                         "positions pass 32 bits");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[c->first_slice + i];
-        int32_t *row = ids + slice->offset, begin = (int32_t)slice->begin;
-        for (t = 0; t < slice->length; t++) row[t] = begin + (int32_t)t;
-        for (; t < cf__round_up(slice->length, plan->align); t++) row[t] = 0;
+        int32_t *row = ids + slice->offset;
+        cf__fill_rows(row, slice->length, (int32_t)slice->begin, 1);
+        cf__fill_rows(row + slice->length, cf__round_up(slice->length, plan->align) - slice->length, 0, 0);
     }
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error) {
-    int64_t i, t;
+    int64_t i;
     const cf_chunk *c;
     cf_result result = cf__check_ids(plan, chunk, ids, count, error);
     if (result != CF_OK) return result;
     c = &plan->chunks[chunk];
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[c->first_slice + i];
-        int32_t *row = ids + slice->offset, sequence = (int32_t)slice->sequence;
-        for (t = 0; t < slice->length; t++) row[t] = sequence;
-        for (; t < cf__round_up(slice->length, plan->align); t++) row[t] = -1;
+        int32_t *row = ids + slice->offset;
+        cf__fill_rows(row, slice->length, (int32_t)slice->sequence, 0);
+        cf__fill_rows(row + slice->length, cf__round_up(slice->length, plan->align) - slice->length, -1, 0);
     }
     return CF_OK;
 }
@@ -2841,7 +2916,9 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
 }
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
-    cf_graph_desc full = *desc;
+    cf_graph_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.n_stages == 0) full.n_stages = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
     if (full.k == 0) full.k = 1;
@@ -2908,8 +2985,8 @@ static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *
     if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
     if (desc->timing == NULL) return CF_OK;
     return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
@@ -3489,7 +3566,9 @@ CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
 }
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
-    cf_schedule_desc full = *desc;
+    cf_schedule_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_PAPER;
     if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
     if (full.n_stages == 0) full.n_stages = 1;
@@ -5359,14 +5438,14 @@ static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_byt
 static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
     cf_result result;
-    if ((result = cf__range((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
     if (desc->n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
     if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
     if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
     if (desc->timing != NULL &&
@@ -6755,9 +6834,10 @@ typedef struct cf__chunk_state {
 enum { CF__HALF = 1, CF__WHOLE = 2 };
 
 typedef struct cf__group_state {
-    int32_t slot;   /* state slot, -1: none */
-    int32_t n_away; /* chunks whose rows are in host memory */
-    int64_t tokens; /* tokens whose K and V it holds, there or here */
+    int32_t slot;    /* state slot, -1: none */
+    int32_t n_away;  /* chunks whose rows are in host memory */
+    int64_t tokens;  /* tokens whose K and V it holds, there or here */
+    int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
 } cf__group_state;
 
 /* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
@@ -6777,13 +6857,14 @@ typedef struct cf__runner {
     const cf_schedule *schedule;
     const cf_run_desc *desc;
     cf_error *error;
-    int64_t stage, first_chunk;
+    int64_t stage, first_chunk, n_virtual_stages;
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
     cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
     cf__group_state *groups;  /* (n_virtual x n_groups) */
     int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
     int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
     cf__slots activations, states, boundaries;
+    int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
 } cf__runner;
@@ -6820,13 +6901,14 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
     if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
         return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL || schedule->n_stages > INT32_MAX ||
-        schedule->n_virtual > INT32_MAX)
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
     r->plan = plan;
     r->schedule = schedule;
     r->error = error;
     r->first_chunk = schedule->rank * plan->n_steps;
+    if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
         !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
         r->n_group_states > INT32_MAX)
@@ -6908,7 +6990,7 @@ static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step)
     step->slot = step->state = step->input = step->output = step->peer = -1;
     if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
         return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
-    if (a->stage < 0 || a->stage >= r->schedule->n_stages * r->schedule->n_virtual)
+    if (a->stage < 0 || a->stage >= r->n_virtual_stages)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
     if (a->stage % r->schedule->n_stages != r->stage)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
@@ -6941,7 +7023,7 @@ static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *te
 
 /* The tensor that a pass reads, -1: none that crosses stages. */
 static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
-    int64_t stage = step->action.stage, last = r->schedule->n_stages * r->schedule->n_virtual - 1;
+    int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
     if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
     if (stage == 0) return -1;
@@ -6977,10 +7059,10 @@ static void cf__after_boundary(cf__runner *r, const cf_step *step) {
 /* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
 static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
     static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
-    int64_t n_stages = r->schedule->n_stages * r->schedule->n_virtual, other;
+    int64_t other;
     *tensor = tensors[step->action.pass - CF_SEND_F];
     other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
-    if (r->n_tensors == 0 || other < 0 || other >= n_stages)
+    if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
         return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
     step->peer = other % r->schedule->n_stages;
     return CF_OK;
@@ -7084,6 +7166,7 @@ static void cf__after_forward(cf__runner *r, const cf_step *step) {
     cf__chunk_state_of(r, step)->forwarded = 1;
     if (group == NULL || step->action.pass == CF_R) return;
     group->tokens += tokens;
+    group->reached = group->tokens;
     r->live_state_tokens += tokens;
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
 }
@@ -7098,7 +7181,11 @@ static cf_result cf__before_backward(cf__runner *r, cf_step *step) {
     if (chunk->slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "backward without kept activations");
     if (chunk->backward != wanted)
         return cf__bad_action(r, "pass", step, wanted, chunk->backward, "backward out of order");
-    if (group != NULL && step->action.pass != CF_W && group->tokens != end)
+    if (group == NULL || step->action.pass == CF_W) return CF_OK;
+    if (group->reached != r->plan->groups[step->chunk->group].tokens)
+        return cf__bad_action(r, "chunk", step, r->plan->groups[step->chunk->group].tokens, group->reached,
+                              "backward before the forward of a later chunk");
+    if (group->tokens != end)
         return cf__bad_action(r, "chunk", step, end, group->tokens, "backward before that of a later chunk");
     return CF_OK;
 }
@@ -7109,6 +7196,7 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
     if (step->action.pass != CF_I) {
         cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, &chunk->slot);
         r->live_tokens -= step->chunk->padded;
+        r->n_finished++;
     }
     chunk->backward = step->action.pass == CF_I ? CF__HALF : CF__WHOLE;
     if (group == NULL || step->action.pass == CF_W) return;
@@ -7194,6 +7282,9 @@ static cf_result cf__run_stage(cf__runner *r) {
     n_left = cf__release_all(r);
     if (result == CF_OK && n_left > 0)
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+    if (result == CF_OK && r->n_finished != r->n_states)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
+                        "chunks without a complete backward");
     return result;
 }
 
@@ -7206,7 +7297,7 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
     cf_result result = cf__run_start(&r, plan, schedule, error);
     if (result != CF_OK) return result;
     if (desc == NULL) return cf__fail_null(error, "desc");
-    if ((result = cf__range(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
+    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
     if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
     r.desc = desc;
     r.stage = stage;
@@ -7524,7 +7615,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
     if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
     if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
     if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
         return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format, "lower the schedule first");
     if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
@@ -7777,11 +7868,11 @@ static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const
     r->plan = plan;
     r->error = error;
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__range(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
     return cf__count_cells(r);
 }
 

@@ -502,8 +502,8 @@ TEST(graph_options_are_checked) {
     REFUSE(n_stages, INT32_MAX, CF_ERROR_LIMIT, "n_nodes");
     REFUSE(n_virtual, -1, CF_ERROR_ARGUMENT, "n_virtual");
     REFUSE(k, -1, CF_ERROR_ARGUMENT, "k");
-    REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_LIMIT, "replay");
-    REFUSE(rank, 1, CF_ERROR_LIMIT, "rank");
+    REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "replay");
+    REFUSE(rank, 1, CF_ERROR_ARGUMENT, "rank");
     REFUSE(rank, -1, CF_ERROR_ARGUMENT, "rank");
     memset(&timing, 0, sizeof timing);
     timing.latency = -1;
