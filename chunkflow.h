@@ -6456,7 +6456,7 @@ enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
    alone. */
 static int64_t cf__default_budget(const cf__maker *m) {
     if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
-    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 700000 / cf__max(m->n_actions, 1)));
+    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no dispatch. */
