@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_command *const commands[] = {&cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare};
+static const cli_command *const commands[] = {&cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check};
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 

@@ -152,6 +152,17 @@ static int64_t *scale_limits(const pipeline *p, int64_t n_virtual) {
     return scaled;
 }
 
+int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits) {
+    *limits = NULL;
+    memset(out, 0, sizeof *out);
+    if (p->limits && !(*limits = scale_limits(p, n_virtual))) return cli_failed("out of memory");
+    out->limit = scale_limit(p->limit, n_virtual);
+    out->limits = *limits;
+    out->bytes = p->bytes;
+    out->limit_bytes = scale_limit(p->limit_bytes, n_virtual);
+    return CLI_OK;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    Schedule and timeline
    ---------------------------------------------------------------------------------------------------------------- */

@@ -109,6 +109,10 @@ void pipeline_run_free(pipeline_run *run);
 /* The same costs, for another call of the library: those of each of n_virtual virtual stages of a stage. */
 cf_timing pipeline_timing(const pipeline *p, int64_t n_virtual);
 
+/* The limits for cf_schedule_validate on a schedule with n_virtual virtual stages a stage. *limits is to be freed, also where
+   it is NULL. Returns an exit code. */
+int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
+
 /* A time for people: whole numbers with commas, others with six digits. The text lives as long as that of cli_commas. */
 const char *pipeline_time(double time);
 
