@@ -164,7 +164,7 @@ test_help() {
     same_files help/overview/short/text overview out
     succeeds help/overview/word help
     same_files help/overview/word/text overview out
-    for command in lengths gen pack plan; do
+    for command in lengths gen pack plan compare check; do
         same "help/listed/$command" 1 "$(grep -c "^  $command " overview)"
         succeeds "help/$command" "$command" --help
         same "help/$command/usage" 1 "$(grep -c "^usage: chunkflow $command " out)"
@@ -174,8 +174,8 @@ test_help() {
         succeeds "help/$command/late" "$command" -h --no-such-option
     done
     for option in --chunk-size --method --split --no-tails --align --max-slices --ranks --json; do
-        for command in pack plan; do
-            same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -c "^  $option")"
+        for command in pack plan compare; do
+            same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
         done
     done
     refuses help/unknown 2 "unknown command 'nosuch'" help nosuch

@@ -141,7 +141,7 @@ static int validate_schedule(const check_options *asked, const source *file, con
 
 static int say_schedule(const source *file, const cf_schedule *s, const char *times) {
     printf("%s: sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages, %s actions%s\n",
-           cli_input_name(file->path), cf_schedule_kind_name(s->kind), cli_commas(s->k), cf_replay_name(s->replay),
+           cli_input_name(file->path), s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind", cli_commas(s->k), cf_replay_name(s->replay),
            cli_commas(s->rank), cli_commas(s->n_stages), cli_commas(s->n_virtual), cli_commas(s->n_actions), times);
     return CLI_OK;
 }
@@ -187,7 +187,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     switch (result) {
     case CF_OK: break;
     case CF_ERROR_TEXT:
-        return cli_at_line(file->path, error.item > 0 ? error.item : 1, "column %lld: %s", (long long)error.got, error.text);
+        return cli_at_line(file->path, error.item > 0 ? error.item : 1, "%s", error.text);
     case CF_ERROR_SCHEDULE: return breaks(file, error.text);
     default: return packing_error(&error, NULL);
     }
