@@ -4220,6 +4220,10 @@ static cf__limits cf__tightest(const cf_schedule_desc *desc) {
 
 static int cf__counts_bytes(const cf_schedule_desc *desc) { return desc->limit_bytes > 0 || desc->limits_bytes != NULL; }
 
+static int cf__is_limited(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
+}
+
 /* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it being
    kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the rest. */
 typedef struct cf__holding {
@@ -4274,9 +4278,9 @@ static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, 
 
 /* ---- units, as schedules see them ---- */
 
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow `most_k`. */
 typedef struct cf__work_unit {
-    int32_t first, n, k;
+    int32_t first, n, k, most_k;
 } cf__work_unit;
 
 /* Chunk i of the unit is dropped in its first forward. */
@@ -4365,26 +4369,32 @@ static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
     cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
 }
 
+/* Sets how many chunks a unit keeps. */
+static void cf__set_k(cf__maker *m, cf__work_unit *unit, int64_t k) {
+    cf__holding h;
+    unit->k = (int32_t)k;
+    if (m->needs == NULL) return;
+    h.chunks = &m->pipe.chunks[unit->first];
+    h.bytes = &m->desc.bytes;
+    h.n = unit->n;
+    h.k = k;
+    h.local = m->pipe.local;
+    h.dependent = h.chunks->group >= 0;
+    cf__unit_bytes(&h, m->pipe.plan, &m->needs[unit->first]);
+}
+
 /* Fills units, in plan order, and needs. */
 static void cf__collect_units(cf__maker *m) {
     const cf_plan *plan = m->pipe.plan;
     int64_t chunk, n, n_units = 0, bytes = 0;
     for (chunk = 0; chunk < m->pipe.n; chunk += n) {
         cf__work_unit *unit = &m->units[n_units++];
-        n = cf__unit_chunks(plan, m->pipe.first_chunk + chunk);
+        int64_t id = m->pipe.first_chunk + chunk;
+        n = cf__unit_chunks(plan, id);
         unit->first = (int32_t)chunk;
         unit->n = (int32_t)n;
-        unit->k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, m->pipe.first_chunk + chunk, n, &bytes);
-        if (m->needs != NULL) {
-            cf__holding h;
-            h.chunks = &m->pipe.chunks[chunk];
-            h.bytes = &m->desc.bytes;
-            h.n = n;
-            h.k = unit->k;
-            h.local = m->pipe.local;
-            h.dependent = h.chunks->group >= 0;
-            cf__unit_bytes(&h, plan, &m->needs[chunk]);
-        }
+        unit->most_k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        cf__set_k(m, unit, unit->most_k);
     }
 }
 
@@ -4575,10 +4585,12 @@ static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
 
    Why this cannot deadlock. Units have one order everywhere. A unit may start before an earlier one only if the room that
    the first of those waiting units needs stays free, so the first unconcluded unit never waits for room, and nothing else
-   than time delays it. */
+   than time delays it. A policy may take the risk and count only the slots in use; if that ends in a deadlock, the search
+   has tried one candidate in vain. */
 
 typedef struct cf__policy {
     int split;             /* I and W in place of B */
+    int risk;              /* 1: slots are taken one by one, not for a whole unit at its start */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
@@ -4594,8 +4606,8 @@ typedef struct cf__worker {
     int64_t room_chunks, room_bytes; /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
-    int32_t *coming, *fresh, *begun, *returning, *weights;
-    int64_t n_coming, n_fresh, n_begun, n_returning, n_weights, n_taken_weights;
+    int32_t *coming, *fresh, *begun, *replays, *returning, *weights;
+    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights, n_taken_weights;
     int32_t *done;                   /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__worker;
@@ -4645,7 +4657,8 @@ static void cf__layout_dispatch(cf__dispatch *d, const cf__maker *m, cf__carver 
         worker->coming = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
         worker->fresh = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
         worker->begun = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-        worker->returning = (int32_t *)cf__take(carver, 2 * cells, sizeof(int32_t));
+        worker->replays = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+        worker->returning = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
         worker->weights = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
         worker->done = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
     }
@@ -4736,7 +4749,7 @@ static void cf__start_workers(cf__dispatch *d) {
         worker->room_chunks = cf__min(limits.chunks, depth);
         worker->room_bytes = limits.bytes;
         worker->next_unit = worker->n_ahead = 0;
-        worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_returning = 0;
+        worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_replays = worker->n_returning = 0;
         worker->n_weights = worker->n_taken_weights = worker->n_done = 0;
     }
 }
@@ -4778,6 +4791,7 @@ static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
     const cf__worker *worker = &d->workers[stage];
     int64_t chunks = cf__room_chunks(d, unit), bytes = cf__room_bytes(d, unit), first = worker->next_unit;
     if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
+    if (d->policy.risk) return bytes <= worker->room_bytes;
     if (unit != first) {
         chunks += cf__room_chunks(d, first);
         bytes += cf__room_bytes(d, first);
@@ -4787,7 +4801,7 @@ static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
 
 static void cf__start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
     cf__worker *worker = &d->workers[stage];
-    worker->room_chunks -= cf__room_chunks(d, unit);
+    if (!d->policy.risk) worker->room_chunks -= cf__room_chunks(d, unit);
     worker->room_bytes -= cf__room_bytes(d, unit);
     d->started[unit * d->pipe->n_stages + stage] = 1;
     while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
@@ -4801,7 +4815,7 @@ static void cf__free_slot(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t
     int64_t index = chunk - unit->first;
     cf__worker *worker = &d->workers[stage];
     if (index >= unit->k) cf__supply(d, cell - unit->k, CF__AGAIN, stage, when);
-    else worker->room_chunks++;
+    worker->room_chunks += d->policy.risk || index < unit->k;
     if (m->needs != NULL) worker->room_bytes += m->needs[chunk] - (index > 0 ? m->needs[chunk - 1] : 0);
 }
 
@@ -4852,6 +4866,14 @@ static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind,
     }
 }
 
+/* F of a kept chunk, and R. */
+static int cf__takes_slot(const cf__dispatch *d, int32_t pass) {
+    int64_t chunk = pass / CF__KINDS % d->pipe->n;
+    const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
+    if (pass % CF__KINDS == CF__FORWARD) return !cf__is_dropped(unit, chunk - unit->first);
+    return pass % CF__KINDS == CF__AGAIN;
+}
+
 /* Runs a pass on a free stage. */
 static void cf__take_pass(cf__dispatch *d, int64_t stage, int32_t pass, double now) {
     const cf__pipeline *pipe = d->pipe;
@@ -4862,6 +4884,7 @@ static void cf__take_pass(cf__dispatch *d, int64_t stage, int32_t pass, double n
                (kind == CF__BACKWARD && v + 1 < pipe->n_v);
     double end = now + d->paths->seconds[kind][cell];
     if (gets && pipe->timing != NULL && pipe->timing->no_overlap) end += cf__transfer_seconds(pipe, chunk);
+    if (d->policy.risk) worker->room_chunks -= cf__takes_slot(d, pass);
     worker->done[worker->n_done++] = pass;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
@@ -4877,7 +4900,8 @@ static void cf__receive(cf__dispatch *d, int64_t stage, double now) {
         int32_t pass = cf__heap_pop(worker->coming, worker->n_coming--, d->ready_at);
         int64_t cell = pass / CF__KINDS, chunk = cell % d->pipe->n;
         int32_t unit = d->unit_of[chunk];
-        if (pass % CF__KINDS != CF__FORWARD) cf__heap_push(worker->returning, worker->n_returning++, pass, d->urgency);
+        if (pass % CF__KINDS == CF__BACKWARD) cf__heap_push(worker->returning, worker->n_returning++, pass, d->urgency);
+        else if (pass % CF__KINDS == CF__AGAIN) cf__heap_push(worker->replays, worker->n_replays++, pass, d->urgency);
         else if (cell < d->pipe->n * d->pipe->n_stages && chunk == d->maker->units[unit].first)
             cf__heap_push(worker->fresh, worker->n_fresh++, unit, d->place);
         else cf__heap_push(worker->begun, worker->n_begun++, pass, d->urgency);
@@ -4896,20 +4920,37 @@ static double cf__worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at
     return d->ready_at[coming];
 }
 
+/* Whether there is a slot for a pass, where slots are taken one by one. */
+static int cf__finds_slot(const cf__dispatch *d, int64_t stage, int32_t pass) {
+    return !d->policy.risk || d->workers[stage].room_chunks > 0 || !cf__takes_slot(d, pass);
+}
+
 /* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
 static int32_t cf__best_forward(const cf__dispatch *d, int64_t stage) {
     const cf__worker *worker = &d->workers[stage];
     int32_t fresh = -1, begun = worker->n_begun > 0 ? worker->begun[0] : -1;
     if (worker->n_fresh > 0 && cf__may_start(d, stage, worker->fresh[0]))
         fresh = cf__pass_id(stage * d->pipe->n + d->maker->units[worker->fresh[0]].first, CF__FORWARD);
+    if (fresh >= 0 && !cf__finds_slot(d, stage, fresh)) fresh = -1;
+    if (begun >= 0 && !cf__finds_slot(d, stage, begun)) begun = -1;
     if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
     return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
+}
+
+/* The replay or backward to take next; -1: none. */
+static int32_t cf__best_return(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t replay = worker->n_replays > 0 ? worker->replays[0] : -1;
+    int32_t backward = worker->n_returning > 0 ? worker->returning[0] : -1;
+    if (replay >= 0 && !cf__finds_slot(d, stage, replay)) replay = -1;
+    if (replay < 0 || backward < 0) return (int32_t)cf__max(replay, backward);
+    return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
 }
 
 /* The pass that a free stage likes best; -1: none is ready. W comes last: it only has to be done some time. */
 static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
     const cf__worker *worker = &d->workers[stage];
-    int32_t forward = cf__best_forward(d, stage), returning = worker->n_returning > 0 ? worker->returning[0] : -1;
+    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage);
     if (forward >= 0 && returning >= 0) {
         if (d->policy.ahead != NULL) return worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
         return d->urgency[returning] <= d->urgency[forward] ? returning : forward;
@@ -4924,8 +4965,10 @@ static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
     int kind = (int)(pass % CF__KINDS);
     if (kind == CF__WEIGHT) {
         worker->n_taken_weights++;
-    } else if (kind != CF__FORWARD) {
+    } else if (kind == CF__BACKWARD) {
         cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
+    } else if (kind == CF__AGAIN) {
+        cf__heap_pop(worker->replays, worker->n_replays--, d->urgency);
     } else if (worker->n_begun > 0 && pass == worker->begun[0]) {
         cf__heap_pop(worker->begun, worker->n_begun--, d->urgency);
     } else {
@@ -4950,6 +4993,16 @@ static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
     }
 }
 
+/* Whether every stage has run all of its passes. */
+static int cf__is_complete(const cf__dispatch *d) {
+    const cf__maker *m = d->maker;
+    int64_t u, s, passes = d->pipe->n * (d->policy.split ? 3 : 2);
+    for (u = 0; u < m->n_units; u++) passes += m->units[u].n - m->units[u].k;
+    for (s = 0; s < d->pipe->n_stages; s++)
+        if (d->workers[s].n_done < passes * m->desc.n_virtual) return 0;
+    return 1;
+}
+
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
 static int cf__run_dispatch(cf__dispatch *d, double give_up_at) {
     cf__start_dispatch(d);
@@ -4957,7 +5010,7 @@ static int cf__run_dispatch(cf__dispatch *d, double give_up_at) {
     for (;;) {
         int64_t stage = d->winners[1];
         double now = d->wake[stage];
-        if (now >= DBL_MAX) return d->makespan <= give_up_at;
+        if (now >= DBL_MAX) return !d->policy.risk || cf__is_complete(d);
         cf__decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
     }
@@ -5116,10 +5169,11 @@ static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind) {
     return 1;
 }
 
-static cf__policy cf__policy_of(int split, double bias, double patience) {
+static cf__policy cf__policy_of(int split, int risk, double bias, double patience) {
     cf__policy policy;
     memset(&policy, 0, sizeof policy);
     policy.split = split;
+    policy.risk = risk;
     policy.bias = bias;
     policy.patience = patience;
     return policy;
@@ -5154,25 +5208,27 @@ static void cf__try_grid(cf__search *search) {
     static const int orders[CF__ORDERS] = {2, 0, 4, 1, 3};
     cf__maker *m = &search->maker;
     double much = 4 * search->bounds[0].critical_path;
-    int split, p, o, best_order = 2;
-    for (split = 0; split <= m->desc.split_backward; split++)
-        for (p = 0; p < 6; p++)
-            for (o = 0; o < CF__ORDERS && !cf__is_over(search); o++) {
-                double bias = p % 3 == 0 ? 0 : p % 3 == 1 ? much : -much;
-                cf__set_order(m, orders[o]);
-                search->dispatch.policy = cf__policy_of(split != 0, bias, p < 3 ? 0 : 0.5);
-                if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
-            }
+    int risks = cf__is_limited(&m->desc), splits = m->desc.split_backward != 0;
+    int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
+    for (i = 0; i < n; i++)
+        for (o = 0; o < CF__ORDERS && !cf__is_over(search); o++) {
+            double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
+            int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
+            cf__set_order(m, orders[o]);
+            search->dispatch.policy = cf__policy_of(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
+            if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
+        }
     cf__set_order(m, best_order);
 }
 
 /* ---- the walk ---- */
 
-typedef enum cf__move_kind { CF__SWAP = 0, CF__SHIFT, CF__NUDGE, CF__POLICY } cf__move_kind;
+typedef enum cf__move_kind { CF__SWAP = 0, CF__SHIFT, CF__NUDGE, CF__POLICY, CF__KEEP } cf__move_kind;
 
 typedef struct cf__move {
     cf__move_kind kind;
     int64_t from, to;   /* units */
+    int64_t k;          /* of unit `from` before the move */
     int64_t pass;
     double nudge;       /* before the move */
     cf__policy policy;  /* before the move */
@@ -5195,6 +5251,7 @@ static void cf__swap_units(cf__work_unit *units, int64_t a, int64_t b) {
 static void cf__change_policy(cf__search *search) {
     cf__policy *policy = &search->dispatch.policy;
     double much = search->bounds[0].critical_path;
+    if (cf__is_limited(&search->maker.desc) && cf__below(search, 2)) policy->risk = !policy->risk;
     switch (cf__below(search, 3)) {
         case 0: policy->bias = cf__product(much, cf__unit_random(search)); break;
         case 1: policy->patience = cf__below(search, 2) ? cf__most(0, cf__unit_random(search)) : 0; break;
@@ -5214,7 +5271,13 @@ static cf__move cf__make_move(cf__search *search) {
     move.policy = d->policy;
     move.kind = chance < 4 ? CF__SWAP : chance < 8 ? CF__SHIFT : chance < 14 ? CF__NUDGE : CF__POLICY;
     if (m->n_units < 2 && (move.kind == CF__SWAP || move.kind == CF__SHIFT)) move.kind = CF__NUDGE;
+    if (chance % 4 == 0 && cf__is_limited(&m->desc)) move.kind = CF__KEEP;
     switch (move.kind) {
+        case CF__KEEP:
+            move.from = cf__below(search, m->n_units);
+            move.k = m->units[move.from].k;
+            cf__set_k(m, &m->units[move.from], 1 + cf__below(search, m->units[move.from].most_k));
+            break;
         case CF__SWAP:
         case CF__SHIFT:
             move.from = cf__below(search, m->n_units);
@@ -5236,6 +5299,7 @@ static void cf__undo_move(cf__search *search, const cf__move *move) {
     cf__maker *m = &search->maker;
     if (move->kind == CF__SWAP) cf__swap_units(m->units, move->from, move->to);
     if (move->kind == CF__SHIFT) cf__shift_unit(m->units, move->to, move->from);
+    if (move->kind == CF__KEEP) cf__set_k(m, &m->units[move->from], move->k);
     if (move->kind == CF__NUDGE) search->nudges[move->pass] = move->nudge;
     search->dispatch.policy = move->policy;
 }
@@ -5259,7 +5323,7 @@ static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds[split].critical_path;
-    *policy = cf__policy_of(split, cf__product(much, (double)(n + 1)), 0);
+    *policy = cf__policy_of(split, 0, cf__product(much, (double)(n + 1)), 0);
     policy->deep = much;
     policy->depth = split ? p * n : 0;
     policy->ahead = search->ahead;
@@ -5417,7 +5481,7 @@ static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
     int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
-    int fits = 1;
+    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__is_limited(&m->desc);
     for (; id < end; id += n) {
         int64_t k;
         n = cf__unit_chunks(plan, id);
@@ -5425,6 +5489,7 @@ static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
         fits &= k > 0;
         most_bytes = cf__max(most_bytes, bytes);
         m->n_units++;
+        if (may_keep_fewer) k = cf__min(k, 1);
         m->n_replays += n - cf__max(k, 1);
     }
     if (!fits) return cf__fail_limit(m, most_bytes);
