@@ -253,7 +253,7 @@ const char *pipeline_time(double time) {
 
     if (time >= 0 && time < 9e15 && time == (double)(int64_t)time) return cli_commas((int64_t)time);
     turn = (turn + 1) % 16;
-    snprintf(out, sizeof buffers[0], "%.6g", time);
+    snprintf(out, sizeof buffers[0], time >= 1e5 && time < 1e15 ? "%.1f" : "%.6g", time);
     return out;
 }
 

@@ -113,7 +113,7 @@ cf_timing pipeline_timing(const pipeline *p, int64_t n_virtual);
    it is NULL. Returns an exit code. */
 int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
 
-/* A time for people: whole numbers with commas, others with six digits. The text lives as long as that of cli_commas. */
+/* A time for people: whole numbers with commas, others with six digits or more. The text lives as long as that of cli_commas. */
 const char *pipeline_time(double time);
 
 /* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are "3.5". */
