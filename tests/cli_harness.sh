@@ -1,4 +1,4 @@
-# cli_harness.sh - what the tests of the chunkflow command share; to be sourced. Leaves the caller in an empty directory.
+# cli_harness.sh - what the tests of the chunkflow command share; to be sourced. It moves to an empty directory.
 #
 # CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
 

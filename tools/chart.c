@@ -131,8 +131,8 @@ static const char *colour_of(int pass) {
     }
 }
 
-/* n columns of one pass: its letter, the chunk if there is room for all of it, and a filling that ends where the next pass
-   begins. */
+/* n columns of one pass: its letter, the chunk if there is room for all of it, and a filling that ends where the next
+   pass begins. */
 static void draw_pass(const canvas *c, const cf_action *a, int64_t n) {
     char text[32];
     int later = a->stage >= c->schedule->n_stages;

@@ -22,8 +22,8 @@ typedef struct chart_options {
     {"--color", "auto|always|never", CLI_CHOICE, offsetof(type, member.colour), 0, 0, 0,                           \
      "colour the chart; auto, the default: on a terminal, unless\nNO_COLOR is set"}
 
-/* Each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, with the chunk behind
-   it; "-" behind F: nothing is kept. With virtual stages, their number stands in front. */
+/* Each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, with the chunk
+   behind it; "-" behind F: nothing is kept. With virtual stages, their number stands in front. */
 void chart_list(const cf_schedule *schedule, const chart_options *options);
 
 /* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. Lower case: a

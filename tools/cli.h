@@ -112,8 +112,8 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
 
 void cli_print_help(const cli_command *command, FILE *to);
 
-/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be freed;
-   it is untouched on failure, which the message explains. Returns an exit code. */
+/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be
+   freed; it is untouched on failure, which the message explains. Returns an exit code. */
 int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,
                      int64_t *n);
 

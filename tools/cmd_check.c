@@ -97,8 +97,9 @@ static int check_plan(const source *file, const saved_plan *saved, const char *l
 
 static int say_plan(const source *file, const cf_plan *plan) {
     printf("%s: sound plan: %s sequences, %s tokens, %s chunks of at most %s tokens, %s groups, %s ranks\n",
-           cli_input_name(file->path), cli_commas(plan->n_sequences), cli_commas(plan->n_tokens), cli_commas(plan->n_chunks),
-           cli_commas(plan->chunk_size), cli_commas(plan->n_groups), cli_commas(plan->n_ranks));
+           cli_input_name(file->path), cli_commas(plan->n_sequences), cli_commas(plan->n_tokens),
+           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
+           cli_commas(plan->n_ranks));
     return CLI_OK;
 }
 
@@ -116,7 +117,8 @@ static int load_plan(const source *file, const char *lengths_path, saved_plan *o
    Schedules
    ---------------------------------------------------------------------------------------------------------------- */
 
-static int validate_schedule(const check_options *asked, const source *file, const cf_plan *plan, const cf_schedule *schedule) {
+static int validate_schedule(const check_options *asked, const source *file, const cf_plan *plan,
+                             const cf_schedule *schedule) {
     pipeline_options limits = asked->limits;
     pipeline pipe;
     cf_validate_desc desc;
@@ -140,9 +142,11 @@ static int validate_schedule(const check_options *asked, const source *file, con
 }
 
 static int say_schedule(const source *file, const cf_schedule *s, const char *times) {
+    const char *kind = s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind";
+
     printf("%s: sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages, %s actions%s\n",
-           cli_input_name(file->path), s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind", cli_commas(s->k), cf_replay_name(s->replay),
-           cli_commas(s->rank), cli_commas(s->n_stages), cli_commas(s->n_virtual), cli_commas(s->n_actions), times);
+           cli_input_name(file->path), kind, cli_commas(s->k), cf_replay_name(s->replay), cli_commas(s->rank),
+           cli_commas(s->n_stages), cli_commas(s->n_virtual), cli_commas(s->n_actions), times);
     return CLI_OK;
 }
 
@@ -182,7 +186,8 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     desc.k = asked->k;
     desc.rank = asked->rank > 0 ? asked->rank : 0;
     if (desc.rank >= plan->n_ranks)
-        return cli_usage("check", "--rank: got %lld, wanted 0 .. %lld", (long long)desc.rank, (long long)plan->n_ranks - 1);
+        return cli_usage("check", "--rank: got %lld, wanted 0 .. %lld", (long long)desc.rank,
+                         (long long)plan->n_ranks - 1);
     result = cf_read_schedule_csv(file->text, file->bytes, plan, &desc, &schedule, &error);
     switch (result) {
     case CF_OK: break;
@@ -212,7 +217,8 @@ static int load_named_plan(const check_options *asked, source *file, saved_plan 
 
     if (code == CLI_OK) code = parse_source(file);
     if (code == CLI_OK) code = saved_format_of(&file->document, &format);
-    if (code == CLI_OK && format != SAVED_PLAN) code = cli_usage("check", "--plan: %s is a schedule", cli_input_name(asked->plan));
+    if (code == CLI_OK && format != SAVED_PLAN)
+        code = cli_usage("check", "--plan: %s is a schedule", cli_input_name(asked->plan));
     return code == CLI_OK ? load_plan(file, asked->lengths, out) : code;
 }
 
@@ -275,9 +281,10 @@ static int run(const void *given, char **operands, int n_operands) {
 const cli_command cmd_check = {
     "check", "FILE|-", 1, 1,
     "whether a written plan or schedule is sound",
-    "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every rule is\n"
-    "checked by code that shares nothing with what made the file; of times that a schedule has, that they fit its order and\n"
-    "its sums. Exit code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the file cannot be read.\n\n"
+    "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every\n"
+    "rule is checked by code that shares nothing with what made the file; of times that a schedule has, that they fit\n"
+    "its order and its sums. Exit code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the\n"
+    "file cannot be read.\n\n"
     "    chunkflow plan --chunk-size 8K --k 2 --stages 4 --plan-json plan.json --json schedule.json lengths\n"
     "    chunkflow check plan.json --lengths lengths\n"
     "    chunkflow check --plan plan.json schedule.json\n",

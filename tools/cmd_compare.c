@@ -25,7 +25,8 @@ static const cli_option options[] = {
     {"--virtual", "V", CLI_NUMBER, offsetof(compare_options, n_virtual), 1, CF_MAX_STAGES, 0,
      "virtual stages of each stage, for interleaved; default 2"},
     {"--replay", "pipeline|local|both", CLI_CHOICE, offsetof(compare_options, replay), 0, 0, 0,
-     "how dropped activations come back: through all stages again\n(the default), on each stage alone, or a row for each"},
+     "how dropped activations come back: through all stages again\n(the default), on each stage alone, or a row for "
+     "each"},
     PIPELINE_OPTIONS(compare_options, pipeline),
     {"--json", "FILE|-", CLI_TEXT, offsetof(compare_options, json), 0, 0, 0,
      "write the table as JSON; with - nothing else is printed"},
@@ -108,7 +109,7 @@ static void fill_row(const table *t, row *r) {
 /* Every kind, with every K and form of replay; best twice, with whole backwards and with cut ones. */
 static int add_rows(table *t, const int64_t *k, int64_t n_k) {
     int64_t first = t->asked->replay == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    int64_t last = t->asked->replay == REPLAY_LOCAL || t->asked->replay == REPLAY_BOTH ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    int64_t last = t->asked->replay == REPLAY_BOTH ? CF_REPLAY_LOCAL : first;
     int64_t i, replay, kind;
 
     t->rows = (row *)calloc((size_t)(n_k * 2 * (CF_SCHEDULE_COUNT + 1) + 1), sizeof *t->rows);
@@ -168,26 +169,27 @@ static void print_row(const table *t, const row *r) {
         return;
     }
     if (t->pipe.counts_bytes) snprintf(bytes, sizeof bytes, " %20s", pipeline_share(r->peak_bytes, r->n_virtual));
-    printf("%14s %7.4f %7.2f %7.2f %9s %14s%s %14s %8.2f  %s\n", pipeline_time(r->makespan), ratio(r->makespan, t->best),
-           100 * r->bubble_useful, 100 * r->bubble_busy, pipeline_share(r->peak_live, r->n_virtual),
-           pipeline_share(r->peak_tokens, r->n_virtual), bytes, pipeline_time(r->bound),
-           100 * (ratio(r->makespan, r->bound) - 1), r->strongest);
+    printf("%14s %7.4f %7.2f %7.2f %9s %14s%s %14s %8.2f  %s\n", pipeline_time(r->makespan),
+           ratio(r->makespan, t->best), 100 * r->bubble_useful, 100 * r->bubble_busy,
+           pipeline_share(r->peak_live, r->n_virtual), pipeline_share(r->peak_tokens, r->n_virtual), bytes,
+           pipeline_time(r->bound), 100 * (ratio(r->makespan, r->bound) - 1), r->strongest);
 }
 
 static void print_table(const table *t) {
+    const char *bytes = t->pipe.counts_bytes ? "                bytes" : "";
     const cf_plan *plan = t->packed.plan;
     int64_t i;
 
     printf("input             %s: %s sequences, %s tokens\n", cli_input_name(t->packed.list.path),
            cli_commas(plan->n_sequences), cli_commas(plan->n_tokens));
     printf("plan              %s chunks of at most %s tokens, %s groups; rank %s of %s, %s stages\n",
-           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups), cli_commas(t->pipe.rank),
-           cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
-    printf("times             in %s; idle: waste, where replays are idle time too, and busy, where they are work; kept: the\n"
-           "                  most chunks and tokens on a stage; bound: the strongest lower bound for that row\n\n",
+           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
+           cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
+    printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
+           "                  and tokens on a stage. bound: the strongest lower bound for that row\n\n",
            t->pipe.unit_cost ? "token times" : "s");
     printf("%-16s %4s %-8s %14s %7s %7s %7s %9s %14s%s %14s %8s\n", "schedule", "K", "replay", "makespan", "x best",
-           "waste %", "busy %", "kept", "kept tokens", t->pipe.counts_bytes ? "                bytes" : "", "bound", "gap %");
+           "waste %", "busy %", "kept", "kept tokens", bytes, "bound", "gap %");
     for (i = 0; i < t->n_rows && !cli_stdout_failed(); i++) print_row(t, &t->rows[i]);
 }
 
@@ -208,7 +210,8 @@ static void write_string(FILE *to, const char *text) {
 static void write_row(const table *t, const row *r, FILE *to) {
     fprintf(to, "    {\"schedule\": \"%s\", \"unsplit\": %s, ", cf_schedule_kind_name(r->what.kind),
             r->unsplit ? "true" : "false");
-    if (!r->unsplit) fprintf(to, "\"k\": %lld, \"replay\": \"%s\", ", (long long)r->what.k, cf_replay_name(r->what.replay));
+    if (!r->unsplit)
+        fprintf(to, "\"k\": %lld, \"replay\": \"%s\", ", (long long)r->what.k, cf_replay_name(r->what.replay));
     if (r->result != CF_OK) {
         fprintf(to, "\"error\": \"%s\", \"why\": ", cf_result_name(r->result));
         write_string(to, r->why);
@@ -225,7 +228,8 @@ static void write_row(const table *t, const row *r, FILE *to) {
 static void write_json(const table *t, cli_output *to) {
     int64_t i;
 
-    fprintf(to->stream, "{\n  \"format\": \"chunkflow-comparison\", \"version\": 1,\n  \"chunk_size\": %lld, \"stages\": %lld, "
+    fprintf(to->stream,
+            "{\n  \"format\": \"chunkflow-comparison\", \"version\": 1,\n  \"chunk_size\": %lld, \"stages\": %lld, "
             "\"rank\": %lld,\n  \"rows\": [\n", (long long)t->packed.plan->chunk_size, (long long)t->pipe.n_stages,
             (long long)t->pipe.rank);
     for (i = 0; i < t->n_rows; i++) {
@@ -270,6 +274,6 @@ static int run(const void *given, char **operands, int n_operands) {
 const cli_command cmd_compare = {
     "compare", "FILE|-", 1, 1,
     "all schedules for one list of lengths, side by side",
-    "The first row is the baseline: 1f1b where every sequence is a micro-batch of its own, longest first, not split and not\n"
-    "packed. A schedule that cannot be made says why.\n\n" PIPELINE_HELP CLI_LIST_HELP,
+    "The first row is the baseline: 1f1b where every sequence is a micro-batch of its own, longest first, not split\n"
+    "and not packed. A schedule that cannot be made says why.\n\n" PIPELINE_HELP CLI_LIST_HELP,
     options, &defaults, sizeof defaults, run};

@@ -52,7 +52,8 @@ static const cli_option options[] = {
     {"--offload-seconds-per-token", "S", CLI_REALS, offsetof(plan_options, pipeline.offload_seconds_per_token), 1, 1, 0,
      "that one way of such a move takes; default 0"},
     CHART_OPTIONS(plan_options, chart),
-    {"--no-list", NULL, CLI_FLAG, offsetof(plan_options, no_list), 0, 0, 0, "print the chart and the summary, not the passes"},
+    {"--no-list", NULL, CLI_FLAG, offsetof(plan_options, no_list), 0, 0, 0,
+     "print the chart and the summary, not the passes"},
     {"--summary", NULL, CLI_FLAG, offsetof(plan_options, summary), 0, 0, 0, "print only the summary"},
     {"--json", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[JSON]), 0, 0, 0,
      "write the simulated schedule as JSON. With - for any of\nthese files nothing else is printed"},
@@ -106,8 +107,8 @@ static int print_action(void *user, const cf_progress *progress) {
     return cli_stdout_failed();
 }
 
-/* Runs a stage of a schedule without doing anything. A cancelled run met a failing standard output, which is reported when
-   that is closed. */
+/* Runs a stage of a schedule without doing anything. A cancelled run met a failing standard output, which is reported
+   when that is closed. */
 static int dry_run(const planned *made, const cf_schedule *schedule, int64_t stage, int print, cf_run_stats *stats) {
     cf_run_desc dry;
     cf_error error;
@@ -192,9 +193,9 @@ static void print_times(const planned *made) {
         printf("gap               %.2f %% above the strongest bound, %s\n",
                100 * (timeline->makespan / timeline->bound - 1), strongest);
     if (made->run.schedule->kind == CF_SCHEDULE_BEST)
-        printf("search            %s candidates of %s tried, %s better than all before; best fixed schedule: %s, %s %s\n",
+        printf("search            %s candidates of %s tried, %s better than all before; best fixed schedule: %s, %s\n",
                cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
-               cf_schedule_kind_name(report->best_fixed), pipeline_time(report->fixed_makespan), time_unit(made));
+               cf_schedule_kind_name(report->best_fixed), pipeline_time(report->fixed_makespan));
 }
 
 static double stage_busy(const planned *made, int64_t stage) {
@@ -301,7 +302,8 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     result = cf_write_schedule_csv(made->packed.plan, made->list, &desc, cli_write, to, error);
     if (result == CF_ERROR_ARGUMENT && !desc.extensions)
         snprintf(error->text, sizeof error->text,
-                 "--csv: PyTorch cannot run this schedule: it has replays or offloads; --csv-extensions writes it all the same");
+                 "--csv: PyTorch cannot run this schedule: it has replays or offloads; --csv-extensions writes it all "
+                 "the same");
     return result;
 }
 
@@ -317,7 +319,8 @@ static int write_file(const planned *made, int which, cli_output *to) {
     case CSV: result = write_csv(made, to, &error); break;
     case DOT: result = write_dot(made, to, &error); break;
     default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
-        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline, made->pipe.unit_cost ? 1 : 1e6, to);
+        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
+                           made->pipe.unit_cost ? 1 : 1e6, to);
     }
     return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
 }
@@ -342,7 +345,8 @@ static int check_paths(const plan_options *asked) {
     for (i = 0; i < N_OUTPUTS; i++)
         for (j = i + 1; j < N_OUTPUTS; j++)
             if (asked->paths[i] && asked->paths[j] && strcmp(asked->paths[i], asked->paths[j]) == 0)
-                return cli_usage("plan", "%s and %s both name %s", output_options[i], output_options[j], asked->paths[i]);
+                return cli_usage("plan", "%s and %s both name %s", output_options[i], output_options[j],
+                                 asked->paths[i]);
     return CLI_OK;
 }
 
@@ -402,9 +406,10 @@ static int run(const void *given, char **operands, int n_operands) {
 const cli_command cmd_plan = {
     "plan", "FILE|-", 1, 1,
     "pack a list of lengths, order the passes of its chunks and simulate that",
-    "Prints the passes of every stage, a chart of them over time, and a summary: makespan, idle share, lower bounds, and\n"
-    "what each stage holds at most. F forward, R replay, B backward, I and W its two halves, each with its chunk. With one\n"
-    "stage there is a line per pass: F+ and R+ where the activations are kept for the backward, F- where they are dropped,\n"
-    "the activation slot, the chunks whose activations are live after it, and the tokens whose K and V are held after it.\n\n"
+    "Prints the passes of every stage, a chart of them over time, and a summary: makespan, idle share, lower bounds,\n"
+    "and what each stage holds at most. F forward, R replay, B backward, I and W its two halves, each with its chunk.\n"
+    "With one stage there is a line per pass: F+ and R+ where the activations are kept for the backward, F- where\n"
+    "they are dropped, the activation slot, the chunks whose activations are live after it, and the tokens whose K\n"
+    "and V are held after it.\n\n"
     PIPELINE_HELP CLI_LIST_HELP,
     options, &defaults, sizeof defaults, run};

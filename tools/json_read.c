@@ -116,7 +116,8 @@ static int parse_number(parser *p) {
     return code;
 }
 
-/* Bytes of the UTF-8 sequence at text[0 .. n), 0 if there is none: no overlong forms, no surrogates, none past U+10FFFF. */
+/* Bytes of the UTF-8 sequence at text[0 .. n), 0 if there is none: no overlong forms, no surrogates, none past
+   U+10FFFF. */
 static uint32_t utf8_length(const unsigned char *text, uint32_t n) {
     uint32_t length, i;
 
@@ -202,7 +203,8 @@ static int parse_list(parser *p, json_kind kind, char close) {
         skip_blanks(p);
         more = look(p) == ',';
         if (!more && look(p) != close)
-            return parse_wrong(p, kind == JSON_OBJECT ? "wanted ',' or '}' behind a member" : "wanted ',' or ']' behind a value");
+            return parse_wrong(p, close == '}' ? "wanted ',' or '}' behind a member"
+                                               : "wanted ',' or ']' behind a value");
         if (more) p->at++;
         skip_blanks(p);
     }
@@ -305,7 +307,8 @@ static int read_int32(const json_document *document, uint32_t node, const char *
     int code = json_read_int(document, node, name, &whole);
 
     if (code != CLI_OK) return code;
-    if (whole < INT32_MIN || whole > INT32_MAX) return json_wrong(document, node, "%s: wanted a whole number of 32 bits", name);
+    if (whole < INT32_MIN || whole > INT32_MAX)
+        return json_wrong(document, node, "%s: wanted a whole number of 32 bits", name);
     *out = (int32_t)whole;
     return CLI_OK;
 }
@@ -363,7 +366,8 @@ static int find_field(const json_document *document, uint32_t name, const json_f
     return -1;
 }
 
-int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out, uint64_t *seen) {
+int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out,
+                     uint64_t *seen) {
     uint64_t found = 0;
     uint32_t name, value;
     int code = CLI_OK, i;
@@ -378,7 +382,8 @@ int json_read_object(const json_document *document, uint32_t node, const json_fi
         code = read_field(document, value, &fields[i], out);
     }
     for (i = 0; code == CLI_OK && fields[i].name; i++)
-        if (!fields[i].optional && !(found >> i & 1)) code = json_wrong(document, node, "%s is missing", fields[i].name);
+        if (!fields[i].optional && !(found >> i & 1))
+            code = json_wrong(document, node, "%s is missing", fields[i].name);
     if (seen) *seen = found;
     return code;
 }

@@ -1,5 +1,5 @@
-/* json_read.h - a strict reader of JSON (RFC 8259) for files that this command wrote or that claim so: nothing but one value,
-   depth bounded, UTF-8 checked, whole numbers exact. What is wrong is reported as FILE:LINE. */
+/* json_read.h - a strict reader of JSON (RFC 8259) for files that this command wrote or that claim so: nothing but
+   one value, depth bounded, UTF-8 checked, whole numbers exact. What is wrong is reported as FILE:LINE. */
 
 #ifndef CHUNKFLOW_JSON_READ_H
 #define CHUNKFLOW_JSON_READ_H
@@ -9,10 +9,12 @@
 #define JSON_MAX_DEPTH 16
 #define JSON_MAX_BYTES ((size_t)1 << 31) /* of a file: offsets have 32 bits */
 
-typedef enum json_kind { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } json_kind;
+typedef enum json_kind {
+    JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT
+} json_kind;
 
-/* A value. The values inside it follow it: those of an array one after the other, those of an object as name, value, name,
-   value. The first one inside is the next node, and `next` leads over everything inside. */
+/* A value. The values inside it follow it: those of an array one after the other, those of an object as name, value,
+   name, value. The first one inside is the next node, and `next` leads over everything inside. */
 typedef struct json_node {
     uint32_t kind;       /* a json_kind */
     uint32_t begin, end; /* its bytes in the text, a string's without the quotes */
@@ -56,9 +58,9 @@ typedef struct json_field {
 
 #define JSON_MAX_FIELDS 64
 
-/* Fills a struct from an object by a table that ends with an entry without a name. Members that are not in the table are
-   skipped; one that comes twice is an error. seen: a bit for each entry of the table; NULL if not wanted. Returns an exit
-   code. */
+/* Fills a struct from an object by a table that ends with an entry without a name. Members that are not in the table
+   are skipped; one that comes twice is an error. seen: a bit for each entry of the table; NULL if not wanted. Returns
+   an exit code. */
 int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out, uint64_t *seen);
 
 /* One value alone. */

@@ -46,7 +46,8 @@ typedef struct pipeline_options {
      "default"},                                                                                                   \
     {"--cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.forward), 3, 3, 0,                                  \
      "seconds of a forward on one stage: constant, and more per\ntoken and per attention pair"},                   \
-    {"--replay-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.replay), 3, 3, 0, "of a replay; default: --cost"}, \
+    {"--replay-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.replay), 3, 3, 0,                            \
+     "of a replay; default: --cost"},                                                                              \
     {"--backward-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.backward), 3, 3, 0,                        \
      "of a backward; default: twice --cost"},                                                                      \
     {"--input-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.input), 3, 3, 0,                              \
@@ -62,9 +63,9 @@ typedef struct pipeline_options {
     {"--budget", "N", CLI_NUMBER, offsetof(type, member.budget), 1, INT64_MAX, 0,                                  \
      "candidates that best may try; default: what takes about a\ntenth of a second"}
 
-#define PIPELINE_HELP                                                                                            \
-    "--limit, --cost and --token-bytes speak of a whole stage: each of V virtual stages costs a V-th of it in time and\n" \
-    "memory.\n\n"
+#define PIPELINE_HELP                                                                                               \
+    "--limit, --cost and --token-bytes speak of a whole stage: each of V virtual stages costs a V-th of it in time\n" \
+    "and memory.\n\n"
 
 /* The options, checked and read. Times are in seconds, or in token times with unit costs. */
 typedef struct pipeline {
@@ -100,8 +101,8 @@ typedef struct pipeline_run {
     cf_search_report report; /* of best */
 } pipeline_run;
 
-/* On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame, error->text speaks of whole
-   stages, as the options do. */
+/* On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame, error->text speaks of
+   whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
@@ -109,14 +110,16 @@ void pipeline_run_free(pipeline_run *run);
 /* The same costs, for another call of the library: those of each of n_virtual virtual stages of a stage. */
 cf_timing pipeline_timing(const pipeline *p, int64_t n_virtual);
 
-/* The limits for cf_schedule_validate on a schedule with n_virtual virtual stages a stage. *limits is to be freed, also where
-   it is NULL. Returns an exit code. */
+/* The limits for cf_schedule_validate on a schedule with n_virtual virtual stages a stage. *limits is to be freed,
+   also where it is NULL. Returns an exit code. */
 int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
 
-/* A time for people: whole numbers with commas, others with six digits or more. The text lives as long as that of cli_commas. */
+/* A time for people: whole numbers with commas, others with six digits or more. The text lives as long as that of
+   cli_commas. */
 const char *pipeline_time(double time);
 
-/* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are "3.5". */
+/* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are
+   "3.5". */
 const char *pipeline_share(int64_t count, int64_t n_virtual);
 
 #endif /* CHUNKFLOW_PIPELINE_H */

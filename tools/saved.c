@@ -134,12 +134,13 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
     int64_t n = 0;
     int code = CLI_OK;
 
-    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next, n++) {
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
         chunk_object object;
         cf_chunk *chunk = &plan->chunks[n];
         code = json_read_object(document, node, chunk_fields, &object, NULL);
         if (code != CLI_OK) return code;
         if (object.id != n) return contradicts(document, node, "id of a chunk", object.id, n);
+        n++;
         *chunk = object.chunk;
         chunk->first_slice = *n_slices;
         chunk->n_slices = json_count(document, object.slices);
@@ -150,7 +151,8 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
     return code;
 }
 
-/* Numbers that no sequence has, or that would overflow, are left to cf_plan_validate: it finds lengths that do not fit. */
+/* Numbers that no sequence has, or that would overflow, are left to cf_plan_validate: it finds lengths that do not
+   fit. */
 static void sum_lengths(saved_plan *saved) {
     int64_t i;
 
@@ -175,7 +177,8 @@ static int read_arrays(const json_document *document, const plan_object *object,
     if (!plan->groups || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
     code = read_groups(document, object->groups, plan);
     if (code == CLI_OK) code = read_chunks(document, object->chunks, plan, &n_slices);
-    if (code == CLI_OK && n_slices != plan->n_slices) code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
+    if (code == CLI_OK && n_slices != plan->n_slices)
+        code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
     if (code == CLI_OK) sum_lengths(saved);
     return code;
 }
@@ -192,8 +195,10 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
     if (code != CLI_OK) return code;
     n_groups = json_count(document, object.groups);
     n_chunks = json_count(document, object.chunks);
-    if (n_groups != object.plan.n_groups) return contradicts(document, object.groups, "n_groups", object.plan.n_groups, n_groups);
-    if (n_chunks != object.plan.n_chunks) return contradicts(document, object.chunks, "n_chunks", object.plan.n_chunks, n_chunks);
+    if (n_groups != object.plan.n_groups)
+        return contradicts(document, object.groups, "n_groups", object.plan.n_groups, n_groups);
+    if (n_chunks != object.plan.n_chunks)
+        return contradicts(document, object.chunks, "n_chunks", object.plan.n_chunks, n_chunks);
     if (object.plan.n_sequences < 0 || object.plan.n_sequences > CLI_MAX_SEQUENCES)
         return json_wrong(document, 0, "n_sequences: got %lld, wanted 0 .. %lld", (long long)object.plan.n_sequences,
                           (long long)CLI_MAX_SEQUENCES);
@@ -221,8 +226,8 @@ void saved_plan_free(saved_plan *saved) {
 /* In the order of the enums; "?" is what the library calls a schedule of no kind. */
 static const char *const kinds[] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best", NULL};
 static const char *const replays[] = {"?", "pipeline", "local", NULL};
-static const char *const passes[] = {"F", "R", "B", "I", "W", "SEND_F", "RECV_F", "SEND_R", "RECV_R", "SEND_B", "RECV_B",
-                                     "OFFLOAD", "PREFETCH", NULL};
+static const char *const passes[] = {"F", "R", "B", "I", "W", "SEND_F", "RECV_F", "SEND_R", "RECV_R", "SEND_B",
+                                     "RECV_B", "OFFLOAD", "PREFETCH", NULL};
 
 typedef struct schedule_object {
     cf_schedule schedule;
@@ -241,8 +246,9 @@ static const json_field schedule_fields[] = {
     {"kind", JSON_WORD, offsetof(schedule_object, kind), 0, kinds},
     {"replay", JSON_WORD, offsetof(schedule_object, replay), 0, replays},
     SCHEDULE_COUNT("stages", schedule.n_stages), SCHEDULE_COUNT("virtual_stages", schedule.n_virtual),
-    SCHEDULE_COUNT("k", schedule.k), SCHEDULE_COUNT("rank", schedule.rank), SCHEDULE_COUNT("n_chunks", schedule.n_chunks),
-    SCHEDULE_COUNT("n_actions", schedule.n_actions), SCHEDULE_COUNT("lowered", lowered),
+    SCHEDULE_COUNT("k", schedule.k), SCHEDULE_COUNT("rank", schedule.rank),
+    SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
+    SCHEDULE_COUNT("lowered", lowered),
     {"actions", JSON_ARRAY_OF, offsetof(schedule_object, actions), 0, NULL},
     {NULL, JSON_INT, 0, 0, NULL}};
 
@@ -329,7 +335,8 @@ static int check_lists(const json_document *document, const schedule_object *obj
     if (n_stages != object->schedule.n_stages)
         return contradicts(document, object->actions, "stages", object->schedule.n_stages, n_stages);
     for (list = object->actions + 1; list < document->nodes[object->actions].next; list = document->nodes[list].next) {
-        if (document->nodes[list].kind != JSON_ARRAY) return json_wrong(document, list, "actions: wanted an array for each stage");
+        if (document->nodes[list].kind != JSON_ARRAY)
+            return json_wrong(document, list, "actions: wanted an array for each stage");
         n += json_count(document, list);
     }
     if (n != object->schedule.n_actions)
@@ -366,7 +373,8 @@ int saved_schedule_read(const json_document *document, saved_schedule *out) {
     code = json_read_object(document, 0, schedule_fields, &object, &seen);
     if (code != CLI_OK) return code;
     if ((seen & all_times) != 0 && (seen & all_times) != all_times)
-        return json_wrong(document, 0, "of makespan, busy, replayed, bubble_useful, bubble_busy and peak_live some are missing");
+        return json_wrong(document, 0,
+                          "of makespan, busy, replayed, bubble_useful, bubble_busy and peak_live some are missing");
     if (object.lowered < 0 || object.lowered > 1)
         return json_wrong(document, 0, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
     code = check_lists(document, &object);
@@ -409,8 +417,8 @@ typedef struct time_check {
 } time_check;
 
 static double *ended_at(const time_check *c, int64_t kind, int64_t stage, int32_t chunk) {
-    int64_t first = c->schedule->rank * c->plan->n_steps;
-    return &c->ended[(kind * c->schedule->n_stages * c->schedule->n_virtual + stage) * c->plan->n_steps + (chunk - first)];
+    int64_t n_v = c->schedule->n_stages * c->schedule->n_virtual, n_steps = c->plan->n_steps;
+    return &c->ended[(kind * n_v + stage) * n_steps + (chunk - c->schedule->rank * n_steps)];
 }
 
 /* 0: F, 1: R, 2: B or I; -1: none of those that others wait for on another stage. */
@@ -448,8 +456,10 @@ static int stage_times_hold(const time_check *c, int64_t stage) {
 
     for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++) {
         double awaited = waits_until(c, &c->schedule->actions[i]);
-        if (start[i] < before) return times_wrong(c, stage, i, "starts before the pass ahead of it ends", start[i], before);
-        if (start[i] < awaited) return times_wrong(c, stage, i, "starts before what it waits for ends", start[i], awaited);
+        if (start[i] < before)
+            return times_wrong(c, stage, i, "starts before the pass ahead of it ends", start[i], before);
+        if (start[i] < awaited)
+            return times_wrong(c, stage, i, "starts before what it waits for ends", start[i], awaited);
         if (end[i] < start[i]) return times_wrong(c, stage, i, "ends before it starts", end[i], start[i]);
         before = end[i];
     }

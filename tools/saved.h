@@ -8,8 +8,8 @@
 /* What a file says it is: by its "format". */
 typedef enum saved_format { SAVED_PLAN, SAVED_SCHEDULE } saved_format;
 
-/* All of these return an exit code: CLI_WRONG where the file is no such file, CLI_FAILED where it is one that contradicts
-   itself (or there is no memory). The message names the line. */
+/* All of these return an exit code: CLI_WRONG where the file is no such file, CLI_FAILED where it is one that
+   contradicts itself (or there is no memory). The message names the line. */
 int saved_format_of(const json_document *document, saved_format *out);
 
 /* A plan that nobody has validated yet. Its counts are those of its arrays. */
@@ -21,7 +21,8 @@ typedef struct saved_plan {
 int saved_plan_read(const json_document *document, saved_plan *out);
 void saved_plan_free(saved_plan *saved);
 
-/* A schedule that nobody has validated yet, with its timeline if the file has one. The counts are those of the arrays. */
+/* A schedule that nobody has validated yet, with its timeline if the file has one. The counts are those of the
+   arrays. */
 typedef struct saved_schedule {
     cf_schedule schedule;
     int has_times;
@@ -31,9 +32,9 @@ typedef struct saved_schedule {
 int saved_schedule_read(const json_document *document, saved_schedule *out);
 void saved_schedule_free(saved_schedule *saved);
 
-/* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other stages
-   has ended, and the sums are those of the actions. For a schedule that cf_schedule_validate accepts. Returns 1; or 0 with
-   what is wrong, as one line, in why; or -1 where there is no memory. */
+/* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other
+   stages has ended, and the sums are those of the actions. For a schedule that cf_schedule_validate accepts. Returns
+   1; or 0 with what is wrong, as one line, in why; or -1 where there is no memory. */
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, char *why, size_t size);
 
 #endif /* CHUNKFLOW_SAVED_H */

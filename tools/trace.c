@@ -1,4 +1,5 @@
-/* trace.c - a simulated schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times in microseconds. */
+/* trace.c - a simulated schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times in
+   microseconds. */
 
 #include "trace.h"
 
@@ -25,9 +26,11 @@ static void print_microseconds(const trace *t, const char *name, int64_t nanosec
 static void print_names(const trace *t, int64_t stage) {
     int64_t v;
 
-    fprintf(t->to, "%s\n  {\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"name\": \"stage %lld\"}},\n",
+    fprintf(t->to,
+            "%s\n  {\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"name\": \"stage %lld\"}},\n",
             stage > 0 ? "," : "", (long long)stage + 1, (long long)stage);
-    fprintf(t->to, "  {\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"sort_index\": %lld}}",
+    fprintf(t->to,
+            "  {\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"sort_index\": %lld}}",
             (long long)stage + 1, (long long)stage);
     for (v = 0; v < t->schedule->n_virtual; v++)
         fprintf(t->to,
@@ -47,7 +50,8 @@ static void print_pass(const trace *t, int64_t stage, int64_t id) {
     print_microseconds(t, "ts", start);
     fputs(", ", t->to);
     print_microseconds(t, "dur", end - start);
-    fprintf(t->to, ", \"args\": {\"chunk\": %d, \"group\": %lld, \"index\": %lld, \"tokens\": %lld, \"prefix\": %lld", (int)a->chunk,
+    fprintf(t->to, ", \"args\": {\"chunk\": %d, \"group\": %lld, \"index\": %lld, \"tokens\": %lld, \"prefix\": %lld",
+            (int)a->chunk,
             (long long)chunk->group, (long long)chunk->index, (long long)chunk->tokens, (long long)chunk->prefix);
     if (a->pass <= CF_R) fprintf(t->to, ", \"keep\": %s", a->keep ? "true" : "false");
     fputs("}}", t->to);
@@ -66,7 +70,8 @@ static void print_stage(const trace *t, int64_t stage) {
     print_names(t, stage);
     for (i = first; i < end && !ferror(t->to); i++) {
         print_pass(t, stage, i);
-        if (t->timeline->live[i] != kept) print_counter(t, stage, to_nanoseconds(t, t->timeline->start[i]), t->timeline->live[i]);
+        if (t->timeline->live[i] != kept)
+            print_counter(t, stage, to_nanoseconds(t, t->timeline->start[i]), t->timeline->live[i]);
         kept = t->timeline->live[i];
     }
     if (end > first) print_counter(t, stage, to_nanoseconds(t, t->timeline->end[end - 1]), 0);
