@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_command *const commands[] = {&cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan,   &cmd_memory,
-                                              &cmd_time};
+static const cli_command *const commands[] = {
+    &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check, &cmd_memory, &cmd_time,
+};
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 
@@ -29,7 +30,7 @@ static void print_overview(FILE *to) {
     for (i = 0; i < N_COMMANDS; i++) fprintf(to, "  %-10s%s\n", commands[i]->name, commands[i]->summary);
     fputs("\nexit code\n"
           "  0         done\n"
-          "  1         could not be done: no memory, a file cannot be written\n"
+          "  1         could not be done: no memory, a file cannot be written; check: the file breaks a rule\n"
           "  2         the command line or the input is wrong; nothing was written\n", to);
 }
 

@@ -3,7 +3,9 @@
 #include "cli.h"
 
 #include <ctype.h>
+#include <float.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -120,6 +122,40 @@ int cli_parse_millionths(const char *text, size_t n, int64_t *out) {
     return 1;
 }
 
+static size_t count_digits(const char *text, size_t at, size_t n) {
+    size_t i = at;
+    while (i < n && text[i] >= '0' && text[i] <= '9') i++;
+    return i - at;
+}
+
+/* strtod takes more than is wanted here (blanks, signs, hexadecimal, "inf"), so the form is checked first. */
+int cli_parse_real(const char *text, size_t n, double *out) {
+    char copy[64];
+    size_t digits = count_digits(text, 0, n), at = digits;
+    double value;
+
+    if (digits == 0 || n >= sizeof copy) return 0;
+    if (at < n && text[at] == '.') {
+        digits = count_digits(text, at + 1, n);
+        if (digits == 0) return 0;
+        at += 1 + digits;
+    }
+    if (at < n && (text[at] == 'e' || text[at] == 'E')) {
+        at++;
+        if (at < n && (text[at] == '+' || text[at] == '-')) at++;
+        digits = count_digits(text, at, n);
+        if (digits == 0) return 0;
+        at += digits;
+    }
+    if (at != n) return 0;
+    memcpy(copy, text, n);
+    copy[n] = '\0';
+    value = strtod(copy, NULL);
+    if (value > DBL_MAX) return 0;
+    *out = value;
+    return 1;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    Options
    ---------------------------------------------------------------------------------------------------------------- */
@@ -168,6 +204,50 @@ static int set_millionths(const cli_command *command, const cli_option *option, 
     return CLI_OK;
 }
 
+static int set_reals(const cli_command *command, const cli_option *option, const char *text, cli_reals *out) {
+    cli_reals fresh = {{0}, 0};
+    const char *at = text;
+    int more = 1;
+
+    while (more) {
+        size_t n = strcspn(at, ",");
+        if (fresh.n == option->max || !cli_parse_real(at, n, &fresh.value[fresh.n])) break;
+        fresh.n++;
+        more = at[n] == ',';
+        at += n + 1;
+    }
+    if (more || fresh.n < option->min)
+        return cli_usage(command->name, "%s: got '%s', wanted %s: %s not below 0", option->name, text, option->value,
+                         option->max > 1 ? "decimal numbers" : "a decimal number");
+    *out = fresh;
+    return CLI_OK;
+}
+
+int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,
+                     int64_t *n) {
+    const char *at = text;
+    size_t most = 1, count = 0;
+    int64_t *numbers;
+
+    for (; *at; at++) most += *at == ',';
+    numbers = (int64_t *)malloc(most * sizeof *numbers); /* no more bytes than 8 times those of the command line */
+    if (!numbers) return cli_failed("out of memory");
+    for (at = text; count < most; count++) {
+        size_t length = strcspn(at, ",");
+        int64_t *number = &numbers[count];
+        if (!cli_parse_number(at, length, number) || *number < min || *number > max) break;
+        at += length + 1;
+    }
+    if (count < most) {
+        free(numbers);
+        return cli_usage(command, "%s: got '%s', wanted whole numbers %lld .. %lld with commas between them", option,
+                         text, (long long)min, (long long)max);
+    }
+    *out = numbers;
+    *n = (int64_t)count;
+    return CLI_OK;
+}
+
 static int set_choice(const cli_command *command, const cli_option *option, const char *text, int64_t *out) {
     int64_t place = find_choice(option->value, text);
 
@@ -182,6 +262,7 @@ static int set_option(const cli_command *command, const cli_option *option, cons
     switch (option->kind) {
     case CLI_NUMBER: return set_number(command, option, text, (int64_t *)member);
     case CLI_MILLIONTHS: return set_millionths(command, option, text, (int64_t *)member);
+    case CLI_REALS: return set_reals(command, option, text, (cli_reals *)member);
     case CLI_CHOICE: return set_choice(command, option, text, (int64_t *)member);
     case CLI_TEXT:
         if (*text == '\0') return cli_usage(command->name, "%s: got an empty name", option->name);

@@ -16,7 +16,7 @@
 /* Exit codes of the command. */
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1, /* it could not be done: no memory, a file cannot be written */
+    CLI_FAILED = 1, /* it could not be done: no memory, a file cannot be written; check: the file breaks a rule */
     CLI_WRONG = 2   /* the command line or the input is wrong; nothing was written */
 };
 
@@ -59,6 +59,10 @@ int cli_parse_number(const char *text, size_t n, int64_t *out);
 /* Decimal digits, and a point with up to six more: "1.25" gives 1250000 (millionths). Independent of the locale. */
 int cli_parse_millionths(const char *text, size_t n, int64_t *out);
 
+/* Decimal digits with a point and an exponent if wanted ("0.5", "3e-9"); finite and not negative. The C locale is taken
+   for granted: the command never leaves it. */
+int cli_parse_real(const char *text, size_t n, double *out);
+
 /* ----------------------------------------------------------------------------------------------------------------
    Commands and options
    ---------------------------------------------------------------------------------------------------------------- */
@@ -67,9 +71,16 @@ typedef enum cli_kind {
     CLI_FLAG,       /* int, set to 1 */
     CLI_NUMBER,     /* int64_t, min .. max */
     CLI_MILLIONTHS, /* int64_t, min .. max in millionths */
+    CLI_REALS,      /* cli_reals: min .. max numbers with commas between them */
     CLI_CHOICE,     /* int64_t: 1, 2, ... for the first, second, ... word of `value`; so count chunkflow.h's enums */
     CLI_TEXT        /* const char * into argv */
 } cli_kind;
+
+/* The value of a CLI_REALS option; n is 0 where it was not given. */
+typedef struct cli_reals {
+    double value[4];
+    int64_t n;
+} cli_reals;
 
 typedef struct cli_option {
     const char *name;  /* with its dashes */
@@ -101,6 +112,11 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
 
 void cli_print_help(const cli_command *command, FILE *to);
 
+/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be
+   freed; it is untouched on failure, which the message explains. Returns an exit code. */
+int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,
+                     int64_t *n);
+
 /* ----------------------------------------------------------------------------------------------------------------
    Length lists
    ---------------------------------------------------------------------------------------------------------------- */
@@ -128,6 +144,10 @@ typedef struct cli_list {
    message names the file and the line. */
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
 void cli_list_free(cli_list *list);
+
+/* Reads a whole file, or standard input for "-"; *text is to be freed and has a zero byte behind its end. More than
+   max_bytes is refused. Returns an exit code. */
+int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
 
 /* One length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an array
    of one unused number. */
@@ -173,6 +193,8 @@ extern const cli_command cmd_lengths;
 extern const cli_command cmd_gen;
 extern const cli_command cmd_pack;
 extern const cli_command cmd_plan;
+extern const cli_command cmd_compare;
+extern const cli_command cmd_check;
 extern const cli_command cmd_memory;
 extern const cli_command cmd_time;
 

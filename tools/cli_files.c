@@ -181,6 +181,68 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
+   Whole files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Room for one byte more than what is there and than what comes next. */
+static int grow_text(char **text, size_t *capacity, size_t max_bytes) {
+    size_t more = *capacity ? *capacity * 2 : 65536;
+    char *grown;
+
+    if (more > max_bytes + 2) more = max_bytes + 2;
+    grown = (char *)realloc(*text, more);
+    if (!grown) return cli_failed("out of memory");
+    *text = grown;
+    *capacity = more;
+    return CLI_OK;
+}
+
+static int read_text(FILE *stream, const char *path, size_t max_bytes, char **text, size_t *bytes) {
+    size_t capacity = 0, got = 1;
+    int code = CLI_OK;
+
+    while (got > 0 && code == CLI_OK && *bytes <= max_bytes) {
+        if (*bytes + 1 >= capacity) code = grow_text(text, &capacity, max_bytes);
+        if (code != CLI_OK) return code;
+        got = fread(*text + *bytes, 1, capacity - 1 - *bytes, stream);
+        *bytes += got;
+    }
+    if (ferror(stream)) {
+        fprintf(stderr, "chunkflow: cannot read %s: %s\n", cli_input_name(path), strerror(errno));
+        return CLI_WRONG;
+    }
+    if (*bytes > max_bytes) {
+        fprintf(stderr, "chunkflow: %s has more than %s bytes\n", cli_input_name(path), cli_commas((int64_t)max_bytes));
+        return CLI_WRONG;
+    }
+    (*text)[*bytes] = '\0';
+    return CLI_OK;
+}
+
+int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes) {
+    char *fresh = NULL;
+    size_t n = 0;
+    FILE *stream;
+    int code;
+
+    errno = 0;
+    stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!stream) {
+        fprintf(stderr, "chunkflow: cannot open %s: %s\n", path, strerror(errno));
+        return CLI_WRONG;
+    }
+    code = read_text(stream, path, max_bytes, &fresh, &n);
+    if (stream != stdin) fclose(stream);
+    if (code != CLI_OK) {
+        free(fresh);
+        return code;
+    }
+    *text = fresh;
+    *bytes = n;
+    return CLI_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
    Output files
    ---------------------------------------------------------------------------------------------------------------- */
 

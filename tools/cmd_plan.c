@@ -1,38 +1,87 @@
-/* cmd_plan.c - chunkflow plan: pack a list of lengths and order the passes of its chunks. */
+/* cmd_plan.c - chunkflow plan: pack a list of lengths, order the passes of its chunks and simulate that. */
 
-#include "packing.h"
+#include "chart.h"
+#include "pipeline.h"
+#include "trace.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/* The files that can be written. */
+enum { JSON, PLAN_JSON, CSV, DOT, TRACE, N_OUTPUTS };
+static const char *const output_options[N_OUTPUTS] = {"--json", "--plan-json", "--csv", "--dot", "--trace"};
 
 typedef struct plan_options {
     packing_options packing;
+    pipeline_options pipeline;
+    chart_options chart;
     int64_t k;
-    int64_t rank;
+    int64_t kind;
+    int64_t n_virtual;
     int64_t replay;
+    int split_backward;
+    int lower;
+    int offload;
+    int no_list;
     int summary;
-    const char *json;
-    const char *plan_json;
+    int csv_extensions;
+    int64_t max_nodes;
+    const char *paths[N_OUTPUTS];
 } plan_options;
 
-static const plan_options defaults = {PACKING_DEFAULTS, 0, 0, 0, 0, NULL, NULL};
+static const plan_options defaults = {
+    PACKING_DEFAULTS, PIPELINE_DEFAULTS, {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {NULL, NULL, NULL, NULL, NULL}};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
     {"--k", "K", CLI_NUMBER, offsetof(plan_options, k), 1, INT32_MAX, 1,
      "how many chunks of a group keep their activations; required"},
-    {"--rank", "R", CLI_NUMBER, offsetof(plan_options, rank), 0, CF_MAX_RANKS - 1, 0,
-     "whose passes, of the D ranks; default 0"},
+    {"--schedule", "paper|gpipe|1f1b|interleaved|zero-bubble|best", CLI_CHOICE, offsetof(plan_options, kind), 0, 0, 0,
+     "the order of the passes; default paper"},
+    {"--virtual", "V", CLI_NUMBER, offsetof(plan_options, n_virtual), 1, CF_MAX_STAGES, 0,
+     "virtual stages of each stage, for interleaved (default 2)\nand best (default 1)"},
     {"--replay", "pipeline|local", CLI_CHOICE, offsetof(plan_options, replay), 0, 0, 0,
      "how dropped activations come back: through all stages again\n(the default), or on each stage alone"},
-    {"--summary", NULL, CLI_FLAG, offsetof(plan_options, summary), 0, 0, 0, "print no line per pass, only the summary"},
-    {"--json", "FILE|-", CLI_TEXT, offsetof(plan_options, json), 0, 0, 0,
-     "write the schedule as JSON; with - nothing else is printed"},
-    {"--plan-json", "FILE|-", CLI_TEXT, offsetof(plan_options, plan_json), 0, 0, 0,
-     "write the plan as JSON; with - nothing else is printed"},
+    {"--split-backward", NULL, CLI_FLAG, offsetof(plan_options, split_backward), 0, 0, 0,
+     "best may cut backwards into I and W, as zero-bubble does"},
+    PIPELINE_OPTIONS(plan_options, pipeline),
+    {"--lower", NULL, CLI_FLAG, offsetof(plan_options, lower), 0, 0, 0,
+     "list and write the transfers between stages too (in --json\nthere are no times then)"},
+    {"--offload", NULL, CLI_FLAG, offsetof(plan_options, offload), 0, 0, 0,
+     "and moves of state to host memory and back"},
+    {"--offload-seconds-per-token", "S", CLI_REALS, offsetof(plan_options, pipeline.offload_seconds_per_token), 1, 1, 0,
+     "that one way of such a move takes; default 0"},
+    CHART_OPTIONS(plan_options, chart),
+    {"--no-list", NULL, CLI_FLAG, offsetof(plan_options, no_list), 0, 0, 0,
+     "print the chart and the summary, not the passes"},
+    {"--summary", NULL, CLI_FLAG, offsetof(plan_options, summary), 0, 0, 0, "print only the summary"},
+    {"--json", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[JSON]), 0, 0, 0,
+     "write the simulated schedule as JSON. With - for any of\nthese files nothing else is printed"},
+    {"--plan-json", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[PLAN_JSON]), 0, 0, 0, "write the plan as JSON"},
+    {"--csv", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[CSV]), 0, 0, 0,
+     "write the schedule as PyTorch's pipelining reads it"},
+    {"--csv-extensions", NULL, CLI_FLAG, offsetof(plan_options, csv_extensions), 0, 0, 0,
+     "allow passes in --csv that PyTorch cannot run: R, offloads"},
+    {"--dot", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[DOT]), 0, 0, 0,
+     "write which pass waits for which, for Graphviz"},
+    {"--max-nodes", "N", CLI_NUMBER, offsetof(plan_options, max_nodes), 1, CF_MAX_NODES, 0,
+     "most passes in --dot; default 500"},
+    {"--trace", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[TRACE]), 0, 0, 0,
+     "write a trace for Perfetto or chrome://tracing"},
     {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
 
+/* What is printed and written. */
+typedef struct planned {
+    const plan_options *asked;
+    packing packed;
+    pipeline pipe;
+    pipeline_run run;
+    cf_schedule *lowered;    /* NULL: not asked for */
+    const cf_schedule *list; /* the one to be listed and written: lowered, or as it was simulated */
+} planned;
+
 /* ----------------------------------------------------------------------------------------------------------------
-   The action list, printed by a dry run of the interpreter: what it counts is what a trainer will see
+   The action list of one stage, printed by a dry run of the interpreter: what it counts is what a trainer will see
    ---------------------------------------------------------------------------------------------------------------- */
 
 static void print_action_header(void) {
@@ -58,53 +107,246 @@ static int print_action(void *user, const cf_progress *progress) {
     return cli_stdout_failed();
 }
 
-/* Actions by pass. */
+/* Runs a stage of a schedule without doing anything. A cancelled run met a failing standard output, which is reported
+   when that is closed. */
+static int dry_run(const planned *made, const cf_schedule *schedule, int64_t stage, int print, cf_run_stats *stats) {
+    cf_run_desc dry;
+    cf_error error;
+
+    memset(&dry, 0, sizeof dry);
+    if (print) dry.progress = print_action;
+    if (cf_run(made->packed.plan, schedule, stage, &dry, stats, &error) == CF_OK) return CLI_OK;
+    return error.code == CF_ERROR_CANCELLED ? CLI_OK : packing_error(&error, NULL);
+}
+
+/* One stage: a line per pass, with the books of the interpreter. More: a paragraph per stage. */
+static int print_list(const planned *made) {
+    cf_run_stats stats;
+    int code = CLI_OK;
+
+    if (made->list->n_stages == 1 && made->list->n_virtual == 1) {
+        print_action_header();
+        code = dry_run(made, made->list, 0, 1, &stats);
+    } else {
+        chart_list(made->list, &made->asked->chart);
+    }
+    putchar('\n');
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The summary
+   ---------------------------------------------------------------------------------------------------------------- */
+
 static void print_counts(const cf_schedule *schedule) {
     int64_t counts[CF_PASS_COUNT] = {0};
     int64_t i;
-    int pass;
+    int pass, first = 1;
 
     for (i = 0; i < schedule->n_actions; i++) counts[schedule->actions[i].pass]++;
     printf("actions           %s", cli_commas(schedule->n_actions));
-    for (pass = 0; pass < CF_PASS_COUNT; pass++)
-        if (counts[pass] > 0)
-            printf("%s %s %s", pass == 0 ? ":" : ",", cli_commas(counts[pass]), cf_pass_name((cf_pass)pass));
+    for (pass = 0; pass < CF_PASS_COUNT; pass++) {
+        if (counts[pass] == 0) continue;
+        printf("%s %s %s", first ? ":" : ",", cli_commas(counts[pass]), cf_pass_name((cf_pass)pass));
+        first = 0;
+    }
     putchar('\n');
 }
 
-static void print_summary(const packing *packed, const cf_schedule *schedule, const cf_run_stats *stats) {
-    const cf_plan *plan = packed->plan;
+static void print_input(const planned *made) {
+    const cf_plan *plan = made->packed.plan;
+    const cf_schedule *schedule = made->list;
 
-    printf("input             %s: %s sequences, %s tokens\n", cli_input_name(packed->list.path),
+    printf("input             %s: %s sequences, %s tokens\n", cli_input_name(made->packed.list.path),
            cli_commas(plan->n_sequences), cli_commas(plan->n_tokens));
     printf("plan              %s chunks of at most %s tokens, %s groups, %s ranks with %s steps each\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(plan->n_ranks), cli_commas(plan->n_steps));
-    printf("schedule          %s, K = %s, %s replay, rank %s, %s stage%s\n", cf_schedule_kind_name(schedule->kind),
+    printf("schedule          %s, K = %s, %s replay, rank %s, %s stage%s", cf_schedule_kind_name(schedule->kind),
            cli_commas(schedule->k), cf_replay_name(schedule->replay), cli_commas(schedule->rank),
            cli_commas(schedule->n_stages), schedule->n_stages == 1 ? "" : "s");
+    if (schedule->n_virtual > 1) printf(" of %s virtual stages", cli_commas(schedule->n_virtual));
+    putchar('\n');
     print_counts(schedule);
-    printf("peak activations  %s chunks, %s tokens\n", cli_commas(stats->peak_slots), cli_commas(stats->peak_tokens));
-    printf("peak state        %s groups, %s tokens\n", cli_commas(stats->peak_states),
-           cli_commas(stats->peak_state_tokens));
 }
 
-static int print_schedule(const packing *packed, const cf_schedule *schedule, int only_summary) {
-    cf_run_desc dry;
-    cf_run_stats stats;
+static const char *time_unit(const planned *made) {
+    return made->pipe.unit_cost ? "token times" : "s";
+}
+
+static void print_times(const planned *made) {
+    const cf_timeline *timeline = made->run.timeline;
+    const cf_search_report *report = &made->run.report;
+    const char *strongest = "none";
+    int64_t i;
+
+    printf("makespan          %s %s\n", pipeline_time(timeline->makespan), time_unit(made));
+    printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
+           100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
+    for (i = 0; i < timeline->n_bounds; i++) {
+        if (timeline->bounds[i].value == timeline->bound) strongest = timeline->bounds[i].name;
+        printf("%s%s %s", i == 0 ? "lower bounds      " : ", ", timeline->bounds[i].name,
+               pipeline_time(timeline->bounds[i].value));
+    }
+    if (timeline->n_bounds > 0) putchar('\n');
+    if (timeline->bound > 0)
+        printf("gap               %.2f %% above the strongest bound, %s\n",
+               100 * (timeline->makespan / timeline->bound - 1), strongest);
+    if (made->run.schedule->kind == CF_SCHEDULE_BEST)
+        printf("search            %s candidates of %s tried, %s better than all before; best fixed schedule: %s, %s\n",
+               cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
+               cf_schedule_kind_name(report->best_fixed), pipeline_time(report->fixed_makespan));
+}
+
+static double stage_busy(const planned *made, int64_t stage) {
+    const cf_timeline *timeline = made->run.timeline;
+    const int64_t *first = made->run.schedule->first;
+    double busy = 0;
+    int64_t i;
+
+    for (i = first[stage]; i < first[stage + 1]; i++) busy += timeline->end[i] - timeline->start[i];
+    return timeline->makespan > 0 ? busy / timeline->makespan : 1;
+}
+
+static void print_stage(const planned *made, int64_t stage, const cf_run_stats *stats) {
+    int64_t n_virtual = made->list->n_virtual;
+
+    printf("%9lld %8.2f %10s %16s %16s", (long long)stage, 100 * (1 - stage_busy(made, stage)),
+           pipeline_share(stats->peak_slots, n_virtual), pipeline_share(stats->peak_tokens, n_virtual),
+           pipeline_share(stats->peak_state_tokens, n_virtual));
+    if (made->pipe.counts_bytes)
+        printf(" %20s", pipeline_share(made->run.timeline->peak_bytes[stage], n_virtual));
+    putchar('\n');
+}
+
+/* What each stage holds at most, and after it the most of them. */
+static int print_peaks(const planned *made) {
+    const cf_schedule *schedule = made->list;
+    cf_run_stats most, stats;
+    int64_t stage, bytes = 0;
+    int code = CLI_OK;
+
+    memset(&most, 0, sizeof most);
+    if (schedule->n_stages > 1)
+        printf("\n%9s %8s %10s %16s %16s%s\n", "stage", "idle %", "kept", "kept tokens", "state tokens",
+               made->pipe.counts_bytes ? "                bytes" : "");
+    for (stage = 0; stage < schedule->n_stages && code == CLI_OK && !cli_stdout_failed(); stage++) {
+        code = dry_run(made, schedule, stage, 0, &stats);
+        if (code != CLI_OK) return code;
+        if (schedule->n_stages > 1) print_stage(made, stage, &stats);
+        if (stats.peak_slots > most.peak_slots) most.peak_slots = stats.peak_slots;
+        if (stats.peak_tokens > most.peak_tokens) most.peak_tokens = stats.peak_tokens;
+        if (stats.peak_states > most.peak_states) most.peak_states = stats.peak_states;
+        if (stats.peak_state_tokens > most.peak_state_tokens) most.peak_state_tokens = stats.peak_state_tokens;
+        if (made->run.timeline->peak_bytes[stage] > bytes) bytes = made->run.timeline->peak_bytes[stage];
+    }
+    if (schedule->n_stages > 1) putchar('\n');
+    printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.peak_slots, schedule->n_virtual),
+           pipeline_share(most.peak_tokens, schedule->n_virtual));
+    printf("peak state        %s groups, %s tokens\n", pipeline_share(most.peak_states, schedule->n_virtual),
+           pipeline_share(most.peak_state_tokens, schedule->n_virtual));
+    if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(bytes, schedule->n_virtual));
+    return code;
+}
+
+static int print_all(const planned *made) {
+    const plan_options *asked = made->asked;
+    int code = CLI_OK;
+
+    if (!asked->summary && !asked->no_list) code = print_list(made);
+    if (!asked->summary && code == CLI_OK) {
+        code = chart_draw(made->run.schedule, made->run.timeline, &asked->chart);
+        putchar('\n');
+    }
+    if (code != CLI_OK) return code;
+    print_input(made);
+    print_times(made);
+    return print_peaks(made);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static cf_result write_dot(const planned *made, cli_output *to, cf_error *error) {
+    const cf_schedule *schedule = made->run.schedule;
+    cf_timing timing = pipeline_timing(&made->pipe, schedule->n_virtual);
+    cf_graph_desc desc;
+    cf_graph *graph = NULL;
+    cf_result result;
+    int64_t i;
+
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = schedule->n_stages;
+    desc.n_virtual = schedule->n_virtual;
+    desc.k = schedule->k;
+    desc.replay = schedule->replay;
+    desc.rank = schedule->rank;
+    desc.timing = &timing;
+    for (i = 0; i < schedule->n_actions; i++) desc.split |= schedule->actions[i].pass == CF_W;
+    result = cf_graph_make(made->packed.plan, &desc, &graph, error);
+    if (result == CF_OK) result = cf_write_graph_dot(graph, made->asked->max_nodes, cli_write, to, error);
+    if (result == CF_ERROR_LIMIT && strcmp(error->field, "n_nodes") == 0)
+        snprintf(error->text, sizeof error->text, "--dot: got %lld passes, wanted at most %lld: raise --max-nodes",
+                 (long long)error->got, (long long)error->wanted);
+    cf_graph_free(graph);
+    return result;
+}
+
+static cf_result write_csv(const planned *made, cli_output *to, cf_error *error) {
+    cf_csv_desc desc;
+    cf_result result;
+
+    memset(&desc, 0, sizeof desc);
+    desc.extensions = made->asked->csv_extensions;
+    result = cf_write_schedule_csv(made->packed.plan, made->list, &desc, cli_write, to, error);
+    if (result == CF_ERROR_ARGUMENT && !desc.extensions)
+        snprintf(error->text, sizeof error->text,
+                 "--csv: PyTorch cannot run this schedule: it has replays or offloads; --csv-extensions writes it all "
+                 "the same");
+    return result;
+}
+
+/* A failing file is reported when it is closed. */
+static int write_file(const planned *made, int which, cli_output *to) {
+    const cf_timeline *timeline = made->lowered ? NULL : made->run.timeline;
+    cf_result result = CF_OK;
     cf_error error;
 
-    memset(&dry, 0, sizeof dry);
-    if (!only_summary) {
-        dry.progress = print_action;
-        print_action_header();
+    switch (which) {
+    case JSON: result = cf_write_schedule_json(made->list, timeline, cli_write, to, &error); break;
+    case PLAN_JSON: result = cf_write_plan_json(made->packed.plan, cli_write, to, &error); break;
+    case CSV: result = write_csv(made, to, &error); break;
+    case DOT: result = write_dot(made, to, &error); break;
+    default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
+        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
+                           made->pipe.unit_cost ? 1 : 1e6, to);
     }
-    if (cf_run(packed->plan, schedule, 0, &dry, &stats, &error) != CF_OK) {
-        /* A cancelled run met a failing standard output, which is reported when that is closed. */
-        return error.code == CF_ERROR_CANCELLED ? CLI_OK : packing_error(&error, NULL);
+    return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
+}
+
+static int write_all(const planned *made) {
+    cli_output outputs[N_OUTPUTS];
+    int code = CLI_OK, to_stdout = 0, i;
+
+    memset(outputs, 0, sizeof outputs);
+    for (i = 0; i < N_OUTPUTS && code == CLI_OK; i++) code = cli_output_open(&outputs[i], made->asked->paths[i]);
+    for (i = 0; i < N_OUTPUTS && code == CLI_OK; i++) {
+        if (outputs[i].stream) code = write_file(made, i, &outputs[i]);
+        to_stdout |= outputs[i].stream == stdout;
     }
-    if (!only_summary) putchar('\n');
-    print_summary(packed, schedule, &stats);
+    if (code == CLI_OK && !to_stdout) code = print_all(made);
+    return cli_outputs_finish(outputs, N_OUTPUTS, code);
+}
+
+static int check_paths(const plan_options *asked) {
+    int i, j;
+
+    for (i = 0; i < N_OUTPUTS; i++)
+        for (j = i + 1; j < N_OUTPUTS; j++)
+            if (asked->paths[i] && asked->paths[j] && strcmp(asked->paths[i], asked->paths[j]) == 0)
+                return cli_usage("plan", "%s and %s both name %s", output_options[i], output_options[j],
+                                 asked->paths[i]);
     return CLI_OK;
 }
 
@@ -112,62 +354,62 @@ static int print_schedule(const packing *packed, const cf_schedule *schedule, in
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
-enum { SCHEDULE_OUTPUT, PLAN_OUTPUT, N_OUTPUTS };
-
-/* A failing file is reported when it is closed. */
-static int write_json(const packing *packed, const cf_schedule *schedule, cli_output *outputs) {
-    cli_output *to_schedule = &outputs[SCHEDULE_OUTPUT], *to_plan = &outputs[PLAN_OUTPUT];
-    cf_result result = CF_OK;
+static int make(planned *made) {
+    const plan_options *asked = made->asked;
+    cf_timing timing;
+    pipeline_case what;
+    cf_lower_desc lower;
     cf_error error;
 
-    if (to_schedule->stream) result = cf_write_schedule_json(schedule, NULL, cli_write, to_schedule, &error);
-    if (result == CF_OK && to_plan->stream) result = cf_write_plan_json(packed->plan, cli_write, to_plan, &error);
-    return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
-}
-
-static int write_all(const plan_options *asked, const packing *packed, const cf_schedule *schedule) {
-    cli_output outputs[N_OUTPUTS] = {{0}, {0}};
-    int code = cli_output_open(&outputs[SCHEDULE_OUTPUT], asked->json);
-
-    if (code == CLI_OK) code = cli_output_open(&outputs[PLAN_OUTPUT], asked->plan_json);
-    if (code == CLI_OK) code = write_json(packed, schedule, outputs);
-    if (code == CLI_OK && outputs[SCHEDULE_OUTPUT].stream != stdout && outputs[PLAN_OUTPUT].stream != stdout)
-        code = print_schedule(packed, schedule, asked->summary);
-    return cli_outputs_finish(outputs, N_OUTPUTS, code);
+    memset(&what, 0, sizeof what);
+    what.kind = (cf_schedule_kind)asked->kind;
+    what.replay = (cf_replay)asked->replay;
+    what.n_virtual = asked->n_virtual;
+    what.k = asked->k;
+    what.split_backward = asked->split_backward;
+    if (pipeline_run_make(&made->pipe, made->packed.plan, &what, &made->run, &error) != CF_OK)
+        return packing_error(&error, NULL);
+    made->list = made->run.schedule;
+    if (!asked->lower && !asked->offload) return CLI_OK;
+    memset(&lower, 0, sizeof lower);
+    timing = pipeline_timing(&made->pipe, made->run.schedule->n_virtual);
+    lower.timing = &timing;
+    lower.offload = asked->offload;
+    if (cf_schedule_lower(made->packed.plan, made->run.schedule, &lower, &made->lowered, &error) != CF_OK)
+        return packing_error(&error, NULL);
+    made->list = made->lowered;
+    return CLI_OK;
 }
 
 static int run(const void *given, char **operands, int n_operands) {
     const plan_options *asked = (const plan_options *)given;
-    cf_schedule_desc desc;
-    cf_schedule *schedule = NULL;
-    cf_error error;
-    packing packed;
-    int code;
+    planned made;
+    int code = check_paths(asked);
 
     (void)n_operands;
-    if (asked->json && asked->plan_json && strcmp(asked->json, asked->plan_json) == 0)
-        return cli_usage("plan", "--json and --plan-json both name %s", asked->json);
-    if (asked->rank >= (asked->packing.ranks ? asked->packing.ranks : 1))
-        return cli_usage("plan", "--rank: got %lld, wanted 0 .. %lld, below --ranks", (long long)asked->rank,
-                         (long long)(asked->packing.ranks ? asked->packing.ranks - 1 : 0));
-    code = packing_make(&asked->packing, operands[0], &packed);
+    memset(&made, 0, sizeof made);
+    made.asked = asked;
+    if (code == CLI_OK) code = pipeline_open("plan", &asked->pipeline, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
-
-    memset(&desc, 0, sizeof desc);
-    desc.k = asked->k;
-    desc.rank = asked->rank;
-    desc.replay = (cf_replay)asked->replay;
-    if (cf_schedule_make(packed.plan, &desc, &schedule, &error) == CF_OK) code = write_all(asked, &packed, schedule);
-    else code = packing_error(&error, NULL);
-    cf_schedule_free(schedule);
-    packing_free(&packed);
+    code = packing_make(&asked->packing, operands[0], &made.packed);
+    if (code == CLI_OK) {
+        code = make(&made);
+        if (code == CLI_OK) code = write_all(&made);
+        cf_schedule_free(made.lowered);
+        pipeline_run_free(&made.run);
+        packing_free(&made.packed);
+    }
+    pipeline_close(&made.pipe);
     return code;
 }
 
 const cli_command cmd_plan = {
     "plan", "FILE|-", 1, 1,
-    "pack a list of lengths and order the passes of its chunks",
-    "The text is one line per pass: F forward, R replay, B backward, F+ and R+ where the activations are kept for the\n"
-    "backward and F- where they are dropped, with the activation slot, the chunks whose activations are live after\n"
-    "it, and the tokens whose K and V are held after it.\n\n" CLI_LIST_HELP,
+    "pack a list of lengths, order the passes of its chunks and simulate that",
+    "Prints the passes of every stage, a chart of them over time, and a summary: makespan, idle share, lower bounds,\n"
+    "and what each stage holds at most. F forward, R replay, B backward, I and W its two halves, each with its chunk.\n"
+    "With one stage there is a line per pass: F+ and R+ where the activations are kept for the backward, F- where\n"
+    "they are dropped, the activation slot, the chunks whose activations are live after it, and the tokens whose K\n"
+    "and V are held after it.\n\n"
+    PIPELINE_HELP CLI_LIST_HELP,
     options, &defaults, sizeof defaults, run};

@@ -12,7 +12,7 @@ int packing_error(const cf_error *error, const cli_list *list) {
     if (line > 0) return cli_at_line(list->path, line, "%s", error->text);
     fprintf(stderr, "chunkflow: %s\n", error->text);
     switch (error->code) {
-    case CF_ERROR_ARGUMENT: case CF_ERROR_LIMIT: case CF_ERROR_OVERFLOW: return CLI_WRONG;
+    case CF_ERROR_ARGUMENT: case CF_ERROR_LIMIT: case CF_ERROR_OVERFLOW: case CF_ERROR_INFEASIBLE: return CLI_WRONG;
     default: return CLI_FAILED;
     }
 }

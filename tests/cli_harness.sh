@@ -1,0 +1,133 @@
+# cli_harness.sh - what the tests of the chunkflow command share; to be sourced. It moves to an empty directory.
+#
+# CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
+
+LC_ALL=C
+export LC_ALL
+
+CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
+FILTER=${1:-}
+case $CHUNKFLOW in
+    /*) ;;
+    *) CHUNKFLOW=$PWD/$CHUNKFLOW ;;
+esac
+if ! [ -x "$CHUNKFLOW" ]; then
+    echo "FAIL cli: there is no program $CHUNKFLOW"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+HEADER=$(cd "$(dirname "$0")/.." && pwd)/chunkflow.h
+PYTHON=$(command -v python3 || true)
+if [ -n "$PYTHON" ] && ! "$PYTHON" -c pass 2>/dev/null; then PYTHON=; fi
+
+WORK=$(mktemp -d) || exit 1
+trap 'rm -rf "$WORK"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$WORK" || exit 1
+
+passed=0
+failed=0
+skipped=0
+
+wanted() { # NAME
+    case $1 in
+        *"$FILTER"*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+ok() { # NAME
+    echo "ok $1"
+    passed=$((passed + 1))
+}
+
+fail() { # NAME WHY
+    echo "FAIL $1: $2"
+    failed=$((failed + 1))
+}
+
+skip() { # NAME WHY
+    echo "skip $1: $2"
+    skipped=$((skipped + 1))
+}
+
+# Runs the program; leaves its exit code in $code and what it printed in the files out and err.
+cf() {
+    code=0
+    "$CHUNKFLOW" "$@" >out 2>err </dev/null || code=$?
+}
+
+same() { # NAME WANTED GOT
+    wanted "$1" || return 0
+    if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "wanted '$2', got '$3'"; fi
+}
+
+same_files() { # NAME WANTED-FILE GOT-FILE
+    wanted "$1" || return 0
+    if ! [ -s "$2" ]; then
+        fail "$1" "there is nothing to compare with"
+    elif cmp -s "$2" "$3"; then
+        ok "$1"
+    else
+        fail "$1" "$(diff "$2" "$3" | head -n 4 | tr '\n' ' ')"
+    fi
+}
+
+# The program, run with ARGUMENTS, leaves with CODE, prints nothing to standard output and one line to standard error
+# that matches the extended regular expression PATTERN.
+refuses() { # NAME CODE PATTERN ARGUMENTS...
+    wanted "$1" || return 0
+    name=$1 want_code=$2 pattern=$3
+    shift 3
+    code=0
+    "$CHUNKFLOW" "$@" >out 2>err || code=$?
+    lines=$(wc -l <err)
+    if [ "$code" != "$want_code" ]; then
+        fail "$name" "exit code $code, wanted $want_code; $(head -n 1 err)"
+    elif [ -s out ]; then
+        fail "$name" "standard output is not empty: $(head -n 1 out)"
+    elif [ "$lines" -ne 1 ]; then
+        fail "$name" "$lines lines on standard error, wanted one: $(head -n 1 err)"
+    elif ! grep -Eq -e "$pattern" err; then
+        fail "$name" "'$(cat err)' does not match '$pattern'"
+    else
+        ok "$name"
+    fi
+}
+
+# The command succeeds and says nothing on standard error.
+succeeds() { # NAME ARGUMENTS...
+    wanted "$1" || return 0
+    name=$1
+    shift
+    cf "$@"
+    if [ "$code" != 0 ]; then
+        fail "$name" "exit code $code; $(head -n 1 err)"
+    elif [ -s err ]; then
+        fail "$name" "standard error: $(head -n 1 err)"
+    else
+        ok "$name"
+    fi
+}
+
+# A number from the summary that the last run printed: the word after LABEL and its blanks, commas removed.
+summary() { # LABEL [WORD]
+    sed -n "s/^$1  *//p" out | awk -v word="${2:-1}" '{ gsub(",", "", $word); print $word; exit }'
+}
+
+between() { # NAME VALUE LOW HIGH
+    wanted "$1" || return 0
+    if awk -v x="$2" -v low="$3" -v high="$4" 'BEGIN { exit !(x != "" && x >= low && x <= high) }'; then
+        ok "$1"
+    else
+        fail "$1" "$2 is not in $3 .. $4"
+    fi
+}
+
+# The last line, and the exit code.
+finish() {
+    summary_line="$passed passed, $failed failed"
+    if [ $skipped -gt 0 ]; then summary_line="$summary_line, $skipped skipped"; fi
+    echo "$summary_line"
+    [ $failed -eq 0 ] && [ $passed -gt 0 ]
+}

@@ -1,0 +1,754 @@
+#!/bin/sh
+# cli_pipeline.sh - tests of the chunkflow command on pipelines: plan, compare, check.
+#
+#     tests/cli_pipeline.sh [FILTER]
+#
+# As tests/cli.sh. The numbers of the paper's example are checked as published; other makespans, idle shares and peaks
+# are worked out again by awk from the list of passes alone, and where python3 is there, from the files that were written.
+set -u
+. "$(dirname "$0")/cli_harness.sh"
+
+# The paper's example: sequences of 1, 1, 2 and 4 units on 4 stages, F = tokens, B = 2 x tokens.
+printf '1\n1\n2\n4\n' >example
+"$CHUNKFLOW" gen lmsys --n 40 --seed 9 >drawn
+printf '9000\n5000\n2048\n' >>drawn
+
+# Percentages from the last summary: with replays as waste, and as work.
+bubble() {
+    sed -n 's/^bubble  *\([0-9.]*\) %.*, \([0-9.]*\) %.*/\1 \2/p' out
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Help and usage
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_help() {
+    for option in --stages --rank --limit --limits --token-bytes --limit-bytes --unit-cost --cost --replay-cost \
+        --backward-cost --input-cost --weight-cost --latency --seconds-per-token --no-overlap --budget; do
+        for command in plan compare; do
+            same "pipeline/help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
+        done
+    done
+    for option in --schedule --virtual --split-backward --lower --offload --width --color --no-list --csv \
+        --csv-extensions --dot --max-nodes --trace; do
+        same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
+    done
+    for option in --plan --lengths --limit --limits --k --rank --replay --legacy; do
+        same "pipeline/help/check/$option" 1 "$("$CHUNKFLOW" check --help | grep -Ec "^  $option( |\$)")"
+    done
+}
+
+test_usage() {
+    set -- --chunk-size 2 --k 1 --stages 4
+    refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
+    refuses pipeline/usage/stages 2 "--stages: got '0', wanted a whole number 1 \.\. 65536" plan "$@" --stages 0 example
+    refuses pipeline/usage/virtual 2 'n_virtual: too large for this kind' plan "$@" --virtual 2 example
+    refuses pipeline/usage/virtual/many 2 'n_virtual' plan "$@" --virtual 65536 --schedule interleaved example
+    refuses pipeline/usage/limits/count 2 '--limits: got 3 numbers, wanted one for each of 4 stages' \
+        plan "$@" --limits 1,2,3 example
+    refuses pipeline/usage/limits/both 2 '--limit and --limits exclude each other' \
+        plan "$@" --limit 2 --limits 1,2,3,4 example
+    for text in 1,2,x,4 1,,3,4 1,2,3, ,1,2,3 1,2,3,0 '1, 2,3,4' 1,2,3,-4 1,2,3,99999999999999999999; do
+        refuses "pipeline/usage/limits/$text" 2 "--limits: got '$text', wanted whole numbers" \
+            plan "$@" --limits "$text" example
+    done
+    refuses pipeline/usage/bytes 2 '--limit-bytes needs --token-bytes' plan "$@" --limit-bytes 9 example
+    refuses pipeline/usage/bytes/count 2 '--token-bytes: got 2 numbers, wanted 4' plan "$@" --token-bytes 1,2 example
+    for text in 1,2 1,2,3,4 x,1,1 1,1e,1 1,1.,1 -1,1,1 nan,1,1 inf,1,1 1e999,1,1 0x1,1,1 ' 1,1,1' 1,1,1, ''; do
+        refuses "pipeline/usage/cost/$text" 2 "--cost: got '$text', wanted CONST,PER_TOKEN,PER_PAIR: decimal numbers" \
+            plan "$@" --cost="$text" example
+    done
+    refuses pipeline/usage/cost/zero 2 '--cost: got 0,0,0, wanted a cost above 0' plan "$@" --cost 0,0.0,0e5 example
+    refuses pipeline/usage/cost/backward 2 '--backward-cost needs --cost' plan "$@" --backward-cost 1,1,1 example
+    refuses pipeline/usage/cost/unit 2 '--cost and --unit-cost exclude' plan "$@" --unit-cost --cost 1,1,1 example
+    refuses pipeline/usage/cost/huge 2 'finite|overflow' plan "$@" --cost 1e308,1e308,1e308 example
+    refuses pipeline/usage/latency 2 "--latency: got '1,2', wanted S: a decimal number" plan "$@" --latency 1,2 example
+    refuses pipeline/usage/width 2 "--width: got '19'" plan "$@" --width 19 example
+    refuses pipeline/usage/same-output 2 '--json and --trace both name x' plan "$@" --json x --trace x example
+    refuses pipeline/usage/k 2 "--k: got '1,0', wanted whole numbers" compare --chunk-size 2 --k 1,0 example
+    refuses pipeline/usage/rank 2 '--rank: got 2' compare --chunk-size 2 --ranks 2 --rank 2 example
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The paper's numbers
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_paper() {
+    # Published: 57.14 % for 1F1B on the sequences as they are, 42.86 % if all were equal, 60 % for chunks of 4.
+    cf plan --chunk-size 4 --max-slices 1 --k 1 --stages 4 --schedule 1f1b --unit-cost --summary example
+    same paper/unsplit "56 57.14 57.14" "$(summary makespan) $(bubble)"
+    printf '2 4\n' >equal
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule 1f1b --unit-cost --summary equal
+    same paper/equal "42.86 42.86" "$(bubble)"
+    cf plan --chunk-size 4 --k 1 --stages 4 --schedule paper --unit-cost --summary example
+    same paper/chunk-size-4 "60 60.00 60.00" "$(summary makespan) $(bubble)"
+
+    # Published for chunks of 2: 54.1 % with K = 1 and 47.8 % with K = 2.
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule paper --unit-cost --summary example
+    between paper/chunk-size-2/k-1 "$(bubble | cut -d ' ' -f 1)" 0 54.1
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule paper --unit-cost --summary example
+    between paper/chunk-size-2/k-2 "$(bubble | cut -d ' ' -f 1)" 0 47.8
+
+    # Ours. 42 and 50 are lower bounds, so they are reached and no less.
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule best --unit-cost --summary example
+    same paper/best/k-2 "42 42.86 42.86" "$(summary makespan) $(bubble)"
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule best --unit-cost --summary example
+    same paper/best/k-1 "50 52.00 48.00" "$(summary makespan) $(bubble)"
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule best --replay local --unit-cost --summary example
+    between paper/best/k-1/local "$(summary makespan)" 44 46
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule paper --summary example
+    cp out default
+    cf plan --chunk-size 2 --k 1 --stages 4 --summary --unit-cost example
+    same_files paper/defaults default out
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The list of passes, run again
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Runs the passes that `plan` lists (file list) over the chunks that `pack` lists (file chunks): each as soon as its
+# stage is free and what it waits for is there. F and R take a chunk's tokens / V, B twice that, I and W half of B. Prints
+# makespan, both bubbles, and for each stage its idle share, chunks and tokens kept at most.
+cat >again.awk <<'EOF'
+FNR == NR { tokens[$1] = $7; padded[$1] = $8; next }
+$1 == "stage" { s = $2; stages = s + 1; from = 3 }
+$1 != "stage" { from = 1 }
+{ for (i = from; i <= NF; i++) { n[s]++; list[s, n[s]] = $i } }
+function take(text) { # "12F7-" or "F7-"
+    match(text, /[FRBIW]/)
+    v = RSTART > 1 ? substr(text, 1, RSTART - 1) + 0 : s
+    pass = substr(text, RSTART, 1)
+    chunk = substr(text, RSTART + 1)
+    dropped = sub(/-$/, "", chunk)
+}
+function when(what, v, c) { return ((what, v, c) in done) ? done[what, v, c] : -1 }
+function ready() { # when what this pass waits for is there; -1: not yet
+    if (pass == "F") return v > 0 ? when("F", v - 1, chunk) : 0
+    if (pass == "R") return v > 0 && !local ? when("R", v - 1, chunk) : 0
+    if (pass == "W") return 0
+    return v < stages * V - 1 ? when("B", v + 1, chunk) : 0
+}
+END {
+    do {
+        moved = 0
+        for (s = 0; s < stages; s++)
+            while (at[s] < n[s]) {
+                take(list[s, at[s] + 1])
+                r = ready()
+                if (r < 0) break
+                if (r < free[s]) r = free[s]
+                time = tokens[chunk] / V * (pass == "B" ? 2 : 1)
+                free[s] = r + time
+                done[pass == "I" ? "B" : pass, v, chunk] = free[s]
+                busy[s] += time
+                if (pass == "R") replayed += time
+                if (pass == "R" || (pass == "F" && !dropped)) {
+                    kept[s]++; held[s] += padded[chunk]
+                    if (kept[s] > peak[s]) peak[s] = kept[s]
+                    if (held[s] > peak_tokens[s]) peak_tokens[s] = held[s]
+                }
+                if (pass == "B" || pass == "W") { kept[s]--; held[s] -= padded[chunk] }
+                at[s]++
+                moved = 1
+            }
+    } while (moved)
+    for (s = 0; s < stages; s++) {
+        if (at[s] < n[s] || kept[s] != 0) print "stuck at", list[s, at[s] + 1]
+        if (free[s] > makespan) makespan = free[s]
+        all += busy[s]
+    }
+    area = makespan * stages
+    printf "%.9g %.2f %.2f\n", makespan, 100 * (1 - (all - replayed) / area), 100 * (1 - all / area)
+    for (s = 0; s < stages; s++)
+        printf "%d %.2f %.6g %.6g\n", s, 100 * (1 - busy[s] / makespan), peak[s] / V, peak_tokens[s] / V
+}
+EOF
+
+test_again() {
+    run=0
+    while read -r lengths size k stages kind options; do
+        run=$((run + 1))
+        # shellcheck disable=SC2086
+        cf plan --chunk-size "$size" --k "$k" --stages "$stages" --schedule "$kind" $options "$lengths"
+        awk 'NF == 0 { exit } { print }' out >list
+        local=0
+        virtual=1
+        case $options in *local*) local=1 ;; esac
+        case $kind in interleaved) virtual=2 ;; esac
+        case $options in *--virtual*) virtual=${options##*--virtual } ;; esac
+        {
+            echo "$(summary makespan) $(bubble)"
+            awk '$1 == "stage" && $2 == "idle" { on = 1; next } on && NF == 0 { exit }
+                on { gsub(",", ""); print $1, $2, $4 == "" ? "?" : $3 + 0, $4 + 0 }' out
+        } >got
+        "$CHUNKFLOW" pack --chunk-size "$size" --chunks "$lengths" |
+            awk '$1 == "chunk" && $2 == "rank" { on = 1; next } on && NF == 0 { exit } on' >chunks
+        awk -v local=$local -v V=$virtual -f again.awk chunks list >want
+        same_files "again/$lengths $size $k $stages $kind $options" want got
+    done <<'EOF'
+example 2 1 4 paper
+example 2 2 4 1f1b
+example 2 1 4 interleaved
+example 2 1 4 zero-bubble
+drawn 1024 1 4 paper
+drawn 1024 2 4 paper --replay local
+drawn 1024 3 3 gpipe
+drawn 1024 2 5 gpipe --limit 4
+drawn 512 2 4 1f1b
+drawn 512 1 2 1f1b --replay local
+drawn 1024 2 4 interleaved
+drawn 1024 1 2 interleaved --virtual 4
+drawn 1024 2 4 zero-bubble
+drawn 1024 1 3 zero-bubble --replay local
+drawn 1024 2 4 best --budget 50
+drawn 1024 2 4 best --budget 50 --split-backward
+drawn 1024 1 4 best --budget 50 --limits 3,3,2,1
+drawn 8192 1 8 paper
+EOF
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The chart
+# ----------------------------------------------------------------------------------------------------------------------
+
+chart() { # the stages' lines, without their labels
+    sed -n 's/^stage [0-9]* *|\(.*\)|$/\1/p' out
+}
+
+test_chart() {
+    # One column per unit of time: then every letter and every point is exact. 8 columns are "stage 0 ", 2 the bars.
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule gpipe --width 52 example
+    same chart/exact/makespan 42 "$(summary makespan)"
+    cat >want <<'EOF'
+F0F1F2F3..................B1--B0--B2--B3--
+..F0F1F2F3............B1--B0--B2--B3--....
+....F0F1F2F3......B1--B0--B2--B3--........
+......F0F1F2F3B1--B0--B2--B3--............
+EOF
+    chart >got
+    same_files chart/exact want got
+    same chart/axis "0 20 40" "$(sed -n '/^ *0 .*[0-9]$/p' out | head -n 1 | xargs)"
+
+    # As wide as asked, every stage there, and points as idle as the summary says, to a column per pass and side.
+    for width in 80 100 133 200; do
+        for kind in paper zero-bubble interleaved; do
+            cf plan --chunk-size 2048 --k 1 --stages 4 --schedule $kind --width $width --no-list drawn
+            same "chart/$width/$kind" "4 $width" "$(sed -n '/^stage [0-9]* *|/p' out |
+                awk '{ n++; w = length; widths = widths (n == 1 || w != last ? " " w : ""); last = w }
+                    END { print n widths }')"
+        done
+    done
+    cf plan --chunk-size 1024 --k 1 --stages 3 --width 2000 --no-list drawn
+    chart | awk '{ n = length; print NR - 1, 100 * gsub(/\./, "") / n }' >points
+    awk '$1 == "stage" && $2 == "idle" { on = 1; next } on && NF == 0 { exit } on { print $1, $2 }' out >idle
+    same chart/idle "3 0" "$(paste points idle | awk '
+        { n++; d = $2 - $4; if (d < 0) d = -d; if (d > 1) bad++ } END { print n, bad + 0 }')"
+    # The list keeps to the width as well.
+    cf plan --chunk-size 256 --k 2 --stages 2 --width 60 drawn
+    awk 'NF == 0 { exit } { if (length > most) most = length; n++ } END { print most, n }' out >widest
+    between chart/list "$(cut -d ' ' -f 1 widest)" 50 60
+    between chart/list/wrapped "$(cut -d ' ' -f 2 widest)" 3 1000
+
+    # Colour: only where asked or on a terminal.
+    cf plan --chunk-size 2 --k 1 --stages 4 --no-list example
+    cp out plain
+    same chart/colour/auto 0 "$(grep -c "$(printf '\033')" out)"
+    cf plan --chunk-size 2 --k 1 --stages 4 --no-list --color never example
+    same_files chart/colour/never plain out
+    cf plan --chunk-size 2 --k 1 --stages 4 --no-list --color=always example
+    same chart/colour/always 5 "$(grep -c "$(printf '\033\\[38;5;[0-9]*;48;5;')" out)"
+    sed "s/$(printf '\033')\\[[0-9;]*m//g; s/ *|\$/|/; s/--*/ /g; s/\\.\\.*/ /g; s/  */ /g" out >got
+    sed "s/--*/ /g; s/\\.\\.*/ /g; s/ *|\$/|/; s/  */ /g" plain >want
+    same chart/colour/letters "$(grep '^stage' want | tr -d ' ')" "$(grep '^stage' got | tr -d ' ')"
+    if command -v script >/dev/null 2>&1 && script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+        on_terminal="stty cols 90; '$CHUNKFLOW' plan --chunk-size 2 --k 1 --stages 4 --no-list '$WORK/example'"
+        script -qec "$on_terminal" /dev/null </dev/null 2>/dev/null | tr -d '\r' >out
+        same chart/terminal/colour yes "$(grep -q "$(printf '\033')" out && echo yes || echo no)"
+        same chart/terminal/width 90 \
+            "$(sed "s/$(printf '\033')\\[[0-9;]*m//g" out | sed -n '/^stage 0/p' | awk '{ print length }')"
+        script -qec "export NO_COLOR=1; $on_terminal" /dev/null </dev/null 2>/dev/null >out
+        same chart/terminal/no-color "4 0" "$(grep -c '^stage [0-3] |' out) $(grep -c "$(printf '\033')" out)"
+    else
+        skip chart/terminal "there is no script command"
+    fi
+
+    # Nothing to draw, and too much.
+    : >empty
+    succeeds chart/empty plan --chunk-size 2 --k 1 --stages 3 empty
+    same chart/empty/makespan "0 0.00 0.00" "$(summary makespan) $(bubble)"
+    printf '1 20000\n' >ones
+    succeeds chart/dense plan --chunk-size 1 --k 1 --stages 2 --no-list ones
+    same chart/dense/lines 2 "$(sed -n '/^stage [0-9]* *|/p' out | awk 'length == 100' | wc -l | tr -d ' ')"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Limits and costs
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_limits() {
+    for kind in paper gpipe 1f1b zero-bubble interleaved best; do
+        cf plan --chunk-size 1024 --k 4 --stages 4 --schedule $kind --limit 2 --budget 20 --summary drawn
+        between "limits/$kind" "$(summary 'peak activations')" 1 2
+    done
+    cf plan --chunk-size 1024 --k 4 --stages 4 --schedule best --limits 3,3,2,1 --budget 20 --summary drawn
+    same limits/stages 0 "$(awk '$1 == "stage" { on = 1; next } on && NF == 0 { exit }
+        on && $3 > (substr("3321", $1 + 1, 1) + 0) { bad++ } END { print bad + 0 }' out)"
+    same limits/bound 1 "$(grep -c '^lower bounds .*memory [0-9]' out)"
+    refuses limits/bytes/infeasible 2 '^chunkflow: --limit-bytes: stage 0 may keep 10, and needs [0-9,]+ at least$' \
+        plan --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,2,4,1 --limit-bytes 10 drawn
+    # What is said to be enough is enough, and one less is not.
+    least=$(sed -n 's/.*needs \([0-9,]*\) at least/\1/p' err | tr -d ,)
+    cf plan --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,2,4,1 --limit-bytes "$least" --summary drawn
+    same limits/bytes/least "0 $least" "$code $(summary 'peak bytes')"
+    refuses limits/bytes/less 2 'at least$' \
+        plan --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,2,4,1 --limit-bytes $((least - 1)) drawn
+}
+
+test_costs() {
+    # Constant costs on two chunks and two stages, by hand: F F on stage 0; with a latency of 0.5 the last B ends at
+    # F 1, 0.5, F 1, B 3, (second F is there) F 1, B 3, 0.5, B 3 or in 1f1b's order alike.
+    printf '8 2\n' >two
+    cf plan --chunk-size 8 --k 1 --stages 2 --schedule 1f1b --cost 1,0,0 --backward-cost 3,0,0 --latency 0.5 \
+        --summary two
+    same costs/latency "13 s" "$(summary makespan) $(summary makespan 2)"
+    cf plan --chunk-size 8 --k 1 --stages 2 --schedule 1f1b --cost 1,0,0 --backward-cost 3,0,0 --summary two
+    same costs/free 12 "$(summary makespan)"
+    cf plan --chunk-size 8 --k 1 --stages 2 --schedule 1f1b --cost 1,0,0 --backward-cost 3,0,0 --seconds-per-token \
+        0.0625 --summary two
+    same costs/bandwidth 13 "$(summary makespan)" # 8 tokens: 0.5, as above
+    cf plan --chunk-size 8 --k 1 --stages 1 --cost 0,0.5,0.25 --summary two
+    same costs/formula 78 "$(summary makespan)" # (8 x 0.5 + 36 x 0.25) x 3 x 2
+    cf plan --chunk-size 8 --k 1 --stages 1 --schedule zero-bubble --cost 1,0,0 --input-cost 2,0,0 --weight-cost \
+        5,0,0 --summary two
+    same costs/halves 16 "$(summary makespan)"
+    printf '16\n' >long
+    cf plan --chunk-size 8 --k 1 --stages 1 --cost 1,0,0 --replay-cost 7,0,0 --backward-cost 2,0,0 --summary long
+    same costs/replay 13 "$(summary makespan)"
+    cf plan --chunk-size 1024 --k 2 --stages 3 --no-overlap --latency 10 --summary drawn
+    slow=$(summary makespan)
+    cf plan --chunk-size 1024 --k 2 --stages 3 --latency 10 --summary drawn
+    between costs/no-overlap "$slow" "$(summary makespan)" 1e15
+    # Virtual stages cost a share of their stage: the work stays the same.
+    cf plan --chunk-size 2 --k 1 --stages 1 --schedule interleaved --virtual 2 --summary example
+    split=$(summary makespan)
+    cf plan --chunk-size 2 --k 1 --stages 1 --schedule 1f1b --summary example
+    same costs/virtual "$(summary makespan)" "$split"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_files() {
+    set -- --chunk-size 1024 --k 1 --stages 3
+    cf plan "$@" --json s.json --plan-json p.json --csv s.csv --csv-extensions --dot g.dot --max-nodes 5000 --trace \
+        t.json drawn
+    actions=$(summary actions | tr -d :)
+    same files/code 0 "$code"
+    awk 'NF == 0 { exit } { sub(/^stage [0-9]* */, "&\001"); print }' out | tr '\n' ' ' | tr '\001' '\n' |
+        sed '1d; s/stage [0-9]* *$//; s/-//g; s/  */ /g; s/^ //; s/ *$//' >list
+    echo >>list
+    tr -d '\r' <s.csv | sed 's/^[0-9]*//; s/,[0-9]*/ /g' >cells
+    same_files files/csv/list list cells
+    same files/csv/stages "0 1 2" "$(tr -d '\r' <s.csv | sed 's/^\([0-9]*\).*/\1/' | xargs)"
+    same files/dot/nodes "$actions" "$(grep -c '^ *n[0-9]* \[label' g.dot)"
+    same files/trace/passes "$actions" "$(grep -c '"ph": "X"' t.json)"
+    for output in json plan-json csv dot trace; do
+        cf plan "$@" --csv-extensions --max-nodes 5000 --$output - drawn
+        case $output in
+            json) same_files files/stdout/json s.json out ;;
+            plan-json) same_files files/stdout/plan-json p.json out ;;
+            csv) same_files files/stdout/csv s.csv out ;;
+            dot) same_files files/stdout/dot g.dot out ;;
+            *) same_files files/stdout/trace t.json out ;;
+        esac
+    done
+    refuses files/dot/many 2 '^chunkflow: --dot: got [0-9]+ passes, wanted at most 10: raise --max-nodes' \
+        plan "$@" --dot made --max-nodes 10 drawn
+    refuses files/csv/replay 2 'PyTorch cannot run this schedule' plan "$@" --csv made --json made2 drawn
+    same files/csv/nothing "no no" "$([ -e made ] && echo yes || echo no) $([ -e made2 ] && echo yes || echo no)"
+    cf plan --chunk-size 1024 --k 99 --stages 3 --csv made --summary drawn
+    same files/csv/runnable "0 0" "$code $(grep -c R made)"
+
+    # Lowered: each send has its receive.
+    cf plan --chunk-size 1024 --k 1 --stages 3 --lower --csv l.csv --csv-extensions --json l.json drawn
+    for what in F R B; do
+        same "files/lowered/$what" "$(summary actions | tr -d :) yes" "$(awk -v what=$what '
+            $1 == "actions" { gsub(",", ""); gsub(":", "", $2)
+                for (i = 4; i <= NF; i += 2) n[$i] = $(i - 1)
+                print $2, (n["SEND_" what] > 0 && n["SEND_" what] == n["RECV_" what]) ? "yes" : "no" }' out)"
+    done
+    same files/lowered/comms yes "$(grep -q SEND_F0 l.csv && echo yes)"
+    cf plan --chunk-size 1024 --k 1 --stages 3 --offload --summary drawn
+    same files/offload yes "$(grep -Eq '^actions .* ([0-9,]+) OFFLOAD, \1 PREFETCH' out && echo yes)"
+    cf check --plan p.json l.csv
+    same files/lowered/check 0 "$code"
+    cf check --plan p.json l.json
+    same files/lowered/check/json 0 "$code"
+}
+
+test_python() {
+    wanted python || return 0
+    if [ -z "$PYTHON" ]; then
+        skip python "there is no python3"
+        return 0
+    fi
+    cat >times.py <<'EOF'
+import json, sys
+
+plan, schedule, trace = (json.load(open(name)) for name in sys.argv[1:4])
+constant, per_token, per_pair, latency, unit = map(float, sys.argv[4:9])
+
+
+def check(holds, what):
+    if not holds:
+        print(what)
+        sys.exit()
+
+
+def near(a, b):
+    return abs(a - b) <= 1e-9 * max(1, abs(a), abs(b))
+
+
+stages, v = schedule["stages"], schedule["virtual_stages"]
+chunks = plan["chunks"]
+factor = {"F": 1, "R": 1, "B": 2, "I": 1, "W": 1}
+ended = {}
+for row in schedule["actions"]:
+    for a in row:
+        ended["B" if a["pass"] == "I" else a["pass"], a["stage"], a["chunk"]] = a["end"]
+busy = replayed = makespan = 0
+for s, row in enumerate(schedule["actions"]):
+    free, kept, peak, held, most = 0, set(), 0, 0, 0
+    for a in row:
+        kind, stage, chunk = a["pass"], a["stage"], chunks[a["chunk"]]
+        check(stage % stages == s, "stage of an action")
+        wait = 0
+        if kind in "FR" and stage > 0 and not (kind == "R" and schedule["replay"] == "local"):
+            wait = ended[kind, stage - 1, a["chunk"]]
+            hop = stages > 1
+        elif kind in "BI" and stage < stages * v - 1:
+            wait = ended["B", stage + 1, a["chunk"]]
+            hop = stages > 1
+        else:
+            hop = False
+        check(near(a["start"], max(free, wait + (latency if hop else 0))), "start of %s" % a)
+        cost = (constant + per_token * chunk["tokens"] + per_pair * chunk["pairs"]) / v * factor[kind]
+        check(near(a["end"] - a["start"], cost), "time of %s" % a)
+        if kind == "R" or (kind == "F" and a["keep"]):
+            kept.add((stage, a["chunk"]))
+            held += chunk["padded"]
+        check(a["live"] == len(kept), "live of %s" % a)
+        peak, most = max(peak, len(kept)), max(most, held)
+        if kind in "BW":
+            kept.remove((stage, a["chunk"]))
+            held -= chunk["padded"]
+        free = a["end"]
+        busy += cost
+        replayed += cost if kind == "R" else 0
+    makespan = max(makespan, free)
+    check(not kept and schedule["peak_live"][s] == peak and schedule["peak_tokens"][s] == most, "peaks")
+check(near(schedule["makespan"], makespan) and near(schedule["busy"], busy), "makespan and busy")
+check(near(schedule["replayed"], replayed), "replayed")
+check(near(schedule["bubble_busy"], 1 - busy / stages / makespan), "bubble_busy")
+check(near(schedule["bubble_useful"], 1 - (busy - replayed) / stages / makespan), "bubble_useful")
+check(all(b <= makespan * (1 + 1e-9) for b in schedule["bounds"].values()) and schedule["bounds"], "bounds")
+
+events = trace["traceEvents"]
+rows = [[e for e in events if e["ph"] == "X" and e["pid"] == s + 1] for s in range(stages)]
+check(len([e for e in events if e["ph"] == "M" and e["name"] == "process_name"]) == stages, "names")
+for s, row in enumerate(rows):
+    check(len(row) == len(schedule["actions"][s]), "events")
+    at = 0
+    for e, a in zip(row, schedule["actions"][s]):
+        check(e["name"] == "%s c%d" % (a["pass"], a["chunk"]) and e["tid"] == a["stage"] // stages + 1, "event")
+        check(round(e["ts"] * 1000) >= at, "overlap")
+        at = round((e["ts"] + e["dur"]) * 1000)
+        check(abs(e["ts"] - a["start"] * unit) <= 1e-3, "start of an event")
+        check(abs(at / 1000 - a["end"] * unit) <= 1e-3, "end of an event")
+    counts = [e["args"]["chunks"] for e in events if e["ph"] == "C" and e["pid"] == s + 1]
+    check(max(counts) == schedule["peak_live"][s] and counts[-1] == 0, "counter")
+print("ok")
+EOF
+    while read -r kind costs options; do
+        case $costs in
+            unit) numbers="0 1 0 0 1" arguments= ;;
+            *) numbers="0.001 0.0000305 2e-8 0.0007 1e6" arguments="--cost 1e-3,3.05e-5,2e-8 --latency 0.0007" ;;
+        esac
+        # shellcheck disable=SC2086
+        cf plan --chunk-size 1024 --k 2 --stages 3 --schedule $kind $arguments $options --plan-json p.json \
+            --json s.json --trace t.json --summary drawn
+        # shellcheck disable=SC2086
+        same "python/$kind $costs $options" ok "$("$PYTHON" times.py p.json s.json t.json $numbers 2>&1 | tail -n 1)"
+    done <<'EOF'
+paper unit
+paper real
+gpipe real --limit 4
+1f1b real --replay local
+interleaved unit --virtual 3
+zero-bubble real
+best real --budget 40
+best real --budget 40 --split-backward --replay local
+EOF
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# compare
+# ----------------------------------------------------------------------------------------------------------------------
+
+compare_row() { # NAME K REPLAY -> makespan, ratio, waste, busy, kept
+    awk -v name="$1" -v k="$2" -v replay="$3" '
+        index($0, name " ") == 1 { line = substr($0, 18); n = split(line, w, " ")
+            if (w[1] == k && w[2] == replay) { print w[3], w[4], w[5], w[6], w[7]; exit } }' out
+}
+
+test_compare() {
+    cf compare --chunk-size 2 --k 1,2 --replay both --stages 4 --unit-cost example
+    same compare/code 0 "$code"
+    same compare/unsplit "56 57.14 57.14 4" "$(compare_row '1f1b, unsplit' - - | cut -d ' ' -f 1,3-)"
+    same compare/best/1 "50 52.00 48.00" "$(compare_row best 1 pipeline | cut -d ' ' -f 1,3,4)"
+    same compare/best/2 "42 42.86 42.86" "$(compare_row best 2 pipeline | cut -d ' ' -f 1,3,4)"
+    same compare/rows 29 "$(awk '$1 == "schedule" { on = 1; next } on' out | wc -l | tr -d ' ')" # 1 + 2 x 2 x 7
+    same compare/ratio "1.0000" "$(awk '$1 == "schedule" { on = 1; next } on { print substr($0, 46) }' out |
+        awk '{ if (least == "" || $1 < least) least = $1 } END { printf "%.4f\n", least }')"
+    cp out table
+
+    # Each row is what plan says.
+    for kind in paper gpipe 1f1b interleaved zero-bubble best; do
+        cp table out
+        row=$(compare_row $kind 1 local | cut -d ' ' -f 1,3-)
+        cf plan --chunk-size 2 --k 1 --replay local --stages 4 --schedule $kind --summary example
+        same "compare/plan/$kind" "$(summary makespan) $(bubble) $(summary 'peak activations')" "$row"
+    done
+    cp table out
+    row=$(compare_row 'best, I + W' 2 pipeline | cut -d ' ' -f 1,3-)
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule best --split-backward --summary example
+    same compare/plan/split "$(summary makespan) $(bubble) $(summary 'peak activations')" "$row"
+
+    cf compare --chunk-size 2 --k 1,2 --replay both --stages 4 --json c.json example
+    same_files compare/json/text table out
+    cf compare --chunk-size 2 --k 1,2 --replay both --stages 4 --json - example
+    same_files compare/json/stdout c.json out
+    if [ -n "$PYTHON" ]; then
+        awk '$1 == "schedule" { on = 1; next } on { print substr($0, 33) }' table | awk '{ print $1, $3, $4 }' >want
+        "$PYTHON" -c 'import json
+for r in json.load(open("c.json"))["rows"]:
+    print("%g %.2f %.2f" % (r["makespan"], 100 * r["bubble_useful"], 100 * r["bubble_busy"]))' >got
+        same_files compare/json/rows want got
+    else
+        skip compare/json/rows "there is no python3"
+    fi
+
+    # What cannot be made says why; the others are there.
+    cf compare --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,0,0,0 --limit-bytes 100 drawn
+    same compare/infeasible "0 8" \
+        "$code $(grep -c -e ' -  --limit-bytes: stage 0 may keep 100, and needs [0-9,]* at least' out)"
+    printf '4294967296\n' >giant
+    cf compare --chunk-size 512M --k 1 --stages 2 giant
+    same compare/giant "0 1 7" "$code $(grep -c '^1f1b, unsplit .*too large' out) $(grep -c ' pipeline  *[0-9]' out)"
+    : >empty
+    succeeds compare/empty compare --chunk-size 2 --stages 3 empty
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# check
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_check() {
+    # Once PATTERN in FILE becomes TEXT, where it comes first.
+    once() { # PATTERN TEXT FILE
+        awk -v pattern="$1" -v text="$2" '!done && sub(pattern, text) { done = 1 } { print }' "$3"
+    }
+    printf '700\n50\n9\n1300 2\n64\n0\n256 2\n' >lengths
+    set -- --chunk-size 256 --k 2 --stages 3
+    cf plan "$@" --schedule 1f1b --plan-json p.json --json s.json --csv s.csv --csv-extensions lengths
+    succeeds check/plan check p.json
+    same check/plan/said 1 "$(grep -c '^p.json: sound plan: 9 sequences, 3,935 tokens' out)"
+    succeeds check/plan/lengths check p.json --lengths lengths
+    succeeds check/schedule check --plan p.json s.json
+    same check/schedule/said 1 "$(grep -c '^s.json: sound schedule: 1f1b, K = 2, pipeline .* its times hold$' out)"
+    succeeds check/csv check --plan p.json s.csv
+    succeeds check/csv/k check --plan p.json --k 2 s.csv
+    same check/stdin 0 "$("$CHUNKFLOW" check --plan p.json - <s.json >/dev/null; echo $?)"
+    for kind in paper gpipe interleaved zero-bubble best; do
+        for replay in pipeline local; do
+            cf plan "$@" --schedule $kind --replay $replay --budget 20 --json k.json --latency 3 --summary lengths
+            succeeds "check/$kind/$replay" check --plan p.json --lengths lengths k.json
+        done
+    done
+    cf plan "$@" --ranks 2 --rank 1 --plan-json p2.json --json s2.json --csv s2.csv --csv-extensions lengths
+    succeeds check/rank check --plan p2.json s2.json
+    succeeds check/rank/csv check --plan p2.json --rank 1 s2.csv
+
+    # Limits, on both sides of the peak.
+    cf plan "$@" --schedule 1f1b --summary lengths
+    peak=$(summary 'peak activations')
+    succeeds check/limit check --plan p.json --limit "$peak" s.json
+    refuses check/limit/less 1 '^s.json: breaks a rule: limit.*keeps more chunks' check --plan p.json --limit \
+        $((peak - 1)) s.json
+    refuses check/limits 1 '^s.json: breaks a rule: limits.*stage 2' check --plan p.json --limits 9,9,1 s.json
+    refuses check/limits/count 2 'wanted one for each of 3 stages' check --plan p.json --limits 9,9 s.json
+
+    # Damage to a plan.
+    damage() { # NAME PATTERN SED-SCRIPT FILE ARGUMENTS...
+        name=$1 want=$2 script=$3 file=$4
+        shift 4
+        wanted "$name" || return 0
+        sed "$script" "$file" >damaged
+        if cmp -s "$file" damaged; then
+            fail "$name" "the damage did nothing"
+        else
+            refuses "$name" 1 "$want" check "$@" damaged
+        fi
+    }
+    damage check/plan/tokens 'damaged: breaks a rule: chunks.tokens\[3\]' \
+        '/"id": 3, "group": 1/s/"tokens": [0-9]*/"tokens": 255/' p.json
+    damage check/plan/prefix 'breaks a rule: chunks.prefix' '/"id": 1, "group": 0/s/"prefix": 256/"prefix": 255/' p.json
+    damage check/plan/total 'breaks a rule: n_tokens' 's/"n_tokens": 3935/"n_tokens": 3936/' p.json
+    damage check/plan/count '^damaged:[0-9]*: n_chunks: says 99, there are 17' \
+        's/"n_chunks": 17, "n_idle"/"n_chunks": 99, "n_idle"/' p.json
+    damage check/plan/id '^damaged:[0-9]*: id of a chunk: says 9, there are 1' \
+        's/{"id": 1, "group": 0/{"id": 9, "group": 0/' p.json
+    printf '700\n50\n9\n1300\n1301\n64\n0\n' >others
+    refuses check/plan/others 1 '^p.json: breaks a rule: ' check p.json --lengths others
+
+    # Damage to a schedule: order, repetition, absence, keeping, time.
+    damage check/pass/twice 'breaks a rule: .*stage 0: F of chunk 16 .* comes twice' \
+        '/"pass": "F", "chunk": 15, "stage": 0/s/"chunk": 15/"chunk": 16/' s.json --plan p.json
+    damage check/pass/order 'breaks a rule: .*stage 1: F of chunk 2 .* comes before F of the chunk before it' \
+        '/"pass": "F", "chunk": 1, "stage": 1/s/"chunk": 1/"chunk": 2/' s.json --plan p.json
+    damage check/pass/keep 'breaks a rule: .*no activations' 's/"keep": true/"keep": false/' s.json --plan p.json
+    damage check/k 'breaks a rule: ' 's/"k": 2/"k": 1/' s.json --plan p.json
+    damage check/count 'n_actions: says' 's/"n_actions": [0-9]*/"n_actions": 5/' s.json --plan p.json
+    damage check/stages 'stages: says 4, there are 3' 's/"stages": 3/"stages": 4/' s.json --plan p.json
+    damage check/makespan 'breaks a rule: makespan: got 1, the actions give' 's/"makespan": [0-9]*/"makespan": 1/' \
+        s.json --plan p.json
+    damage check/bubble 'breaks a rule: bubble_useful' 's/"bubble_useful": 0\.[0-9]*/"bubble_useful": 0.99/' s.json \
+        --plan p.json
+    damage check/peak 'breaks a rule: peak_live' 's/"peak_live": \[[0-9]*/"peak_live": [99/' s.json --plan p.json
+    damage check/start 'stage 1, position 0: starts before what it waits for ends: 0, wanted 256 or later' \
+        '/"stage": 1, .*"start": 256,/s/"start": 256,/"start": 0,/' s.json --plan p.json
+    damage check/start/overlap 'stage 0, position 1: starts before the pass ahead of it ends: 255, wanted 256' \
+        '/"stage": 0, .*"start": 256,/s/"start": 256,/"start": 255,/' s.json --plan p.json
+    damage check/end 'breaks a rule: stage 0, position 0: ends before it starts: -1' \
+        '/"stage": 0, .*"end": 256,/s/"end": 256,/"end": -1,/' s.json --plan p.json
+    same check/other-plan 1 "$("$CHUNKFLOW" check --plan p2.json s.json >/dev/null 2>&1; echo $?)"
+    sed 's/0B0/0B1/' s.csv >damaged
+    refuses check/csv/twice 1 '^damaged: breaks a rule: ' check --plan p.json damaged
+    damage check/csv/missing 'breaks a rule: ' 's/,0B0//' s.csv --plan p.json
+
+    # What cannot be read: 2, and the line.
+    refuses check/usage/plan 2 's.json is a schedule and needs --plan' check s.json
+    refuses check/usage/csv 2 's.csv is a schedule and needs --plan' check s.csv
+    refuses check/usage/plan/plan 2 'p.json is a plan and takes no --plan' check --plan p.json p.json
+    refuses check/usage/wrong 2 '--plan: s.json is a schedule' check --plan s.json s.json
+    refuses check/usage/k 2 'only for schedules in CSV' check --plan p.json --k 1 s.json
+    refuses check/usage/stdin 2 'only one file can be standard input' check --plan - -
+    refuses check/nosuch 2 'cannot open nosuch' check nosuch
+    refuses check/directory 2 'cannot read \.' check .
+    bad() { # NAME PATTERN TEXT
+        printf '%b' "$3" >unreadable
+        refuses "check/json/$1" 2 "^unreadable:$2" check unreadable
+    }
+    bad empty-object '1: format is missing' '{}'
+    bad format '2: format: unknown' '{\n"format": "other", "version": 1}'
+    bad version '1: version: got 2, wanted 1' '{"format": "chunkflow-plan", "version": 2}'
+    bad version/point '1: version: wanted a whole number' '{"format": "chunkflow-plan", "version": 1.0}'
+    bad twice '3: format: given twice' '{"format": "chunkflow-plan",\n"version": 1,\n"format": "chunkflow-plan"}'
+    bad end '2: wanted the name of a member' '{"format": "chunkflow-plan",\n}'
+    bad comma "1: wanted ',' or '}'" '{"format": "chunkflow-plan" "version": 1}'
+    bad more '2: there is more behind' '{"format": "chunkflow-plan", "version": 1}\n{}'
+    bad word '1: wanted a JSON value' '{"format": nul}'
+    bad zero '1: a number may not begin with a zero' '{"version": 01}'
+    bad plus '1: wanted a JSON value' '{"version": +1}'
+    bad digit '1: wanted a digit' '{"version": 1.}'
+    bad minus '1: wanted a digit' '{"version": -}'
+    bad quote '1: a string does not end' '{"version'
+    bad control '1: a string has a control character' '{"ver\tsion": 1}'
+    bad escape '1: a string has an escape that is none' '{"\\x": 1}'
+    bad unicode '1: wanted four hexadecimal digits' '{"\\u12g4": 1}'
+    bad utf-8 '1: a string is not UTF-8' '{"\0300\0200": 1}'
+    bad surrogate '1: a string is not UTF-8' '{"\0355\0240\0200": 1}'
+    bad nul '1: ' '{\0000}'
+    bad depth '1: the values are nested too deeply' '{"a": [[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]}'
+    awk 'BEGIN { printf "{\"a\": "; for (i = 0; i < 200000; i++) printf "["; }' >unreadable
+    refuses check/json/depth/more 2 '^unreadable:1: the values are nested too deeply' check unreadable
+    sed 's/"n_sequences": 9/"n_sequences": 9223372036854775807/' p.json >unreadable
+    refuses check/json/hostile 2 '^unreadable:1: n_sequences: got 9223372036854775807, wanted 0 \.\. 100000000' \
+        check unreadable
+    sed 's/"n_sequences": 9/"n_sequences": 9223372036854775808/' p.json >unreadable
+    refuses check/json/overflow 2 '^unreadable:[0-9]*: n_sequences: wanted a whole number of at most 63 bits' check \
+        unreadable
+    sed 's/"pass": "F"/"pass": "f"/' s.json >unreadable
+    refuses check/json/pass 2 '^unreadable:[0-9]*: pass: unknown' check --plan p.json unreadable
+    once ', "keep": true' '' s.json >unreadable
+    refuses check/json/keep 2 '^unreadable:[0-9]*: keep is missing' check --plan p.json unreadable
+    sed 's/"end": [0-9]*, //' s.json >unreadable
+    refuses check/json/end 2 '^unreadable:[0-9]*: start, end or live is missing' check --plan p.json unreadable
+    sed 's/"makespan": [0-9]*, //' s.json >unreadable
+    refuses check/json/some 2 'some are missing' check --plan p.json unreadable
+    sed '2s/1F1/1F1x/' s.csv >unreadable
+    refuses check/csv/text 2 '^unreadable:2: .*column' check --plan p.json unreadable
+    : >unreadable
+    refuses check/empty 2 '^unreadable' check --plan p.json unreadable
+}
+
+# Damaged files of all three kinds: 0, 1 or 2, one line where it is not 0, and never a crash.
+test_damaged() {
+    wanted check/damaged || return 0
+    printf '700\n50\n9\n1300\n64\n0\n' >lengths
+    cf plan --chunk-size 256 --k 1 --stages 2 --plan-json p.json --json s.json --csv s.csv --csv-extensions lengths
+    bad=0
+    tried=0
+    try_damaged() { # ARGUMENTS
+        code=0
+        "$CHUNKFLOW" check "$@" >out 2>err </dev/null || code=$?
+        tried=$((tried + 1))
+        lines=$(cat out err | wc -l)
+        if [ $code -gt 2 ] || [ "$lines" -ne 1 ]; then
+            bad=$((bad + 1))
+            head -n 5 err
+        fi
+    }
+    step=0
+    for file in p.json s.json s.csv; do
+        bytes=$(wc -c <$file)
+        part=0
+        while [ $part -lt 25 ]; do
+            part=$((part + 1))
+            at=$((bytes * part / 26))
+            {
+                head -c $at $file
+                case $((part % 5)) in
+                    0) ;;
+                    1) printf '\377' && tail -c +$((at + 2)) $file ;;
+                    2) printf '9' && tail -c +$((at + 1)) $file ;;
+                    3) tail -c +$((at + 1)) $file | sed '1s/[0-9][0-9]*/-1/' ;;
+                    4) tail -c +$((at + 60)) $file ;;
+                esac
+            } >damaged
+            case $file in
+                p.json) try_damaged damaged && try_damaged --plan damaged s.json ;;
+                *) try_damaged --plan p.json damaged ;;
+            esac
+        done
+        step=$((step + 1))
+    done
+    same check/damaged "100 0" "$tried $bad"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_help
+test_usage
+test_paper
+test_again
+test_chart
+test_limits
+test_costs
+test_files
+test_python
+test_compare
+test_check
+test_damaged
+finish

@@ -1,0 +1,33 @@
+/* chart.h - schedules on a terminal: the list of passes and the chart over time (a Gantt chart). */
+
+#ifndef CHUNKFLOW_CHART_H
+#define CHUNKFLOW_CHART_H
+
+#include "cli.h"
+
+#define CHART_MIN_WIDTH 20
+#define CHART_MAX_WIDTH 10000
+
+typedef enum chart_colour { CHART_AUTO = 1, CHART_ALWAYS, CHART_NEVER } chart_colour;
+
+typedef struct chart_options {
+    int64_t width;  /* 0: as wide as the terminal, or 100 columns */
+    int64_t colour; /* a chart_colour; 0: CHART_AUTO */
+} chart_options;
+
+/* The entries of an option table, as PACKING_OPTIONS. */
+#define CHART_OPTIONS(type, member)                                                                                \
+    {"--width", "COLUMNS", CLI_NUMBER, offsetof(type, member.width), CHART_MIN_WIDTH, CHART_MAX_WIDTH, 0,          \
+     "of the chart and the list; default: the terminal's, or 100"},                                                \
+    {"--color", "auto|always|never", CLI_CHOICE, offsetof(type, member.colour), 0, 0, 0,                           \
+     "colour the chart; auto, the default: on a terminal, unless\nNO_COLOR is set"}
+
+/* Each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, with the chunk
+   behind it; "-" behind F: nothing is kept. With virtual stages, their number stands in front. */
+void chart_list(const cf_schedule *schedule, const chart_options *options);
+
+/* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. Lower case: a
+   virtual stage behind the stage's first. Returns an exit code. */
+int chart_draw(const cf_schedule *schedule, const cf_timeline *timeline, const chart_options *options);
+
+#endif /* CHUNKFLOW_CHART_H */

@@ -1,0 +1,291 @@
+/* cmd_check.c - chunkflow check: whether a written plan or schedule is sound. */
+
+#include "pipeline.h"
+#include "saved.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct check_options {
+    const char *plan;
+    const char *lengths;
+    pipeline_options limits; /* only those */
+    int64_t k;
+    int64_t rank;
+    int64_t replay;
+    int legacy;
+} check_options;
+
+static const check_options defaults = {NULL, NULL, PIPELINE_DEFAULTS, 0, -1, 0, 0};
+
+static const cli_option options[] = {
+    {"--plan", "FILE|-", CLI_TEXT, offsetof(check_options, plan), 0, 0, 0,
+     "the plan that a schedule is for, as plan --plan-json wrote it"},
+    {"--lengths", "FILE|-", CLI_TEXT, offsetof(check_options, lengths), 0, 0, 0,
+     "the list that the plan must pack; by default the tokens that\nthe plan itself has of each sequence"},
+    {"--limit", "L", CLI_NUMBER, offsetof(check_options, limits.limit), 1, INT32_MAX, 0,
+     "most chunks whose activations a stage keeps at once"},
+    {"--limits", "L0,L1,...", CLI_TEXT, offsetof(check_options, limits.limits), 0, 0, 0, "the same, stage by stage"},
+    {"--token-bytes", "A,S,G,I", CLI_TEXT, offsetof(check_options, limits.token_bytes), 0, 0, 0,
+     "bytes that a stage holds for a token: activations, state,\nstate gradient, saved input (local replay)"},
+    {"--limit-bytes", "N", CLI_NUMBER, offsetof(check_options, limits.limit_bytes), 1, INT64_MAX, 0,
+     "most of these bytes that a stage holds at once"},
+    {"--k", "K", CLI_NUMBER, offsetof(check_options, k), 1, INT32_MAX, 0,
+     "of a schedule in CSV: how many chunks of a group keep their\nactivations; default: as many as it takes"},
+    {"--rank", "R", CLI_NUMBER, offsetof(check_options, rank), 0, CF_MAX_RANKS - 1, 0,
+     "of a schedule in CSV: whose passes; default 0"},
+    {"--replay", "pipeline|local", CLI_CHOICE, offsetof(check_options, replay), 0, 0, 0,
+     "of a schedule in CSV: how an R comes back; default pipeline"},
+    {"--legacy", NULL, CLI_FLAG, offsetof(check_options, legacy), 0, 0, 0,
+     "of a schedule in CSV: B is the gradient of the inputs only,\nBW the whole backward, as old files have it"},
+    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+
+/* A file that was read, and what is in it. */
+typedef struct source {
+    const char *path;
+    char *text;
+    size_t bytes;
+    json_document document; /* if it is JSON */
+} source;
+
+static void close_source(source *file) {
+    json_free(&file->document);
+    free(file->text);
+    memset(file, 0, sizeof *file);
+}
+
+static int open_source(const char *path, source *file) {
+    file->path = path;
+    return cli_file_read(path, JSON_MAX_BYTES, &file->text, &file->bytes);
+}
+
+static int parse_source(source *file) {
+    return json_parse(file->path, file->text, file->bytes, &file->document);
+}
+
+static int breaks(const source *file, const char *why) {
+    fprintf(stderr, "%s: breaks a rule: %s\n", cli_input_name(file->path), why);
+    return CLI_FAILED;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Plans
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Against the list, or against its own slices. */
+static int check_plan(const source *file, const saved_plan *saved, const char *lengths_path) {
+    cf_error error;
+    cli_list list;
+    int64_t *lengths;
+    cf_result result;
+    int code;
+
+    if (!lengths_path) {
+        result = cf_plan_validate(&saved->plan, saved->lengths, saved->plan.n_sequences, NULL, &error);
+    } else {
+        code = cli_list_read(lengths_path, CLI_MAX_SEQUENCES, &list);
+        if (code != CLI_OK) return code;
+        lengths = cli_list_lengths(&list);
+        if (lengths) result = cf_plan_validate(&saved->plan, lengths, list.n_sequences, NULL, &error);
+        free(lengths);
+        cli_list_free(&list);
+        if (!lengths) return cli_failed("out of memory for %s", cli_input_name(lengths_path));
+    }
+    if (result == CF_OK) return CLI_OK;
+    return result == CF_ERROR_MEMORY ? cli_failed("%s", error.text) : breaks(file, error.text);
+}
+
+static int say_plan(const source *file, const cf_plan *plan) {
+    printf("%s: sound plan: %s sequences, %s tokens, %s chunks of at most %s tokens, %s groups, %s ranks\n",
+           cli_input_name(file->path), cli_commas(plan->n_sequences), cli_commas(plan->n_tokens),
+           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
+           cli_commas(plan->n_ranks));
+    return CLI_OK;
+}
+
+/* Reads and checks the plan in a parsed file. After CLI_OK saved_plan_free is due. */
+static int load_plan(const source *file, const char *lengths_path, saved_plan *out) {
+    int code = saved_plan_read(&file->document, out);
+
+    if (code != CLI_OK) return code;
+    code = check_plan(file, out, lengths_path);
+    if (code != CLI_OK) saved_plan_free(out);
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Schedules
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int validate_schedule(const check_options *asked, const source *file, const cf_plan *plan,
+                             const cf_schedule *schedule) {
+    pipeline_options limits = asked->limits;
+    pipeline pipe;
+    cf_validate_desc desc;
+    cf_error error;
+    cf_result result;
+    int64_t *scaled;
+    int code;
+
+    limits.stages = schedule->n_stages;
+    code = pipeline_open("check", &limits, 0, &pipe);
+    if (code != CLI_OK) return code;
+    code = pipeline_limits(&pipe, schedule->n_virtual > 0 ? schedule->n_virtual : 1, &desc, &scaled);
+    if (code == CLI_OK) {
+        result = cf_schedule_validate(plan, schedule, &desc, NULL, &error);
+        if (result == CF_ERROR_MEMORY) code = cli_failed("%s", error.text);
+        else if (result != CF_OK) code = breaks(file, error.text);
+    }
+    free(scaled);
+    pipeline_close(&pipe);
+    return code;
+}
+
+static int say_schedule(const source *file, const cf_schedule *s, const char *times) {
+    const char *kind = s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind";
+
+    printf("%s: sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages, %s actions%s\n",
+           cli_input_name(file->path), kind, cli_commas(s->k), cf_replay_name(s->replay), cli_commas(s->rank),
+           cli_commas(s->n_stages), cli_commas(s->n_virtual), cli_commas(s->n_actions), times);
+    return CLI_OK;
+}
+
+static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved) {
+    char why[200];
+    int holds = saved->has_times ? saved_times_hold(plan, saved, why, sizeof why) : 1;
+
+    if (holds < 0) return cli_failed("out of memory for %s", cli_input_name(file->path));
+    return holds ? CLI_OK : breaks(file, why);
+}
+
+static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
+    saved_schedule saved;
+    int code;
+
+    if (asked->k > 0 || asked->rank >= 0 || asked->replay > 0 || asked->legacy)
+        return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
+    code = saved_schedule_read(&file->document, &saved);
+    if (code != CLI_OK) return code;
+    code = validate_schedule(asked, file, plan, &saved.schedule);
+    if (code == CLI_OK) code = check_times(file, plan, &saved);
+    if (code == CLI_OK) code = say_schedule(file, &saved.schedule, saved.has_times ? "; its times hold" : "");
+    saved_schedule_free(&saved);
+    return code;
+}
+
+static int check_csv_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
+    cf_csv_desc desc;
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    cf_result result;
+    int code;
+
+    memset(&desc, 0, sizeof desc);
+    desc.legacy = asked->legacy;
+    desc.replay = (cf_replay)asked->replay;
+    desc.k = asked->k;
+    desc.rank = asked->rank > 0 ? asked->rank : 0;
+    if (desc.rank >= plan->n_ranks)
+        return cli_usage("check", "--rank: got %lld, wanted 0 .. %lld", (long long)desc.rank,
+                         (long long)plan->n_ranks - 1);
+    result = cf_read_schedule_csv(file->text, file->bytes, plan, &desc, &schedule, &error);
+    switch (result) {
+    case CF_OK: break;
+    case CF_ERROR_TEXT:
+        return cli_at_line(file->path, error.item > 0 ? error.item : 1, "%s", error.text);
+    case CF_ERROR_SCHEDULE: return breaks(file, error.text);
+    default: return packing_error(&error, NULL);
+    }
+    code = validate_schedule(asked, file, plan, schedule);
+    if (code == CLI_OK) code = say_schedule(file, schedule, "");
+    cf_schedule_free(schedule);
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The command
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int looks_like_json(const source *file) {
+    size_t blanks = strspn(file->text, " \t\r\n");
+    return file->text[blanks] == '{';
+}
+
+static int load_named_plan(const check_options *asked, source *file, saved_plan *out) {
+    saved_format format;
+    int code = open_source(asked->plan, file);
+
+    if (code == CLI_OK) code = parse_source(file);
+    if (code == CLI_OK) code = saved_format_of(&file->document, &format);
+    if (code == CLI_OK && format != SAVED_PLAN)
+        code = cli_usage("check", "--plan: %s is a schedule", cli_input_name(asked->plan));
+    return code == CLI_OK ? load_plan(file, asked->lengths, out) : code;
+}
+
+static int check_schedule(const check_options *asked, const source *file, int is_json) {
+    source plan_file;
+    saved_plan plan;
+    int code;
+
+    memset(&plan_file, 0, sizeof plan_file);
+    if (!asked->plan) return cli_usage("check", "%s is a schedule and needs --plan", cli_input_name(file->path));
+    code = load_named_plan(asked, &plan_file, &plan);
+    if (code == CLI_OK) {
+        code = is_json ? check_json_schedule(asked, file, &plan.plan) : check_csv_schedule(asked, file, &plan.plan);
+        saved_plan_free(&plan);
+    }
+    close_source(&plan_file);
+    return code;
+}
+
+static int check_plan_file(const check_options *asked, const source *file) {
+    saved_plan plan;
+    int code;
+
+    if (asked->plan) return cli_usage("check", "%s is a plan and takes no --plan", cli_input_name(file->path));
+    code = load_plan(file, asked->lengths, &plan);
+    if (code != CLI_OK) return code;
+    say_plan(file, &plan.plan);
+    saved_plan_free(&plan);
+    return CLI_OK;
+}
+
+static int check(const check_options *asked, source *file) {
+    saved_format format = SAVED_SCHEDULE;
+    int is_json = looks_like_json(file), code = CLI_OK;
+
+    if (is_json) {
+        code = parse_source(file);
+        if (code == CLI_OK) code = saved_format_of(&file->document, &format);
+    }
+    if (code != CLI_OK) return code;
+    return format == SAVED_PLAN ? check_plan_file(asked, file) : check_schedule(asked, file, is_json);
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    const check_options *asked = (const check_options *)given;
+    source file;
+    int from_stdin = strcmp(operands[0], "-") == 0, code;
+
+    (void)n_operands;
+    from_stdin += asked->plan && strcmp(asked->plan, "-") == 0;
+    from_stdin += asked->lengths && strcmp(asked->lengths, "-") == 0;
+    if (from_stdin > 1) return cli_usage("check", "only one file can be standard input");
+    memset(&file, 0, sizeof file);
+    code = open_source(operands[0], &file);
+    if (code == CLI_OK) code = check(asked, &file);
+    close_source(&file);
+    return code;
+}
+
+const cli_command cmd_check = {
+    "check", "FILE|-", 1, 1,
+    "whether a written plan or schedule is sound",
+    "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every\n"
+    "rule is checked by code that shares nothing with what made the file; of times that a schedule has, that they fit\n"
+    "its order and its sums. Exit code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the\n"
+    "file cannot be read.\n\n"
+    "    chunkflow plan --chunk-size 8K --k 2 --stages 4 --plan-json plan.json --json schedule.json lengths\n"
+    "    chunkflow check plan.json --lengths lengths\n"
+    "    chunkflow check --plan plan.json schedule.json\n",
+    options, &defaults, sizeof defaults, run};

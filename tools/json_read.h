@@ -1,0 +1,69 @@
+/* json_read.h - a strict reader of JSON (RFC 8259) for files that this command wrote or that claim so: nothing but
+   one value, depth bounded, UTF-8 checked, whole numbers exact. What is wrong is reported as FILE:LINE. */
+
+#ifndef CHUNKFLOW_JSON_READ_H
+#define CHUNKFLOW_JSON_READ_H
+
+#include "cli.h"
+
+#define JSON_MAX_DEPTH 16
+#define JSON_MAX_BYTES ((size_t)1 << 31) /* of a file: offsets have 32 bits */
+
+typedef enum json_kind {
+    JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT
+} json_kind;
+
+/* A value. The values inside it follow it: those of an array one after the other, those of an object as name, value,
+   name, value. The first one inside is the next node, and `next` leads over everything inside. */
+typedef struct json_node {
+    uint32_t kind;       /* a json_kind */
+    uint32_t begin, end; /* its bytes in the text, a string's without the quotes */
+    uint32_t next;       /* the node after it */
+} json_node;
+
+typedef struct json_document {
+    const char *path; /* for messages */
+    const char *text; /* the caller's, to be kept as long as the document */
+    json_node *nodes; /* node 0 is the whole value */
+    uint32_t n_nodes;
+} json_document;
+
+/* Returns an exit code; after CLI_OK json_free is due. */
+int json_parse(const char *path, const char *text, size_t bytes, json_document *out);
+void json_free(json_document *document);
+
+/* How many values are in an array, or members in an object. */
+int64_t json_count(const json_document *document, uint32_t node);
+
+/* Reports what is wrong with a node and returns CLI_WRONG. */
+int json_wrong(const json_document *document, uint32_t node, const char *format, ...) CLI_FORMAT(3, 4);
+
+/* What a member of an object is read into. */
+typedef enum json_type {
+    JSON_INT,     /* int64_t: a whole number without point or exponent */
+    JSON_INT32,   /* int32_t, the same */
+    JSON_REAL,    /* double: any finite number */
+    JSON_BOOL,    /* int */
+    JSON_WORD,    /* int64_t: place in the NULL-terminated list `words`, from 0 */
+    JSON_ARRAY_OF /* uint32_t: the node of an array, its elements unread */
+} json_type;
+
+typedef struct json_field {
+    const char *name;
+    json_type type;
+    size_t offset;            /* of the member in the struct that is filled */
+    int optional;             /* 1: left alone where it is missing; then its bit in *seen is 0 */
+    const char *const *words;
+} json_field;
+
+#define JSON_MAX_FIELDS 64
+
+/* Fills a struct from an object by a table that ends with an entry without a name. Members that are not in the table
+   are skipped; one that comes twice is an error. seen: a bit for each entry of the table; NULL if not wanted. Returns
+   an exit code. */
+int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out, uint64_t *seen);
+
+/* One value alone. */
+int json_read_int(const json_document *document, uint32_t node, const char *name, int64_t *out);
+
+#endif /* CHUNKFLOW_JSON_READ_H */

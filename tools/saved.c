@@ -1,0 +1,529 @@
+/* saved.c - plans and schedules from JSON. */
+
+#include "saved.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The file contradicts itself. */
+static int contradicts(const json_document *document, uint32_t node, const char *name, int64_t says, int64_t is) {
+    json_wrong(document, node, "%s: says %lld, there are %lld", name, (long long)says, (long long)is);
+    return CLI_FAILED;
+}
+
+static int no_memory(const json_document *document) {
+    return cli_failed("out of memory for %s", cli_input_name(document->path));
+}
+
+/* At least one byte, so that NULL always means that there is no memory. */
+static void *new_array(int64_t n, size_t size) {
+    return (uint64_t)n < SIZE_MAX / size ? calloc((size_t)n + 1, size) : NULL;
+}
+
+static const char *const formats[] = {"chunkflow-plan", "chunkflow-schedule", NULL};
+
+typedef struct header {
+    int64_t format, version;
+} header;
+
+static const json_field header_fields[] = {{"format", JSON_WORD, offsetof(header, format), 0, formats},
+                                           {"version", JSON_INT, offsetof(header, version), 0, NULL},
+                                           {NULL, JSON_INT, 0, 0, NULL}};
+
+int saved_format_of(const json_document *document, saved_format *out) {
+    header head;
+    int code = json_read_object(document, 0, header_fields, &head, NULL);
+
+    if (code != CLI_OK) return code;
+    if (head.version != 1)
+        return json_wrong(document, 0, "version: got %lld, wanted 1", (long long)head.version);
+    *out = (saved_format)head.format;
+    return CLI_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Plans
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* In the order of cf_pack_method and cf_split_method, which start at 1. */
+static const char *const methods[] = {"?", "best-fit", "first-fit", "next-fit", NULL};
+static const char *const splits[] = {"?", "full", "even", "cost", NULL};
+
+typedef struct plan_object {
+    cf_plan plan;
+    int64_t method, split;
+    uint32_t groups, chunks;
+} plan_object;
+
+#define PLAN_COUNT(name) {#name, JSON_INT, offsetof(plan_object, plan.name), 0, NULL}
+
+static const json_field plan_fields[] = {
+    PLAN_COUNT(chunk_size), PLAN_COUNT(align), PLAN_COUNT(max_slices), PLAN_COUNT(n_sequences), PLAN_COUNT(n_empty),
+    PLAN_COUNT(n_tokens), PLAN_COUNT(n_ranks), PLAN_COUNT(n_steps), PLAN_COUNT(n_chunks), PLAN_COUNT(n_idle),
+    PLAN_COUNT(n_groups), PLAN_COUNT(n_slices), PLAN_COUNT(lower_bound),
+    {"method", JSON_WORD, offsetof(plan_object, method), 0, methods},
+    {"split", JSON_WORD, offsetof(plan_object, split), 0, splits},
+    {"groups", JSON_ARRAY_OF, offsetof(plan_object, groups), 0, NULL},
+    {"chunks", JSON_ARRAY_OF, offsetof(plan_object, chunks), 0, NULL},
+    {NULL, JSON_INT, 0, 0, NULL}};
+
+typedef struct group_object {
+    cf_group group;
+    int64_t id;
+} group_object;
+
+static const json_field group_fields[] = {
+    {"id", JSON_INT, offsetof(group_object, id), 0, NULL},
+    {"sequence", JSON_INT, offsetof(group_object, group.sequence), 0, NULL},
+    {"first_chunk", JSON_INT, offsetof(group_object, group.first_chunk), 0, NULL},
+    {"n_chunks", JSON_INT, offsetof(group_object, group.n_chunks), 0, NULL},
+    {"tokens", JSON_INT, offsetof(group_object, group.tokens), 0, NULL},
+    {NULL, JSON_INT, 0, 0, NULL}};
+
+typedef struct chunk_object {
+    cf_chunk chunk;
+    int64_t id;
+    uint32_t slices;
+} chunk_object;
+
+#define CHUNK_COUNT(name) {#name, JSON_INT, offsetof(chunk_object, chunk.name), 0, NULL}
+
+static const json_field chunk_fields[] = {
+    {"id", JSON_INT, offsetof(chunk_object, id), 0, NULL}, CHUNK_COUNT(group), CHUNK_COUNT(index), CHUNK_COUNT(prefix),
+    CHUNK_COUNT(tokens), CHUNK_COUNT(padded), CHUNK_COUNT(pairs), CHUNK_COUNT(rank),
+    {"slices", JSON_ARRAY_OF, offsetof(chunk_object, slices), 0, NULL},
+    {NULL, JSON_INT, 0, 0, NULL}};
+
+static const json_field slice_fields[] = {
+    {"sequence", JSON_INT, offsetof(cf_slice, sequence), 0, NULL},
+    {"begin", JSON_INT, offsetof(cf_slice, begin), 0, NULL},
+    {"length", JSON_INT, offsetof(cf_slice, length), 0, NULL},
+    {"offset", JSON_INT, offsetof(cf_slice, offset), 0, NULL},
+    {NULL, JSON_INT, 0, 0, NULL}};
+
+/* A slice is an object with at least four names and four values, so no document has more slices than this. */
+static int64_t most_slices(const json_document *document) {
+    return document->n_nodes / 9;
+}
+
+static int read_groups(const json_document *document, uint32_t array, cf_plan *plan) {
+    uint32_t node;
+    int64_t n = 0;
+
+    for (node = array + 1; node < document->nodes[array].next; node = document->nodes[node].next, n++) {
+        group_object object;
+        int code = json_read_object(document, node, group_fields, &object, NULL);
+        if (code != CLI_OK) return code;
+        if (object.id != n) return contradicts(document, node, "id of a group", object.id, n);
+        plan->groups[n] = object.group;
+    }
+    return CLI_OK;
+}
+
+static int read_slices(const json_document *document, uint32_t array, cf_plan *plan, int64_t *n) {
+    uint32_t node;
+    int code = CLI_OK;
+
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
+        code = json_read_object(document, node, slice_fields, &plan->slices[(*n)++], NULL);
+    return code;
+}
+
+static int read_chunks(const json_document *document, uint32_t array, cf_plan *plan, int64_t *n_slices) {
+    uint32_t node;
+    int64_t n = 0;
+    int code = CLI_OK;
+
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
+        chunk_object object;
+        cf_chunk *chunk = &plan->chunks[n];
+        code = json_read_object(document, node, chunk_fields, &object, NULL);
+        if (code != CLI_OK) return code;
+        if (object.id != n) return contradicts(document, node, "id of a chunk", object.id, n);
+        n++;
+        *chunk = object.chunk;
+        chunk->first_slice = *n_slices;
+        chunk->n_slices = json_count(document, object.slices);
+        if (chunk->n_slices > most_slices(document) - *n_slices)
+            return json_wrong(document, object.slices, "slices: wanted objects with four members");
+        code = read_slices(document, object.slices, plan, n_slices);
+    }
+    return code;
+}
+
+/* Numbers that no sequence has, or that would overflow, are left to cf_plan_validate: it finds lengths that do not
+   fit. */
+static void sum_lengths(saved_plan *saved) {
+    int64_t i;
+
+    for (i = 0; i < saved->plan.n_slices; i++) {
+        const cf_slice *slice = &saved->plan.slices[i];
+        int64_t *length;
+        if (slice->sequence < 0 || slice->sequence >= saved->plan.n_sequences) continue;
+        length = &saved->lengths[slice->sequence];
+        if (slice->length > 0 && slice->length <= CF_MAX_LENGTH - *length) *length += slice->length;
+    }
+}
+
+static int read_arrays(const json_document *document, const plan_object *object, saved_plan *saved) {
+    cf_plan *plan = &saved->plan;
+    int64_t n_slices = 0;
+    int code;
+
+    plan->groups = (cf_group *)new_array(plan->n_groups, sizeof *plan->groups);
+    plan->chunks = (cf_chunk *)new_array(plan->n_chunks, sizeof *plan->chunks);
+    plan->slices = (cf_slice *)new_array(most_slices(document), sizeof *plan->slices);
+    saved->lengths = (int64_t *)new_array(plan->n_sequences, sizeof *saved->lengths);
+    if (!plan->groups || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
+    code = read_groups(document, object->groups, plan);
+    if (code == CLI_OK) code = read_chunks(document, object->chunks, plan, &n_slices);
+    if (code == CLI_OK && n_slices != plan->n_slices)
+        code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
+    if (code == CLI_OK) sum_lengths(saved);
+    return code;
+}
+
+int saved_plan_read(const json_document *document, saved_plan *out) {
+    saved_plan fresh;
+    plan_object object;
+    int64_t n_groups, n_chunks;
+    int code;
+
+    memset(&fresh, 0, sizeof fresh);
+    memset(&object, 0, sizeof object);
+    code = json_read_object(document, 0, plan_fields, &object, NULL);
+    if (code != CLI_OK) return code;
+    n_groups = json_count(document, object.groups);
+    n_chunks = json_count(document, object.chunks);
+    if (n_groups != object.plan.n_groups)
+        return contradicts(document, object.groups, "n_groups", object.plan.n_groups, n_groups);
+    if (n_chunks != object.plan.n_chunks)
+        return contradicts(document, object.chunks, "n_chunks", object.plan.n_chunks, n_chunks);
+    if (object.plan.n_sequences < 0 || object.plan.n_sequences > CLI_MAX_SEQUENCES)
+        return json_wrong(document, 0, "n_sequences: got %lld, wanted 0 .. %lld", (long long)object.plan.n_sequences,
+                          (long long)CLI_MAX_SEQUENCES);
+    fresh.plan = object.plan;
+    fresh.plan.method = (cf_pack_method)object.method;
+    fresh.plan.split = (cf_split_method)object.split;
+    code = read_arrays(document, &object, &fresh);
+    if (code == CLI_OK) *out = fresh;
+    else saved_plan_free(&fresh);
+    return code;
+}
+
+void saved_plan_free(saved_plan *saved) {
+    free(saved->plan.groups);
+    free(saved->plan.chunks);
+    free(saved->plan.slices);
+    free(saved->lengths);
+    memset(saved, 0, sizeof *saved);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Schedules
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* In the order of the enums; "?" is what the library calls a schedule of no kind. */
+static const char *const kinds[] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best", NULL};
+static const char *const replays[] = {"?", "pipeline", "local", NULL};
+static const char *const passes[] = {"F", "R", "B", "I", "W", "SEND_F", "RECV_F", "SEND_R", "RECV_R", "SEND_B",
+                                     "RECV_B", "OFFLOAD", "PREFETCH", NULL};
+
+typedef struct schedule_object {
+    cf_schedule schedule;
+    cf_timeline timeline;
+    int64_t kind, replay, lowered;
+    uint32_t actions, peak_live;
+} schedule_object;
+
+#define SCHEDULE_COUNT(name, member) {name, JSON_INT, offsetof(schedule_object, member), 0, NULL}
+#define SCHEDULE_TIME(name) {#name, JSON_REAL, offsetof(schedule_object, timeline.name), 1, NULL}
+#define N_TIMES 6 /* members that are there together or not at all, first in the table */
+
+static const json_field schedule_fields[] = {
+    SCHEDULE_TIME(makespan), SCHEDULE_TIME(busy), SCHEDULE_TIME(replayed), SCHEDULE_TIME(bubble_useful),
+    SCHEDULE_TIME(bubble_busy), {"peak_live", JSON_ARRAY_OF, offsetof(schedule_object, peak_live), 1, NULL},
+    {"kind", JSON_WORD, offsetof(schedule_object, kind), 0, kinds},
+    {"replay", JSON_WORD, offsetof(schedule_object, replay), 0, replays},
+    SCHEDULE_COUNT("stages", schedule.n_stages), SCHEDULE_COUNT("virtual_stages", schedule.n_virtual),
+    SCHEDULE_COUNT("k", schedule.k), SCHEDULE_COUNT("rank", schedule.rank),
+    SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
+    SCHEDULE_COUNT("lowered", lowered),
+    {"actions", JSON_ARRAY_OF, offsetof(schedule_object, actions), 0, NULL},
+    {NULL, JSON_INT, 0, 0, NULL}};
+
+typedef struct action_object {
+    int64_t pass;
+    int32_t chunk, stage, live;
+    int keep;
+    double start, end;
+} action_object;
+
+enum { ACTION_START, ACTION_END, ACTION_LIVE, ACTION_KEEP }; /* places in the table */
+
+static const json_field action_fields[] = {
+    {"start", JSON_REAL, offsetof(action_object, start), 1, NULL},
+    {"end", JSON_REAL, offsetof(action_object, end), 1, NULL},
+    {"live", JSON_INT32, offsetof(action_object, live), 1, NULL},
+    {"keep", JSON_BOOL, offsetof(action_object, keep), 1, NULL},
+    {"pass", JSON_WORD, offsetof(action_object, pass), 0, passes},
+    {"chunk", JSON_INT32, offsetof(action_object, chunk), 0, NULL},
+    {"stage", JSON_INT32, offsetof(action_object, stage), 0, NULL},
+    {NULL, JSON_INT, 0, 0, NULL}};
+
+static int read_action(const json_document *document, uint32_t node, saved_schedule *saved, int64_t n) {
+    const uint64_t times = (uint64_t)1 << ACTION_START | (uint64_t)1 << ACTION_END | (uint64_t)1 << ACTION_LIVE;
+    cf_action *action = &saved->schedule.actions[n];
+    action_object object;
+    uint64_t seen;
+    int code, keeps;
+
+    memset(&object, 0, sizeof object);
+    code = json_read_object(document, node, action_fields, &object, &seen);
+    if (code != CLI_OK) return code;
+    keeps = object.pass == CF_F || object.pass == CF_R;
+    if ((seen >> ACTION_KEEP & 1) != (uint64_t)keeps)
+        return json_wrong(document, node, keeps ? "keep is missing" : "keep: only F and R keep something");
+    if (saved->has_times && (seen & times) != times)
+        return json_wrong(document, node, "start, end or live is missing, in a schedule with a makespan");
+    action->chunk = object.chunk;
+    action->stage = object.stage;
+    action->pass = (uint8_t)object.pass;
+    action->keep = (uint8_t)object.keep;
+    if (saved->has_times) {
+        saved->timeline.start[n] = object.start;
+        saved->timeline.end[n] = object.end;
+        saved->timeline.live[n] = object.live;
+    }
+    return CLI_OK;
+}
+
+static int read_lists(const json_document *document, uint32_t array, saved_schedule *saved) {
+    cf_schedule *schedule = &saved->schedule;
+    uint32_t list, node;
+    int64_t stage = 0, n = 0;
+    int code;
+
+    for (list = array + 1; list < document->nodes[array].next; list = document->nodes[list].next) {
+        schedule->first[stage++] = n;
+        for (node = list + 1; node < document->nodes[list].next; node = document->nodes[node].next) {
+            code = read_action(document, node, saved, n++);
+            if (code != CLI_OK) return code;
+        }
+    }
+    schedule->first[stage] = n;
+    return CLI_OK;
+}
+
+static int read_peaks(const json_document *document, uint32_t array, saved_schedule *saved) {
+    uint32_t node;
+    int64_t stage = 0;
+    int code = CLI_OK;
+
+    if (json_count(document, array) != saved->schedule.n_stages)
+        return contradicts(document, array, "stages", saved->schedule.n_stages, json_count(document, array));
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
+        code = json_read_int(document, node, "peak_live", &saved->timeline.peak_live[stage++]);
+    return code;
+}
+
+/* Whether the counts of the file are those of its lists. */
+static int check_lists(const json_document *document, const schedule_object *object) {
+    uint32_t list;
+    int64_t n_stages = json_count(document, object->actions), n = 0;
+
+    if (n_stages != object->schedule.n_stages)
+        return contradicts(document, object->actions, "stages", object->schedule.n_stages, n_stages);
+    for (list = object->actions + 1; list < document->nodes[object->actions].next; list = document->nodes[list].next) {
+        if (document->nodes[list].kind != JSON_ARRAY)
+            return json_wrong(document, list, "actions: wanted an array for each stage");
+        n += json_count(document, list);
+    }
+    if (n != object->schedule.n_actions)
+        return contradicts(document, object->actions, "n_actions", object->schedule.n_actions, n);
+    return CLI_OK;
+}
+
+static int allocate_schedule(const json_document *document, saved_schedule *saved) {
+    cf_schedule *schedule = &saved->schedule;
+    cf_timeline *timeline = &saved->timeline;
+
+    schedule->first = (int64_t *)new_array(schedule->n_stages, sizeof *schedule->first); /* one more than asked */
+    schedule->actions = (cf_action *)new_array(schedule->n_actions, sizeof *schedule->actions);
+    if (!schedule->first || !schedule->actions) return no_memory(document);
+    if (!saved->has_times) return CLI_OK;
+    timeline->n_actions = schedule->n_actions;
+    timeline->n_stages = schedule->n_stages;
+    timeline->start = (double *)new_array(schedule->n_actions, sizeof *timeline->start);
+    timeline->end = (double *)new_array(schedule->n_actions, sizeof *timeline->end);
+    timeline->live = (int32_t *)new_array(schedule->n_actions, sizeof *timeline->live);
+    timeline->peak_live = (int64_t *)new_array(schedule->n_stages, sizeof *timeline->peak_live);
+    return timeline->start && timeline->end && timeline->live && timeline->peak_live ? CLI_OK : no_memory(document);
+}
+
+int saved_schedule_read(const json_document *document, saved_schedule *out) {
+    const uint64_t all_times = ((uint64_t)1 << N_TIMES) - 1;
+    saved_schedule fresh;
+    schedule_object object;
+    uint64_t seen;
+    int code;
+
+    memset(&fresh, 0, sizeof fresh);
+    memset(&object, 0, sizeof object);
+    code = json_read_object(document, 0, schedule_fields, &object, &seen);
+    if (code != CLI_OK) return code;
+    if ((seen & all_times) != 0 && (seen & all_times) != all_times)
+        return json_wrong(document, 0,
+                          "of makespan, busy, replayed, bubble_useful, bubble_busy and peak_live some are missing");
+    if (object.lowered < 0 || object.lowered > 1)
+        return json_wrong(document, 0, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
+    code = check_lists(document, &object);
+    if (code != CLI_OK) return code;
+    fresh.schedule = object.schedule;
+    fresh.schedule.kind = (cf_schedule_kind)object.kind;
+    fresh.schedule.replay = (cf_replay)object.replay;
+    fresh.schedule.lowered = (int)object.lowered;
+    fresh.timeline = object.timeline;
+    fresh.has_times = (seen & all_times) != 0;
+    code = allocate_schedule(document, &fresh);
+    if (code == CLI_OK) code = read_lists(document, object.actions, &fresh);
+    if (code == CLI_OK && fresh.has_times) code = read_peaks(document, object.peak_live, &fresh);
+    if (code == CLI_OK) *out = fresh;
+    else saved_schedule_free(&fresh);
+    return code;
+}
+
+void saved_schedule_free(saved_schedule *saved) {
+    free(saved->schedule.first);
+    free(saved->schedule.actions);
+    free(saved->timeline.start);
+    free(saved->timeline.end);
+    free(saved->timeline.live);
+    free(saved->timeline.peak_live);
+    memset(saved, 0, sizeof *saved);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Times
+   ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct time_check {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cf_timeline *timeline;
+    double *ended; /* (3 x virtual stages x steps) when F, R, and B or I of a chunk ended */
+    char *why;
+    size_t size;
+} time_check;
+
+static double *ended_at(const time_check *c, int64_t kind, int64_t stage, int32_t chunk) {
+    int64_t n_v = c->schedule->n_stages * c->schedule->n_virtual, n_steps = c->plan->n_steps;
+    return &c->ended[(kind * n_v + stage) * n_steps + (chunk - c->schedule->rank * n_steps)];
+}
+
+/* 0: F, 1: R, 2: B or I; -1: none of those that others wait for on another stage. */
+static int kind_of(int pass) {
+    switch (pass) {
+    case CF_F: return 0;
+    case CF_R: return 1;
+    case CF_B: case CF_I: return 2;
+    default: return -1;
+    }
+}
+
+/* When the pass on another virtual stage ended that this one waits for; 0: it waits for none. */
+static double waits_until(const time_check *c, const cf_action *a) {
+    int64_t n = c->schedule->n_stages * c->schedule->n_virtual;
+    int kind = kind_of(a->pass);
+
+    if (kind == 2) return a->stage + 1 < n ? *ended_at(c, 2, a->stage + 1, a->chunk) : 0;
+    if (kind < 0 || a->stage == 0 || (kind == 1 && c->schedule->replay == CF_REPLAY_LOCAL)) return 0;
+    /* A limit can keep a chunk on the stage before: then the first forward is the input of the replay. */
+    if (kind == 1 && *ended_at(c, 1, a->stage - 1, a->chunk) == 0) kind = 0;
+    return *ended_at(c, kind, a->stage - 1, a->chunk);
+}
+
+static int times_wrong(const time_check *c, int64_t stage, int64_t id, const char *what, double got, double wanted) {
+    snprintf(c->why, c->size, "stage %lld, position %lld: %s: %.9g, wanted %.9g or later", (long long)stage,
+             (long long)(id - c->schedule->first[stage]), what, got, wanted);
+    return 0;
+}
+
+static int stage_times_hold(const time_check *c, int64_t stage) {
+    const double *start = c->timeline->start, *end = c->timeline->end;
+    double before = 0;
+    int64_t i;
+
+    for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++) {
+        double awaited = waits_until(c, &c->schedule->actions[i]);
+        if (start[i] < before)
+            return times_wrong(c, stage, i, "starts before the pass ahead of it ends", start[i], before);
+        if (start[i] < awaited)
+            return times_wrong(c, stage, i, "starts before what it waits for ends", start[i], awaited);
+        if (end[i] < start[i]) return times_wrong(c, stage, i, "ends before it starts", end[i], start[i]);
+        before = end[i];
+    }
+    return 1;
+}
+
+static int sum_wrong(const time_check *c, const char *name, double got, double wanted) {
+    snprintf(c->why, c->size, "%s: got %.9g, the actions give %.9g", name, got, wanted);
+    return 0;
+}
+
+static int is_near(double a, double b, double scale) {
+    double difference = a > b ? a - b : b - a;
+    return difference <= 1e-9 * scale;
+}
+
+static int sums_hold(const time_check *c) {
+    const cf_timeline *t = c->timeline;
+    double makespan = 0, busy = 0, replayed = 0, area, useful, all;
+    int64_t i, stage;
+
+    for (stage = 0; stage < t->n_stages; stage++) {
+        int64_t peak = 0;
+        for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++) {
+            double time = t->end[i] - t->start[i];
+            if (t->end[i] > makespan) makespan = t->end[i];
+            if (t->live[i] > peak) peak = t->live[i];
+            busy += time;
+            if (c->schedule->actions[i].pass == CF_R) replayed += time;
+        }
+        if (peak != t->peak_live[stage]) return sum_wrong(c, "peak_live", (double)t->peak_live[stage], (double)peak);
+    }
+    area = makespan * (double)t->n_stages;
+    useful = area > 0 ? 1 - (busy - replayed) / area : 0;
+    all = area > 0 ? 1 - busy / area : 0;
+    if (!is_near(t->makespan, makespan, makespan)) return sum_wrong(c, "makespan", t->makespan, makespan);
+    if (!is_near(t->busy, busy, busy)) return sum_wrong(c, "busy", t->busy, busy);
+    if (!is_near(t->replayed, replayed, busy)) return sum_wrong(c, "replayed", t->replayed, replayed);
+    if (!is_near(t->bubble_useful, useful, 1)) return sum_wrong(c, "bubble_useful", t->bubble_useful, useful);
+    if (!is_near(t->bubble_busy, all, 1)) return sum_wrong(c, "bubble_busy", t->bubble_busy, all);
+    return 1;
+}
+
+int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, char *why, size_t size) {
+    const cf_schedule *schedule = &saved->schedule;
+    time_check c;
+    int64_t i;
+    int holds = 1;
+
+    c.plan = plan;
+    c.schedule = schedule;
+    c.timeline = &saved->timeline;
+    c.why = why;
+    c.size = size;
+    /* Every chunk has a pass on every virtual stage, so this is no more than three numbers for each action. */
+    c.ended = (double *)new_array(3 * schedule->n_stages * schedule->n_virtual * plan->n_steps, sizeof *c.ended);
+    if (!c.ended) return -1;
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        int kind = kind_of(a->pass);
+        if (kind >= 0) *ended_at(&c, kind, a->stage, a->chunk) = saved->timeline.end[i];
+    }
+    for (i = 0; i < schedule->n_stages && holds; i++) holds = stage_times_hold(&c, i);
+    if (holds) holds = sums_hold(&c);
+    free(c.ended);
+    return holds;
+}

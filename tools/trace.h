@@ -1,0 +1,14 @@
+/* trace.h - a simulated schedule as a Chrome trace, to be opened in Perfetto or chrome://tracing. */
+
+#ifndef CHUNKFLOW_TRACE_H
+#define CHUNKFLOW_TRACE_H
+
+#include "cli.h"
+
+/* A process per stage, a thread per virtual stage on it, and a counter of the chunks that it keeps. microseconds:
+   what a unit of the timeline's time lasts in the trace; it is written in whole nanoseconds. Returns an exit code; a
+   failing file is reported when it is closed. */
+int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline, double microseconds,
+                cli_output *to);
+
+#endif /* CHUNKFLOW_TRACE_H */
