@@ -1223,8 +1223,8 @@ typedef struct cf_tuning {
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or offload; unless a neighbour is infeasible or
-                                       its own schedules are those of another one, it is exact */
+                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or infeasible, or
+                                       has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; else 0 */
     int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
@@ -8442,6 +8442,7 @@ typedef struct cf__tuner {
     int32_t *pool;          /* (n) the list, being shuffled */
     double *bounds;         /* (n_points x n_batches) */
     double *split_bounds;   /* (n_points x n_batches) for kinds that cut backwards; NULL: there are none */
+    uint8_t *is_bounded;    /* (n_points) 1: these bounds are its own; 0: those of the largest K, which hold for all */
     double *keys;           /* (n_candidates) to sort by */
     int32_t *order;         /* (n_candidates) */
     int64_t *most_chunks;   /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
@@ -8726,6 +8727,7 @@ static void cf__layout_tuner(cf__tuner *t, const cf_tuning *header, cf__carver *
     t->pool = (int32_t *)cf__take(carver, t->n, sizeof(int32_t));
     t->bounds = (double *)cf__take(carver, times, sizeof(double));
     t->split_bounds = splits ? (double *)cf__take(carver, times, sizeof(double)) : NULL;
+    t->is_bounded = (uint8_t *)cf__take(carver, t->n_points, sizeof(uint8_t));
     t->keys = (double *)cf__take(carver, n, sizeof(double));
     t->order = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->most_chunks = (int64_t *)cf__take(carver, header->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
@@ -9164,25 +9166,28 @@ static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_para
     return CF_OK;
 }
 
-/* Bounds of one point and batch. Where nothing is replayed, K and replay make no difference, and the bound is the one at
-   hand, if there is one. */
-static cf_result cf__bound_point(cf__tuner *t, const cf_plan *plan, int64_t point_id, int64_t batch, int64_t same) {
+/* Bounds of one point and batch. */
+static cf_result cf__bound_point(cf__tuner *t, const cf_plan *plan, int64_t point_id, int64_t batch) {
     cf__point point = cf__point_of(t, point_id);
     const cf_parallel *split = &t->tuning->splits[point.split];
     int64_t at = point_id * t->desc.n_batches + batch, k = t->desc.ks[point.k];
     cf_replay replay = t->desc.replays[point.replay];
     cf_schedule_kind probe = split->n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
-    cf_result r;
-    if (same >= 0) {
-        t->bounds[at] = t->bounds[same * t->desc.n_batches + batch];
-        if (t->split_bounds != NULL) t->split_bounds[at] = t->split_bounds[same * t->desc.n_batches + batch];
-        return CF_OK;
-    }
-    if ((r = cf__bound_plan(t, plan, split, k, replay, probe, &t->bounds[at])) != CF_OK) return r;
-    if (t->split_bounds == NULL) return CF_OK;
+    cf_result r = cf__bound_plan(t, plan, split, k, replay, probe, &t->bounds[at]);
+    if (r != CF_OK || t->split_bounds == NULL) return r;
     t->split_bounds[at] = 0;
     if (split->n_virtual > 1) return CF_OK; /* no fixed kind cuts the backwards of virtual stages */
     return cf__bound_plan(t, plan, split, k, replay, CF_SCHEDULE_ZERO_BUBBLE, &t->split_bounds[at]);
+}
+
+/* The bounds of the largest K hold for the smaller ones too: leaving out replays makes no schedule longer. */
+static void cf__copy_bounds(cf__tuner *t, const cf__point *point, int64_t from, int64_t batch) {
+    int64_t k, n = t->desc.n_batches;
+    for (k = 0; k < t->desc.n_ks; k++) {
+        int64_t id = cf__point_id(t, point->split, point->chunk_size, k, point->replay);
+        t->bounds[id * n + batch] = t->bounds[from * n + batch];
+        if (t->split_bounds != NULL) t->split_bounds[id * n + batch] = t->split_bounds[from * n + batch];
+    }
 }
 
 /* A bound of one batch of a candidate. */
@@ -9206,31 +9211,63 @@ static void cf__point_not_feasible(cf__tuner *t, const cf__point *point, int64_t
         for (offload = 0; offload < t->n_offloads; offload++) {
             cf_tune_candidate *c = &t->tuning->candidates[cf__candidate_id(t, point, kind, offload)];
             if (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes)
-                cf__not_feasible(c, bytes, stage, "the chunks of a group that K keeps do not fit, even alone");
+                cf__not_feasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
         }
 }
 
-/* All points of one split and ChunkSize on one batch. */
+/* All points of one split and ChunkSize on one batch: what memory they need at least, and how long they take at least. */
 static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_size, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[split_id];
-    int64_t k, replay, same = -1, largest, *most = &t->most_chunks[split_id * t->desc.n_chunk_sizes + chunk_size];
+    int64_t k, replay, at_most_k = t->desc.n_ks - 1, largest, first = -1;
+    int64_t *most = &t->most_chunks[split_id * t->desc.n_chunk_sizes + chunk_size];
     cf_plan *plan = NULL;
     cf_result r = cf__pack_batch(t, split, t->desc.chunk_sizes[chunk_size], batch, &plan);
     if (r != CF_OK) return r;
     if ((r = cf__check_weights(t, plan, split)) != CF_OK) return r;
     largest = cf__largest_group(plan);
     *most = cf__max(*most, largest);
-    for (k = 0; k < t->desc.n_ks && !t->stop; k++)
-        for (replay = 0; replay < t->desc.n_replays && !t->stop; replay++) {
-            int64_t id = cf__point_id(t, split_id, chunk_size, k, replay), stage, bytes;
-            cf__point point = cf__point_of(t, id);
-            bytes = cf__least_bytes(t, plan, split, t->desc.ks[k], t->desc.replays[replay] == CF_REPLAY_LOCAL, &stage);
+    for (replay = 0; replay < t->desc.n_replays; replay++) {
+        int64_t id = cf__point_id(t, split_id, chunk_size, at_most_k, replay), stage;
+        cf__point point = cf__point_of(t, id);
+        for (k = 0; k < t->desc.n_ks; k++) {
+            int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
+            int64_t bytes = cf__least_bytes(t, plan, split, t->desc.ks[k], local, &stage);
+            point.k = k;
             if (bytes > t->tuning->limit_bytes) cf__point_not_feasible(t, &point, bytes, stage);
-            if (batch == t->desc.n_batches) continue;
-            if ((r = cf__bound_point(t, plan, id, batch, t->desc.ks[k] >= largest ? same : -1)) != CF_OK) return r;
-            if (t->desc.ks[k] >= largest) same = id;
-            cf__tune_done(t, 1);
         }
+        if (batch == t->desc.n_batches) continue;
+        if (first < 0 || t->desc.ks[at_most_k] < largest) first = id; /* else nothing is replayed: the other form's will do */
+        if (first == id && (r = cf__bound_point(t, plan, id, batch)) != CF_OK) return r;
+        cf__copy_bounds(t, &point, first, batch);
+        cf__tune_done(t, t->desc.n_ks);
+        if (t->stop) return CF_OK;
+    }
+    return CF_OK;
+}
+
+static void cf__sum_bounds(const cf__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t batch, kind;
+    cf__point point = cf__candidate_point(t, id, &kind);
+    c->bound = 0;
+    for (batch = 0; batch < t->desc.n_batches; batch++)
+        c->bound += cf__candidate_bound(t, &point, c->kind, batch) / (double)t->desc.n_batches;
+}
+
+/* Gives a candidate the bounds of its own K; its costs are set up. */
+static cf_result cf__own_bounds(cf__tuner *t, int64_t id) {
+    const cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t batch, kind, point_id;
+    cf__point point = cf__candidate_point(t, id, &kind);
+    point_id = cf__point_id(t, point.split, point.chunk_size, point.k, point.replay);
+    for (batch = 0; batch < t->desc.n_batches && !t->is_bounded[point_id]; batch++) {
+        cf_plan *plan = NULL;
+        cf_result r = cf__pack_batch(t, &t->tuning->splits[c->split], c->chunk_size, batch, &plan);
+        if (r == CF_OK) r = cf__bound_point(t, plan, point_id, batch);
+        if (r != CF_OK) return r;
+    }
+    t->is_bounded[point_id] = 1;
+    cf__sum_bounds(t, id);
     return CF_OK;
 }
 
@@ -9297,8 +9334,9 @@ static void cf__fill_candidates(cf__tuner *t) {
 }
 
 static cf_result cf__find_all_bounds(cf__tuner *t) {
-    int64_t split, size, batch, id, kind;
+    int64_t split, size, batch, id;
     cf_result r;
+    for (id = 0; id < t->n_points; id++) t->is_bounded[id] = cf__point_of(t, id).k == t->desc.n_ks - 1;
     memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
     for (split = 0; split < t->tuning->n_splits; split++)
         for (size = 0; size < t->desc.n_chunk_sizes; size++) {
@@ -9308,12 +9346,7 @@ static cf_result cf__find_all_bounds(cf__tuner *t) {
             if (t->stop) return CF_OK;
             cf__drop_copies(t, split, size);
         }
-    for (id = 0; id < t->tuning->n_candidates; id++) {
-        cf__point point = cf__candidate_point(t, id, &kind);
-        cf_tune_candidate *c = &t->tuning->candidates[id];
-        for (batch = 0; batch < t->desc.n_batches; batch++)
-            c->bound += cf__candidate_bound(t, &point, c->kind, batch) / (double)t->desc.n_batches;
-    }
+    for (id = 0; id < t->tuning->n_candidates; id++) cf__sum_bounds(t, id);
     return CF_OK;
 }
 
@@ -9348,18 +9381,24 @@ static cf_result cf__try_candidate(cf__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches, kind;
     cf__point point = cf__candidate_point(t, id, &kind);
-    double *seconds = cf__batch_seconds(t, id), at_least = c->bound * (double)n, ignored;
+    double *seconds = cf__batch_seconds(t, id), at_least, ignored;
     cf_result r;
     if (!forced && c->bound > cf__to_beat(t)) {
         cf__give_up(c, "a lower bound of its time is above the best");
         return CF_OK;
     }
+    if ((r = cf__set_up(t, c->split, c->chunk_size)) != CF_OK) return r;
+    if ((r = cf__own_bounds(t, id)) != CF_OK) return r;
+    if (!forced && c->bound > cf__to_beat(t)) {
+        cf__give_up(c, "a lower bound of its time is above the best");
+        return CF_OK;
+    }
+    at_least = c->bound * (double)n;
     c->status = CF_TUNE_UNTRIED;
     c->why = "";
     c->bubble = c->chunks = 0;
     c->bytes = 0;
     c->limited = 0;
-    if ((r = cf__set_up(t, c->split, c->chunk_size)) != CF_OK) return r;
     for (i = 0; i <= n && !t->stop; i++) {
         r = i == 0 ? cf__try_batch(t, c, n, &ignored) : cf__try_batch(t, c, i - 1, &seconds[i - 1]);
         if (r != CF_OK || c->status == CF_TUNE_INFEASIBLE) return r;
@@ -9454,6 +9493,12 @@ static int cf__is_neighbour(const cf__tuner *t, int64_t a, int64_t b) {
     return p.split == q.split && differences == 1 && sizes <= 2 && ks <= 2;
 }
 
+/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
+static int64_t cf__origin_of(const cf__tuner *t, int64_t id) {
+    while (t->tuning->candidates[id].same_as >= 0) id = t->tuning->candidates[id].same_as;
+    return id;
+}
+
 /* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its own. */
 static cf_result cf__try_neighbours(cf__tuner *t) {
     cf_tuning *tuning = t->tuning;
@@ -9462,12 +9507,14 @@ static cf_result cf__try_neighbours(cf__tuner *t) {
         around = tuning->winner;
         tuning->n_neighbours = 0;
         for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
-            cf_tune_candidate *c = &tuning->candidates[id];
+            const cf_tune_candidate *c = &tuning->candidates[id];
+            int64_t exact;
             cf_result r;
             if (!cf__is_neighbour(t, around, id)) continue;
             tuning->neighbours[tuning->n_neighbours++] = id;
-            if (c->status == CF_TUNE_OK || c->status == CF_TUNE_INFEASIBLE || c->same_as >= 0) continue;
-            if ((r = cf__try_candidate(t, id, 1)) != CF_OK) return r;
+            exact = c->same_as >= 0 ? cf__origin_of(t, id) : id;
+            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED || tuning->candidates[exact].status == CF_TUNE_UNTRIED)
+                if ((r = cf__try_candidate(t, exact, 1)) != CF_OK) return r;
         }
     }
     return CF_OK;
@@ -9479,7 +9526,8 @@ static void cf__rank_candidates(cf__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t i, n = t->desc.n_batches, least = INT64_MAX;
     for (i = 0; i < tuning->n_candidates; i++) {
-        const cf_tune_candidate *c = &tuning->candidates[i];
+        cf_tune_candidate *c = &tuning->candidates[i];
+        if (c->same_as >= 0) c->same_as = cf__origin_of(t, i);
         if (c->status == CF_TUNE_INFEASIBLE) least = cf__min(least, c->bytes);
         if (c->status != CF_TUNE_OK) continue;
         t->keys[i] = c->seconds;

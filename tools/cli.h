@@ -175,5 +175,6 @@ extern const cli_command cmd_pack;
 extern const cli_command cmd_plan;
 extern const cli_command cmd_memory;
 extern const cli_command cmd_time;
+extern const cli_command cmd_tune;
 
 #endif /* CHUNKFLOW_CLI_H */
