@@ -6126,7 +6126,7 @@ typedef struct cf__worker {
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     int32_t *coming, *fresh, *begun, *replays, *returning, *weights;
-    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights, n_taken_weights;
+    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights;
     int32_t *done;                   /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__worker;
@@ -6213,7 +6213,7 @@ static void cf__supply(cf__dispatch *d, int64_t cell, int kind, int64_t stage, d
     if (when > d->ready_at[pass]) d->ready_at[pass] = when;
     if (--d->missing[pass] > 0) return;
     if (kind == CF__WEIGHT) {
-        worker->weights[worker->n_weights++] = pass;
+        cf__heap_push(worker->weights, worker->n_weights++, pass, d->urgency);
         return;
     }
     cf__heap_push(worker->coming, worker->n_coming++, pass, d->ready_at);
@@ -6241,20 +6241,22 @@ static void cf__count_missing(cf__dispatch *d) {
         }
 }
 
+/* A W that nothing waits for is the least urgent of all. */
+static double cf__urgency_of(const cf__dispatch *d, int kind, int64_t cell) {
+    double urgency = -cf__latest_start(d->paths, kind, cell);
+    if (kind == CF__FORWARD)
+        return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
+    return kind == CF__WEIGHT && !(d->paths->tail[kind][cell] > 0) ? 0 : urgency - d->policy.bias;
+}
+
 static void cf__set_urgency(cf__dispatch *d) {
-    const cf__pipeline *pipe = d->pipe;
-    int64_t v, i;
-    int kind;
-    for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < pipe->n; i++)
-            for (kind = 0; kind < CF__WEIGHT; kind++) {
-                int64_t cell = v * pipe->n + i;
-                int32_t pass = cf__pass_id(cell, kind);
-                double urgency = -cf__latest_start(d->paths, kind, cell);
-                if (kind != CF__FORWARD) urgency -= d->policy.bias;
-                else if (d->policy.deep > 0) urgency -= cf__product(d->policy.deep, (double)(v / pipe->n_stages));
-                d->urgency[pass] = d->nudges != NULL ? urgency + d->nudges[pass] : urgency;
-            }
+    int64_t cells = d->pipe->n * d->pipe->n_v, i;
+    int kind, n_kinds = d->policy.split ? CF__KINDS : CF__WEIGHT;
+    for (i = 0; i < cells; i++)
+        for (kind = 0; kind < n_kinds; kind++) {
+            int32_t pass = cf__pass_id(i, kind);
+            d->urgency[pass] = cf__urgency_of(d, kind, i) + (d->nudges != NULL ? d->nudges[pass] : 0);
+        }
 }
 
 static void cf__start_workers(cf__dispatch *d) {
@@ -6269,7 +6271,7 @@ static void cf__start_workers(cf__dispatch *d) {
         worker->room_bytes = limits.bytes;
         worker->next_unit = worker->n_ahead = 0;
         worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_replays = worker->n_returning = 0;
-        worker->n_weights = worker->n_taken_weights = worker->n_done = 0;
+        worker->n_weights = worker->n_done = 0;
     }
 }
 
@@ -6466,16 +6468,15 @@ static int32_t cf__best_return(const cf__dispatch *d, int64_t stage) {
     return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
 }
 
-/* The pass that a free stage likes best; -1: none is ready. W comes last: it only has to be done some time. */
+/* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
     const cf__worker *worker = &d->workers[stage];
-    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage);
-    if (forward >= 0 && returning >= 0) {
-        if (d->policy.ahead != NULL) return worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
-        return d->urgency[returning] <= d->urgency[forward] ? returning : forward;
-    }
-    if (forward >= 0 || returning >= 0) return (int32_t)cf__max(forward, returning);
-    return worker->n_taken_weights < worker->n_weights ? worker->weights[worker->n_taken_weights] : -1;
+    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage), best;
+    if (forward < 0 || returning < 0) best = (int32_t)cf__max(forward, returning);
+    else if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    else best = d->urgency[returning] <= d->urgency[forward] ? returning : forward;
+    if (worker->n_weights == 0) return best;
+    return best < 0 || d->urgency[worker->weights[0]] < d->urgency[best] ? worker->weights[0] : best;
 }
 
 /* Takes a chosen pass out of where it waited. */
@@ -6483,7 +6484,7 @@ static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
     cf__worker *worker = &d->workers[stage];
     int kind = (int)(pass % CF__KINDS);
     if (kind == CF__WEIGHT) {
-        worker->n_taken_weights++;
+        cf__heap_pop(worker->weights, worker->n_weights--, d->urgency);
     } else if (kind == CF__BACKWARD) {
         cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
     } else if (kind == CF__AGAIN) {
@@ -6582,13 +6583,13 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__FIXED_KINDS = 3 };
+enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
 
 /* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed schedules
    alone. */
 static int64_t cf__default_budget(const cf__maker *m) {
     if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
-    return cf__max(CF__FIXED_KINDS + 3, cf__min(4000, 1000000 / cf__max(m->n_actions, 1)));
+    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 700000 / cf__max(m->n_actions, 1)));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no dispatch. */
@@ -6676,11 +6677,11 @@ static cf_result cf__try_patterns(cf__search *search) {
 
 /* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a better
    one is written down as `kind`. */
-static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind) {
+static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
     cf__dispatch *d = &search->dispatch;
     d->paths = &search->bounds[d->policy.split].paths;
     search->report.n_tried++;
-    if (!cf__run_dispatch(d, search->report.makespan)) return 0;
+    if (!cf__run_dispatch(d, most)) return 0;
     search->best_policy = d->policy;
     if (!(d->makespan < search->report.makespan)) return 1;
     search->schedule->n_actions = cf__write_dispatch(d, search->schedule);
@@ -6726,7 +6727,7 @@ static void cf__set_order(cf__maker *m, int order) {
 static void cf__try_grid(cf__search *search) {
     static const int orders[CF__ORDERS] = {2, 0, 4, 1, 3};
     cf__maker *m = &search->maker;
-    double much = 4 * search->bounds[0].critical_path;
+    double much = search->bounds[0].critical_path;
     int risks = cf__is_limited(&m->desc), splits = m->desc.split_backward != 0;
     int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
     for (i = 0; i < n; i++)
@@ -6735,7 +6736,7 @@ static void cf__try_grid(cf__search *search) {
             int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
             cf__set_order(m, orders[o]);
             search->dispatch.policy = cf__policy_of(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
-            if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
+            if (cf__try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
         }
     cf__set_order(m, best_order);
 }
@@ -6807,7 +6808,7 @@ static cf__move cf__make_move(cf__search *search) {
         case CF__NUDGE:
             move.pass = cf__below(search, passes);
             move.nudge = search->nudges[move.pass];
-            search->nudges[move.pass] += cf__product(search->bounds[0].critical_path / 4, cf__unit_random(search));
+            search->nudges[move.pass] += cf__product(search->bounds[0].critical_path / (double)(1 << cf__below(search, 5)), cf__unit_random(search));
             break;
         default: cf__change_policy(search); break;
     }
@@ -6823,11 +6824,34 @@ static void cf__undo_move(cf__search *search, const cf__move *move) {
     search->dispatch.policy = move->policy;
 }
 
-static void cf__walk(cf__search *search) {
-    search->dispatch.policy = search->best_policy;
-    while (!cf__is_over(search)) {
+/* One walk, up to candidate `until`, from where the search stands; `current` is the makespan there. */
+static void cf__walk(cf__search *search, int64_t until, double current) {
+    while (!cf__is_over(search) && search->report.n_tried < until) {
         cf__move move = cf__make_move(search);
-        if (!cf__try_dispatch(search, CF_SCHEDULE_BEST)) cf__undo_move(search, &move);
+        if (cf__try_dispatch(search, CF_SCHEDULE_BEST, current)) current = search->dispatch.makespan;
+        else cf__undo_move(search, &move);
+    }
+}
+
+/* Another point to walk from, far from the best. */
+static void cf__jump(cf__search *search) {
+    cf__maker *m = &search->maker;
+    double much = search->bounds[0].critical_path;
+    int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    int risk = cf__is_limited(&m->desc) && cf__below(search, 2), split = m->desc.split_backward && cf__below(search, 2);
+    for (i = 0; i < passes; i++) search->nudges[i] = 0;
+    cf__set_order(m, (int)cf__below(search, CF__ORDERS));
+    search->dispatch.policy = cf__policy_of(split, risk, cf__product(much, cf__unit_random(search)), 0);
+}
+
+/* The first walk starts at the best point so far, later ones, where the budget is ample, at others. */
+static void cf__walk_about(cf__search *search) {
+    int64_t left = search->budget - search->report.n_tried, n_walks = 1 + left / CF__WALK, i;
+    search->dispatch.policy = search->best_policy;
+    for (i = 0; i < n_walks; i++) {
+        int64_t until = search->budget - left / n_walks * (n_walks - 1 - i);
+        if (i > 0) cf__jump(search);
+        cf__walk(search, until, i == 0 ? search->report.makespan : DBL_MAX);
     }
 }
 
@@ -6852,7 +6876,7 @@ static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
 
 static void cf__dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__set_fixed_policy(search, kind);
-    cf__try_dispatch(search, kind);
+    cf__try_dispatch(search, kind, search->report.makespan);
 }
 
 /* ---- the whole search ---- */
@@ -6892,7 +6916,7 @@ static cf_result cf__search_best(cf__search *search) {
     if (desc->split_backward) cf__dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
     if (cf__dispatches(&search->maker) && !cf__is_over(search)) {
         cf__try_grid(search);
-        cf__walk(search);
+        cf__walk_about(search);
     }
     if (desc->n_virtual == 1 && search->holder != CF_SCHEDULE_BEST && search->holder != CF_SCHEDULE_ZERO_BUBBLE)
         cf__write_fixed(search, search->holder);
