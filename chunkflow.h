@@ -36,6 +36,7 @@
        describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and a machine         cf_stage_layers, cf_parallel_validate, cf_gpu_find, cf_gpu_at
        size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_check_limit
+       choose ChunkSize, K     cf_tune, cf_tune_defaults, cf_tuning_free, cf_tune_size + cf_tune_into (your memory)
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -83,7 +84,7 @@
    activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>run >>write,
+   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>tune >>run >>write,
    first declared, then implemented in the same order. A section calls only sections above it. */
 
 #ifndef CHUNKFLOW_H
@@ -1128,6 +1129,149 @@ typedef struct cf_lower_desc {
    past CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
+
+/* ================================================================================================================
+   >>tune    lengths, model and machine -> ChunkSize, K and schedule
+   ================================================================================================================ */
+
+#define CF_MAX_CANDIDATES 65536
+#define CF_MAX_TUNE_BATCHES 4096
+
+typedef enum cf_tune_status {
+    CF_TUNE_UNTRIED = 0, /* the search was interrupted before it came to this */
+    CF_TUNE_OK,          /* simulated on every batch; its time is exact for these */
+    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it may be at most */
+    CF_TUNE_INFEASIBLE,  /* does not fit into the limit; `bytes` says what would do */
+    CF_TUNE_STATUS_COUNT
+} cf_tune_status;
+
+/* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status);
+
+/* One point of the search. Times are means over the batches, in seconds of a whole iteration: the slowest rank's
+   makespan, the gradient exchange and the optimizer. */
+typedef struct cf_tune_candidate {
+    int64_t split;          /* index into tuning->splits */
+    int64_t chunk_size;
+    int64_t k;
+    cf_schedule_kind kind;
+    cf_replay replay;
+    int offload;            /* 1: state goes to host memory where the schedule leaves the time */
+    cf_tune_status status;
+    const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules; -1: none */
+    int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
+    double seconds;         /* CF_TUNE_OK only, as the four below; else 0 */
+    double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
+    double behind;          /* mean difference to the winner, batch by batch */
+    double behind_confidence;
+    double bubble;          /* mean bubble_useful of the slowest rank */
+    double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
+    double chunks;          /* mean chunks of a rank */
+    int64_t bytes;          /* CF_TUNE_OK: most bytes on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
+    int64_t stage;          /* that GPU's stage */
+    cf_memory_report memory; /* CF_TUNE_OK: what they are, at that moment; */
+    int64_t peak_batch;     /* in which batch; n_batches: the one that is only for memory */
+    int64_t peak_rank;
+    cf_action peak_action;  /* while this pass runs */
+    double peak_seconds;    /* which starts then */
+} cf_tune_candidate;
+
+/* Reported after each simulated or skipped batch of a candidate. */
+typedef struct cf_tune_progress {
+    int64_t done, total;            /* batches of candidates, bounds included */
+    const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
+} cf_tune_progress;
+
+/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists rise. */
+typedef struct cf_tune_desc {
+    const cf_model *model;
+    const cf_gpu *gpu;
+    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for */
+    int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
+                                       more ranks than sequences of a batch. 0: as `parallel` says */
+    int64_t gpus_per_node;          /* 0: 8 */
+    const cf_timing *timing;        /* measured costs of these stages, in place of estimates; only without n_gpus */
+    double step_seconds;            /* with timing: what an iteration costs besides */
+    cf_memory_desc memory;          /* how memory is counted; its model and parallel are not used, and unfused_attention
+                                       must be 0 */
+    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
+    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
+    const int64_t *chunk_sizes;     /* (n_chunk_sizes) 0: 1K, 2K ... 128K */
+    int64_t n_chunk_sizes;
+    const int64_t *ks;              /* (n_ks) 0: 1, 2, 4 ... 32 */
+    int64_t n_ks;
+    const cf_schedule_kind *kinds;  /* (n_kinds) 0: paper, 1f1b, best; with virtual stages interleaved, best */
+    int64_t n_kinds;
+    const cf_replay *replays;       /* (n_replays) 0: pipeline, local */
+    int64_t n_replays;
+    int no_offload;                 /* 1: leave out candidates that move state to host memory */
+    int split_backward;             /* as in cf_schedule_desc, for best */
+    int64_t budget;                 /* of best, for each schedule. 0: 8 to 64, so that a plan stays within milliseconds
+                                       (cf_tune_budget) */
+    int64_t batch;                  /* sequences of a batch. 0: 256 */
+    int64_t n_batches;              /* batches to simulate. 0: 16 */
+    uint64_t seed;                  /* which batches are drawn */
+    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all but copies */
+    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
+    void *user;
+    const cf_allocator *allocator;  /* also of the working space */
+} cf_tune_desc;
+
+/* The outcome, in one block like a plan. */
+typedef struct cf_tuning {
+    int64_t n_splits, n_candidates, n_batches;
+    cf_parallel *splits;            /* (n_splits) */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, offload, the last fastest */
+    double *seconds;                /* (n_candidates x n_batches) each batch; -1: not simulated */
+    int64_t *batch_tokens;          /* (n_batches) */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or interrupted before one was exact */
+    int64_t n_ranked;
+    int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
+    int64_t n_neighbours;
+    int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
+                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or infeasible, or
+                                       has a same_as which is */
+    int64_t limit_bytes;
+    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; else 0 */
+    int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
+    int interrupted;                /* 1: progress asked to stop */
+    cf_allocator allocator;         /* private, as in cf_plan */
+} cf_tuning;
+
+/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list is
+   through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit the
+   limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of its own.
+
+   A candidate's schedules are made without a limit and, where that does not fit, again under one. Its memory is the
+   simulated timeline's: on every stage, at every pass, what is held then. The result is exact for these batches: nothing
+   is left out unless a lower bound of its time (cf_simulate's, and the time of the batches already simulated) is above that
+   of n_exact others, or it is known to give the same schedules as another candidate, or `best` includes it. The same
+   arguments give the same result, on every platform.
+
+   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner is -1.
+   Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does
+   not fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate, cf_memory_estimate and
+   cf_schedule_make; CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
+                                cf_error *error);
+
+/* The same with the outcome in the caller's memory; cf_tune_size is exact for it. Working space still comes from
+   desc->allocator. Rules as for cf_pack_into. */
+CHUNKFLOW_API cf_result cf_tune_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, size_t *bytes,
+                                     cf_error *error);
+CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, void *memory,
+                                     size_t bytes, cf_tuning **out, cf_error *error);
+
+/* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
+CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
+
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have some
+   40,000 passes. */
+CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
+
+/* Frees a tuning made by cf_tune. NULL is allowed. */
+CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning);
 
 /* ================================================================================================================
    >>run    the interpreter of one stage's actions
@@ -8213,6 +8357,1352 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     result = cf__lower(&l, &allocator, out);
     allocator.release(carver.base, allocator.user);
     return result;
+}
+
+/* ================================================================================================================
+   >>tune
+
+   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
+   do with; then the candidates are simulated, those with the smallest bounds first, until the bounds of the others show
+   that they cannot be among the best; last the neighbours of the winner.
+   ================================================================================================================ */
+
+CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status) {
+    static const char *const names[CF_TUNE_STATUS_COUNT] = {"untried", "ok", "dominated", "infeasible"};
+    return cf__name(names, CF_TUNE_STATUS_COUNT, (int64_t)status);
+}
+
+CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
+    static const int64_t chunk_sizes[] = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
+    static const int64_t ks[] = {1, 2, 4, 8, 16, 32};
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
+    static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
+    static const cf_replay replays[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
+    cf_tune_desc full = *desc;
+    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
+    if (full.chunk_sizes == NULL) {
+        full.chunk_sizes = chunk_sizes;
+        full.n_chunk_sizes = sizeof chunk_sizes / sizeof chunk_sizes[0];
+    }
+    if (full.ks == NULL) {
+        full.ks = ks;
+        full.n_ks = sizeof ks / sizeof ks[0];
+    }
+    if (full.kinds == NULL) {
+        int many = full.parallel.n_virtual > 1;
+        full.kinds = many ? virtual_kinds : kinds;
+        full.n_kinds = many ? sizeof virtual_kinds / sizeof kinds[0] : sizeof kinds / sizeof kinds[0];
+    }
+    if (full.replays == NULL) {
+        full.replays = replays;
+        full.n_replays = sizeof replays / sizeof replays[0];
+    }
+    if (full.batch == 0) full.batch = 256;
+    if (full.n_batches == 0) full.n_batches = 16;
+    if (full.n_exact == 0) full.n_exact = 10;
+    return full;
+}
+
+CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
+    int64_t passes = cf__max(1, 2 * plan->n_steps * n_stages * n_virtual);
+    return cf__max(8, cf__min(64, 40000 / passes));
+}
+
+/* ---- statistics ---- */
+
+/* The square root, by Newton's steps from above: the same on every platform, and no libm. */
+static double cf__square_root(double x) {
+    double root = x > 1 ? x : 1, next;
+    if (!(x > 0)) return 0;
+    for (;;) {
+        next = (root + x / root) / 2;
+        if (!(next < root)) return root;
+        root = next;
+    }
+}
+
+/* Half of the 95 % interval of the mean of n numbers that may be taken for normal. */
+static double cf__confidence(const double *sample, const double *minus, int64_t n) {
+    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+                               2.145,  2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+                               2.052,  2.048, 2.045, 2.042};
+    const int64_t tabled = sizeof t / sizeof t[0];
+    double mean = 0, squares = 0, quantile;
+    int64_t i;
+    if (n < 2) return 0;
+    for (i = 0; i < n; i++) mean += (sample[i] - (minus != NULL ? minus[i] : 0)) / (double)n;
+    for (i = 0; i < n; i++) {
+        double off = sample[i] - (minus != NULL ? minus[i] : 0) - mean;
+        squares += cf__product(off, off);
+    }
+    quantile = n - 1 <= tabled ? t[n - 2] : 1.95996 + 2.45 / (double)(n - 1);
+    return quantile * cf__square_root(squares / (double)(n - 1) / (double)n);
+}
+
+static double cf__mean(const double *sample, int64_t n) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += sample[i];
+    return sum / (double)n;
+}
+
+/* ---- the search's own books ---- */
+
+/* Memory that is used again and again, and grows. */
+typedef struct cf__buffer {
+    void *memory;
+    size_t bytes;
+} cf__buffer;
+
+/* Bytes for each token, times 100 + the percentage that is lost in gaps: of what one virtual stage holds, and of the chunk
+   that is in a pass. */
+typedef struct cf__weights {
+    int64_t activations, state, gradient, input, chunk;
+} cf__weights;
+
+/* A ChunkSize, K and replay on a split: what bounds are found for. Its candidates lie one after the other, replays apart. */
+typedef struct cf__point {
+    int64_t split, chunk_size, k; /* indices, also replay */
+    int64_t replay;
+} cf__point;
+
+typedef struct cf__tuner {
+    cf_tune_desc desc;
+    const int64_t *lengths;
+    int64_t n;
+    cf_error *error;
+    cf_allocator allocator;
+    cf_tuning *tuning;
+    int64_t most_virtual;   /* virtual stages of the deepest split */
+    int64_t n_kinds, n_offloads, n_points;
+
+    int64_t *batches;       /* (n_batches + 1) x batch: lengths; the last one is for memory only */
+    int32_t *pool;          /* (n) the list, being shuffled */
+    double *bounds;         /* (n_points x n_batches) */
+    double *split_bounds;   /* (n_points x n_batches) for kinds that cut backwards; NULL: there are none */
+    uint8_t *is_bounded;    /* (n_points) 1: these bounds are its own; 0: those of the largest K, which hold for all */
+    double *keys;           /* (n_candidates) to sort by */
+    int32_t *order;         /* (n_candidates) */
+    int64_t *most_chunks;   /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
+    double *threshold;      /* (n_exact) the best times, rising */
+    int64_t n_threshold;
+
+    /* of the split and ChunkSize at hand */
+    cf_memory_desc memory;
+    cf_timing timing;
+    double step_seconds;
+    cf_stage_cost *stages;  /* (most_virtual) */
+    cf__weights *weights;   /* (most_virtual) */
+    int64_t *fixed;         /* (most_virtual) bytes x 100 that a stage holds always */
+    int64_t *limits;        /* (most_virtual) of bytes, for schedules that must keep to one */
+    cf_bytes limited_bytes; /* what those count */
+    cf__held *held, *held_at_peak; /* (most_virtual) */
+    cf_memory_load *loads;  /* (most_virtual) */
+
+    cf__buffer plan, schedule, timeline;
+    cf_error record;        /* where errors go while the search runs: not all of them are failures of it */
+    int64_t done, total;
+    int stop;
+} cf__tuner;
+
+static int64_t cf__tune_offloads(const cf_tune_desc *desc) { return desc->no_offload ? 1 : 2; }
+
+static int64_t cf__kind_place(const cf_tune_desc *desc, cf_schedule_kind kind) {
+    int64_t i;
+    for (i = 0; i < desc->n_kinds; i++)
+        if (desc->kinds[i] == kind) return i;
+    return -1;
+}
+
+static int cf__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
+    return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
+}
+
+static int64_t cf__point_id(const cf__tuner *t, int64_t split, int64_t chunk_size, int64_t k, int64_t replay) {
+    return ((split * t->desc.n_chunk_sizes + chunk_size) * t->desc.n_ks + k) * t->desc.n_replays + replay;
+}
+
+static cf__point cf__point_of(const cf__tuner *t, int64_t id) {
+    const cf_tune_desc *desc = &t->desc;
+    cf__point point;
+    point.replay = id % desc->n_replays;
+    point.k = id / desc->n_replays % desc->n_ks;
+    point.chunk_size = id / desc->n_replays / desc->n_ks % desc->n_chunk_sizes;
+    point.split = id / desc->n_replays / desc->n_ks / desc->n_chunk_sizes;
+    return point;
+}
+
+static int64_t cf__candidate_id(const cf__tuner *t, const cf__point *point, int64_t kind, int64_t offload) {
+    int64_t at = (point->split * t->desc.n_chunk_sizes + point->chunk_size) * t->desc.n_ks + point->k;
+    return ((at * t->n_kinds + kind) * t->desc.n_replays + point->replay) * t->n_offloads + offload;
+}
+
+/* The point of a candidate, and which kind it is. */
+static cf__point cf__candidate_point(const cf__tuner *t, int64_t id, int64_t *kind) {
+    int64_t rest = id / t->n_offloads;
+    int64_t replay = rest % t->desc.n_replays;
+    rest /= t->desc.n_replays;
+    *kind = rest % t->n_kinds;
+    return cf__point_of(t, rest / t->n_kinds * t->desc.n_replays + replay);
+}
+
+static double *cf__batch_seconds(const cf__tuner *t, int64_t id) { return &t->tuning->seconds[id * t->desc.n_batches]; }
+
+static cf_result cf__reserve(cf__tuner *t, cf__buffer *buffer, size_t bytes) {
+    if (bytes <= buffer->bytes) return CF_OK;
+    if (buffer->memory != NULL) t->allocator.release(buffer->memory, t->allocator.user);
+    buffer->bytes = 0;
+    buffer->memory = t->allocator.alloc(bytes, t->allocator.user);
+    if (buffer->memory == NULL) return cf__fail_memory(t->error, bytes);
+    buffer->bytes = bytes;
+    return CF_OK;
+}
+
+static void cf__release_buffer(cf__tuner *t, cf__buffer *buffer) {
+    if (buffer->memory != NULL) t->allocator.release(buffer->memory, t->allocator.user);
+    buffer->memory = NULL;
+}
+
+/* Reports that one more batch of a candidate is done, or `n` of them. */
+static void cf__tune_done(cf__tuner *t, int64_t n) {
+    cf_tune_progress progress;
+    t->done += n;
+    if (t->desc.progress == NULL || t->stop || n == 0) return;
+    progress.done = t->done;
+    progress.total = t->total;
+    progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
+    if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
+}
+
+/* ---- splits ---- */
+
+/* Whether the model and the machine allow this split, and it leaves no rank without a sequence. */
+static int cf__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
+    cf_parallel full = cf_parallel_defaults(split);
+    if (desc->parallel.tp == 0 && split->tp > desc->gpus_per_node) return 0;
+    if (desc->parallel.dp == 0 && split->dp > desc->batch) return 0;
+    return cf__check_parallel(desc->model, &full, NULL) == CF_OK;
+}
+
+/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
+static int64_t cf__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
+    int64_t n = 0, tp, pp, gpus = desc->n_gpus;
+    cf_parallel split = desc->parallel;
+    if (gpus == 0) {
+        if (out != NULL) out[0] = cf_parallel_defaults(&split);
+        return 1;
+    }
+    for (tp = 1; tp <= gpus && tp <= desc->model->heads; tp++) {
+        if (gpus % tp != 0 || (desc->parallel.tp > 0 && tp != desc->parallel.tp)) continue;
+        for (pp = 1; pp <= gpus / tp && pp <= desc->model->layers; pp++) {
+            int64_t dp = gpus / tp / pp;
+            if (gpus / tp % pp != 0 || (desc->parallel.pp > 0 && pp != desc->parallel.pp)) continue;
+            if (desc->parallel.dp > 0 && dp != desc->parallel.dp) continue;
+            split.tp = tp;
+            split.pp = pp;
+            split.dp = dp;
+            if (!cf__split_fits(desc, &split)) continue;
+            if (out != NULL) out[n] = cf_parallel_defaults(&split);
+            n++;
+        }
+    }
+    return n;
+}
+
+/* ---- what is asked ---- */
+
+static cf_result cf__check_rising(const int64_t *values, int64_t n, int64_t most, const char *field, const char *count,
+                                  cf_error *error) {
+    int64_t i;
+    cf_result r;
+    if ((r = cf__range(n, 1, CF_MAX_CANDIDATES, count, error)) != CF_OK) return r;
+    for (i = 0; i < n; i++) {
+        int64_t least = i > 0 ? values[i - 1] + 1 : 1;
+        if (values[i] < least)
+            return cf__fail(error, CF_ERROR_ARGUMENT, field, i, least, values[i], i > 0 ? "must rise" : "too small");
+        if (values[i] > most) return cf__fail(error, CF_ERROR_LIMIT, field, i, most, values[i], "too large");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_tune_lists(const cf_tune_desc *desc, cf_error *error) {
+    int64_t i, j;
+    int many = desc->parallel.n_virtual > 1;
+    cf_result r;
+    if ((r = cf__check_rising(desc->chunk_sizes, desc->n_chunk_sizes, CF_MAX_CHUNK_SIZE, "chunk_sizes", "n_chunk_sizes",
+                              error)) != CF_OK)
+        return r;
+    if ((r = cf__check_rising(desc->ks, desc->n_ks, INT32_MAX, "ks", "n_ks", error)) != CF_OK) return r;
+    if ((r = cf__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, "n_kinds", error)) != CF_OK) return r;
+    for (i = 0; i < desc->n_kinds; i++) {
+        cf_schedule_kind kind = desc->kinds[i];
+        if ((r = cf__choice((int64_t)kind, 1, CF_SCHEDULE_COUNT - 1, "kinds", error)) != CF_OK) return r;
+        if (many && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+                            "has no virtual stages");
+        for (j = 0; j < i; j++)
+            if (desc->kinds[j] == kind)
+                return cf__fail(error, CF_ERROR_ARGUMENT, "kinds", i, -1, (int64_t)kind, "is in the list already");
+    }
+    if ((r = cf__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, "n_replays", error)) != CF_OK) return r;
+    for (i = 0; i < desc->n_replays; i++) {
+        if ((r = cf__choice((int64_t)desc->replays[i], 1, CF_REPLAY_COUNT - 1, "replays", error)) != CF_OK) return r;
+        if (i > 0 && desc->replays[0] == desc->replays[i])
+            return cf__fail(error, CF_ERROR_ARGUMENT, "replays", i, -1, (int64_t)desc->replays[i],
+                            "is in the list already");
+    }
+    return CF_OK;
+}
+
+/* Costs: from a GPU, or measured. */
+static cf_result cf__check_tune_costs(const cf_tune_desc *desc, cf_error *error) {
+    cf_parallel split = cf_parallel_defaults(&desc->parallel);
+    cf_result r;
+    if (desc->gpu == NULL && desc->timing == NULL) return cf__fail_null(error, "gpu");
+    if (desc->gpu != NULL && (r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
+    if (!cf__is_cost(desc->step_seconds)) return cf__fail(error, CF_ERROR_ARGUMENT, "step_seconds", -1, 0, -1, "not a time");
+    if (desc->timing == NULL) return CF_OK;
+    if (desc->n_gpus > 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, 1, "is for one split: without n_gpus only");
+    return cf__check_timing(desc->timing, split.pp * split.n_virtual, error);
+}
+
+static cf_result cf__check_tune_split(const cf_tune_desc *desc, cf_error *error) {
+    int64_t fixed = cf__max(desc->parallel.tp, 1);
+    cf_result r;
+    if ((r = cf_model_validate(desc->model, error)) != CF_OK) return r;
+    if (desc->n_gpus == 0) return cf_parallel_validate(desc->model, &desc->parallel, error);
+    if ((r = cf__range(desc->n_gpus, 1, CF_MAX_RANKS, "n_gpus", error)) != CF_OK) return r;
+    if ((r = cf__range(desc->parallel.tp, 0, CF_MAX_RANKS, "parallel.tp", error)) != CF_OK) return r;
+    if ((r = cf__range(desc->parallel.pp, 0, CF_MAX_LAYERS, "parallel.pp", error)) != CF_OK) return r;
+    if ((r = cf__range(desc->parallel.dp, 0, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
+    if (desc->parallel.layers != NULL && desc->parallel.pp == 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, 0, 1, "needs a given parallel.pp");
+    if (cf__list_splits(desc, NULL) > 0) return CF_OK;
+    { /* what is fixed may be wrong by itself, whatever the number of GPUs */
+        cf_parallel alone = desc->parallel;
+        if ((r = cf_parallel_validate(desc->model, &alone, error)) != CF_OK) return r;
+    }
+    if (!cf__mul(fixed, cf__max(desc->parallel.pp, 1), &fixed) || !cf__mul(fixed, cf__max(desc->parallel.dp, 1), &fixed))
+        return cf__fail_size(error, "parallel.dp");
+    return cf__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cf__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
+                    "there is no way to split the model over so many");
+}
+
+static cf_result cf__check_tune_memory(const cf_tune_desc *desc, cf_error *error) {
+    cf_memory_desc memory = desc->memory, full;
+    cf_parallel split;
+    cf_result r;
+    memset(&split, 0, sizeof split);
+    memory.model = desc->model;
+    memory.parallel = split;
+    if ((r = cf__check_memory_desc(&memory, &full, error)) != CF_OK) return r;
+    if (desc->memory.unfused_attention)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1, 0, desc->memory.unfused_attention,
+                        "long sequences need attention that does not write out its scores");
+    if (desc->limit_bytes == 0 && desc->gpu == NULL)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, 1, 0, "must be given where there is no gpu");
+    return cf__range(desc->limit_bytes, 0, INT64_MAX / 1000, "limit_bytes", error);
+}
+
+/* Fills in desc, n, lengths and the counts of `header`; refuses what can be refused without working space. */
+static cf_result cf__tune_start(cf__tuner *t, cf_tuning *header, const int64_t *lengths, int64_t n,
+                                const cf_tune_desc *desc, cf_error *error) {
+    cf_result r;
+    memset(t, 0, sizeof *t);
+    memset(header, 0, sizeof *header);
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    if (lengths == NULL) return cf__fail_null(error, "lengths");
+    if ((r = cf__range(n, 1, CF_MAX_SEQUENCES, "n", error)) != CF_OK) return r;
+    t->desc = cf_tune_defaults(desc);
+    t->lengths = lengths;
+    t->n = n;
+    t->error = error;
+    if ((r = cf__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, "gpus_per_node", error)) != CF_OK) return r;
+    if ((r = cf__range(t->desc.batch, 1, CF_MAX_SEQUENCES, "batch", error)) != CF_OK) return r;
+    if ((r = cf__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, "n_batches", error)) != CF_OK) return r;
+    if ((r = cf__range(t->desc.n_exact, 1, CF_MAX_CANDIDATES, "n_exact", error)) != CF_OK) return r;
+    if ((r = cf__range(t->desc.budget, 0, INT64_MAX, "budget", error)) != CF_OK) return r;
+    if ((r = cf__check_tune_split(&t->desc, error)) != CF_OK) return r;
+    if ((r = cf__check_tune_lists(&t->desc, error)) != CF_OK) return r;
+    if ((r = cf__check_tune_costs(&t->desc, error)) != CF_OK) return r;
+    if ((r = cf__check_tune_memory(&t->desc, error)) != CF_OK) return r;
+    if ((r = cf__allocator(desc->allocator, &t->allocator, error)) != CF_OK) return r;
+    t->n_kinds = t->desc.n_kinds;
+    t->n_offloads = cf__tune_offloads(&t->desc);
+    header->n_splits = cf__list_splits(&t->desc, NULL);
+    header->n_batches = t->desc.n_batches;
+    if (!cf__mul(header->n_splits * t->desc.n_chunk_sizes, t->desc.n_ks * t->desc.n_replays, &t->n_points) ||
+        t->n_points > CF_MAX_CANDIDATES / (t->n_kinds * t->n_offloads))
+        return cf__fail(error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
+                        CF_MAX_CANDIDATES / (header->n_splits * t->desc.n_replays * t->n_kinds * t->n_offloads) /
+                            t->desc.n_ks,
+                        t->desc.n_chunk_sizes, "too many candidates in all");
+    header->n_candidates = t->n_points * t->n_kinds * t->n_offloads;
+    header->limit_bytes = t->desc.limit_bytes > 0 ? t->desc.limit_bytes : t->desc.gpu->memory;
+    header->winner = -1;
+    return CF_OK;
+}
+
+static cf_tuning *cf__layout_tuning(cf__tuner *t, cf_tuning *header, cf__carver *carver) {
+    int64_t n = header->n_candidates;
+    cf_tuning *tuning = (cf_tuning *)cf__take(carver, 1, sizeof(cf_tuning));
+    header->splits = (cf_parallel *)cf__take(carver, header->n_splits, sizeof(cf_parallel));
+    header->candidates = (cf_tune_candidate *)cf__take(carver, n, sizeof(cf_tune_candidate));
+    header->seconds = (double *)cf__take(carver, n * header->n_batches, sizeof(double));
+    header->batch_tokens = (int64_t *)cf__take(carver, header->n_batches, sizeof(int64_t));
+    header->ranking = (int64_t *)cf__take(carver, n, sizeof(int64_t));
+    header->neighbours = (int64_t *)cf__take(carver, 16 + t->n_kinds, sizeof(int64_t));
+    return tuning;
+}
+
+/* tuning: its splits are there, or NULL to lay out nothing yet. */
+static void cf__layout_tuner(cf__tuner *t, const cf_tuning *header, cf__carver *carver) {
+    int64_t i, times = t->n_points * t->desc.n_batches, n = header->n_candidates, v = t->most_virtual;
+    int splits = 0;
+    for (i = 0; i < t->n_kinds; i++) splits |= cf__kind_splits(&t->desc, t->desc.kinds[i]);
+    t->batches = (int64_t *)cf__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
+    t->pool = (int32_t *)cf__take(carver, t->n, sizeof(int32_t));
+    t->bounds = (double *)cf__take(carver, times, sizeof(double));
+    t->split_bounds = splits ? (double *)cf__take(carver, times, sizeof(double)) : NULL;
+    t->is_bounded = (uint8_t *)cf__take(carver, t->n_points, sizeof(uint8_t));
+    t->keys = (double *)cf__take(carver, n, sizeof(double));
+    t->order = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->most_chunks = (int64_t *)cf__take(carver, header->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
+    t->threshold = (double *)cf__take(carver, cf__min(t->desc.n_exact, n), sizeof(double));
+    t->stages = (cf_stage_cost *)cf__take(carver, v, sizeof(cf_stage_cost));
+    t->weights = (cf__weights *)cf__take(carver, v, sizeof(cf__weights));
+    t->fixed = (int64_t *)cf__take(carver, v, sizeof(int64_t));
+    t->limits = (int64_t *)cf__take(carver, v, sizeof(int64_t));
+    t->held = (cf__held *)cf__take(carver, v, sizeof(cf__held));
+    t->held_at_peak = (cf__held *)cf__take(carver, v, sizeof(cf__held));
+    t->loads = (cf_memory_load *)cf__take(carver, v, sizeof(cf_memory_load));
+}
+
+/* ---- batches ---- */
+
+static uint64_t cf__draw(uint64_t *state) { /* splitmix64 */
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static int64_t cf__longest_of(const int64_t *lengths, int64_t n) {
+    int64_t i, longest = 0;
+    for (i = 1; i < n; i++)
+        if (lengths[i] > lengths[longest]) longest = i;
+    return longest;
+}
+
+/* As a data loader would: the list is shuffled and handed out from its start, and shuffled anew when it is through. */
+static cf_result cf__draw_batches(cf__tuner *t) {
+    int64_t i, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
+    int64_t *memory_only = &t->batches[count];
+    uint64_t state = t->desc.seed;
+    for (i = 0; i < t->n; i++) {
+        if (t->lengths[i] < 0 || t->lengths[i] > CF_MAX_LENGTH)
+            return cf__fail(t->error, t->lengths[i] < 0 ? CF_ERROR_ARGUMENT : CF_ERROR_LIMIT, "lengths", i,
+                            t->lengths[i] < 0 ? 0 : CF_MAX_LENGTH, t->lengths[i], "out of range");
+        t->pool[i] = (int32_t)i;
+    }
+    memset(t->tuning->batch_tokens, 0, (size_t)t->desc.n_batches * sizeof(int64_t));
+    for (i = 0; i < count; i++) {
+        int64_t other = next + (int64_t)(cf__draw(&state) % (uint64_t)(t->n - next));
+        int32_t drawn = t->pool[other];
+        t->pool[other] = t->pool[next];
+        t->pool[next] = drawn;
+        t->batches[i] = t->lengths[drawn];
+        if (!cf__add(t->tuning->batch_tokens[i / size], t->lengths[drawn], &t->tuning->batch_tokens[i / size]))
+            return cf__fail_size(t->error, "lengths");
+        next = (next + 1) % t->n;
+    }
+    memcpy(memory_only, t->batches, (size_t)size * sizeof *memory_only);
+    memory_only[cf__longest_of(memory_only, size)] = t->lengths[cf__longest_of(t->lengths, t->n)];
+    return CF_OK;
+}
+
+/* Packs a batch; the plan lies in t->plan until the next one. */
+static cf_result cf__pack_batch(cf__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch, cf_plan **out) {
+    const int64_t *lengths = &t->batches[batch * t->desc.batch];
+    cf_pack_desc desc = t->desc.pack;
+    size_t bytes;
+    cf_result r;
+    desc.chunk_size = chunk_size;
+    desc.n_ranks = split->dp;
+    if ((r = cf_pack_size(lengths, t->desc.batch, &desc, &bytes, t->error)) != CF_OK) return r;
+    if ((r = cf__reserve(t, &t->plan, bytes)) != CF_OK) return r;
+    return cf_pack_into(lengths, t->desc.batch, &desc, t->plan.memory, t->plan.bytes, out, t->error);
+}
+
+/* ---- memory ---- */
+
+/* Sets up what the functions below need to know about a split. */
+static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_t chunk_size) {
+    int64_t most;
+    cf_memory_desc memory = t->desc.memory;
+    cf_memory_report report;
+    int64_t v, s, n_v = split->pp * split->n_virtual;
+    cf_result r;
+    memory.model = t->desc.model;
+    memory.parallel = *split;
+    if ((r = cf__check_memory_desc(&memory, &t->memory, t->error)) != CF_OK) return r;
+    for (v = 0; v < n_v; v++) {
+        cf__shard shard = cf__shard_of(t->memory.model, &t->memory.parallel, v);
+        cf_token_bytes bytes = cf__token_bytes(&t->memory, &shard);
+        int64_t loose = 100 + t->memory.fragmentation;
+        cf__weights *w = &t->weights[v];
+        w->activations = bytes.activations * loose;
+        w->state = bytes.state * loose;
+        w->gradient = bytes.state_gradient * loose;
+        w->input = bytes.boundary * loose;
+        w->chunk = cf__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
+        if (!cf__mul(w->chunk, chunk_size, &most) || most > INT64_MAX / 4) return cf__fail_size(t->error, "chunk_sizes");
+    }
+    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
+    for (s = 0; s < split->pp; s++) {
+        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]))
+            return cf__fail_size(t->error, "parameters");
+    }
+    return CF_OK;
+}
+
+/* All tokens of a plan on one stage must be countable. */
+static cf_result cf__check_weights(const cf__tuner *t, const cf_plan *plan, const cf_parallel *split) {
+    int64_t i, v, tokens = 0, most = 0, sum;
+    int fits = 1;
+    for (i = 0; i < plan->n_chunks && fits; i++) fits = cf__add(tokens, plan->chunks[i].padded, &tokens);
+    for (v = 0; v < split->pp * split->n_virtual; v++) {
+        const cf__weights *w = &t->weights[v];
+        most = cf__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
+    }
+    if (fits && cf__mul(tokens, split->n_virtual, &sum) && cf__mul(sum, most, &sum) && sum <= INT64_MAX / 4) return CF_OK;
+    return cf__fail_size(t->error, "lengths");
+}
+
+static int64_t cf__weigh(const cf__weights *w, const cf__held *held) {
+    return held->tokens * w->activations + held->state * w->state + held->gradient * w->gradient + held->saved * w->input;
+}
+
+/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of a chunk of so many rows. */
+static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const cf__held *held, int64_t rows, int64_t *stage) {
+    int64_t s, v, most = -1;
+    for (s = 0; s < split->pp; s++) {
+        int64_t sum = t->fixed[s], chunk = 0;
+        for (v = s; v < split->pp * split->n_virtual; v += split->pp) {
+            sum += cf__weigh(&t->weights[v], held);
+            chunk = cf__max(chunk, rows * t->weights[v].chunk);
+        }
+        if (sum + chunk > most) {
+            most = sum + chunk;
+            *stage = s;
+        }
+    }
+    return most / 100;
+}
+
+/* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any unit by
+   itself, just before the backward of one of its chunks (of its last one where there are virtual stages, because they do not
+   come to the others at the same time). */
+static int64_t cf__least_bytes(const cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, int local,
+                               int64_t *stage) {
+    int64_t id, n, i, most = 0, at = 0;
+    *stage = 0;
+    for (id = 0; id < plan->n_chunks; id += n) {
+        cf__held held = {0, 0, 0, 0, 0};
+        n = cf__unit_chunks(plan, id);
+        for (i = 0; i < n; i++) {
+            const cf_chunk *c = &plan->chunks[id + i];
+            int64_t bytes;
+            if (i <= n - k) held.tokens = 0; /* a replayed chunk may be alone, and so may be the first one kept */
+            held.tokens += c->padded;
+            if (local && i > 0 && i <= n - k) held.saved += c[-1].padded;
+            held.state += cf_chunk_state_tokens(plan, id + i);
+            held.gradient = held.state;
+            if (split->n_virtual > 1 && i < n - 1) continue;
+            bytes = cf__fullest(t, split, &held, c->padded, &at);
+            if (bytes > most) {
+                most = bytes;
+                *stage = at;
+            }
+        }
+    }
+    return most;
+}
+
+/* What the scheduler may let each stage hold, so that it fits. It counts every stage's tokens by the same bytes, so those
+   of the dearest stage are taken, and the others' limits grow in proportion. */
+static void cf__tune_limits(cf__tuner *t, const cf_parallel *split, int64_t chunk_size) {
+    int64_t n_v = split->pp * split->n_virtual, v, s;
+    double dearest = 0;
+    cf_bytes *bytes = &t->limited_bytes;
+    memset(bytes, 0, sizeof *bytes);
+    for (v = 0; v < n_v; v++) dearest = cf__most(dearest, (double)t->weights[v].activations);
+    bytes->per_token_activations = (int64_t)dearest;
+    for (s = 0; s < split->pp; s++) {
+        double own = 0, scale;
+        int64_t chunk = 0, room;
+        for (v = s; v < n_v; v += split->pp) {
+            own = cf__most(own, (double)t->weights[v].activations);
+            chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
+        }
+        scale = dearest / own;
+        for (v = s; v < n_v; v += split->pp) {
+            const cf__weights *w = &t->weights[v];
+            bytes->per_token_state = cf__max(bytes->per_token_state, (int64_t)cf__product((double)w->state, scale) + 1);
+            bytes->per_token_state_gradient =
+                cf__max(bytes->per_token_state_gradient, (int64_t)cf__product((double)w->gradient, scale) + 1);
+            bytes->per_token_boundary = cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
+        }
+        room = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
+        t->limits[s] = 1; /* 0 would mean that there is no limit */
+        if (room > 0) t->limits[s] = cf__max(1, (int64_t)cf__product((double)room * (1 - 1e-9), scale));
+    }
+}
+
+/* Where a schedule needs most. */
+typedef struct cf__peak {
+    cf_memory_report memory;
+    int64_t stage;
+    cf_action action;
+    double seconds;
+} cf__peak;
+
+/* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory are
+   not held, but they are away only after the pass that runs while they leave. Returns the compute passes before it. */
+static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_schedule *schedule, int64_t stage,
+                             cf_action *action, int64_t *rows) {
+    int64_t n_v = schedule->n_stages * schedule->n_virtual, pp = schedule->n_stages, weight = 0, most = -1, at = 0;
+    int64_t passes = 0, id, v;
+    for (v = stage; v < n_v; v += pp) memset(&t->held[v], 0, sizeof t->held[v]);
+    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
+        const cf_action *a = &schedule->actions[id];
+        const cf__weights *w = &t->weights[a->stage];
+        cf__held *held = &t->held[a->stage];
+        int64_t padded = sim->pipe.plan->chunks[a->chunk].padded;
+        int64_t moved = cf_chunk_state_tokens(sim->pipe.plan, a->chunk);
+        if (a->pass == CF_PREFETCH) {
+            held->state += moved;
+            weight += moved * w->state;
+        }
+        if (a->pass < CF_COMPUTE_PASS_COUNT) {
+            weight -= cf__weigh(w, held);
+            cf__hold(sim, held, a);
+            weight += cf__weigh(w, held);
+            if (weight + padded * w->chunk > most) {
+                most = weight + padded * w->chunk;
+                at = passes;
+                *action = *a;
+                *rows = padded;
+                for (v = stage; v < n_v; v += pp) t->held_at_peak[v] = t->held[v];
+            }
+            weight -= cf__weigh(w, held);
+            cf__let_go(sim, held, a);
+            weight += cf__weigh(w, held);
+            passes++;
+        }
+        if (a->pass == CF_OFFLOAD) {
+            held->state -= moved;
+            weight -= moved * w->state;
+        }
+    }
+    return at;
+}
+
+/* The fullest stage at its heaviest moment. walked: the schedule of the timeline, or the same with its transfers. */
+static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_schedule *schedule, const cf_schedule *walked,
+                               const cf_timeline *timeline, cf__peak *out) {
+    int64_t n_v = schedule->n_stages * schedule->n_virtual, s, v;
+    cf__simulation sim;
+    memset(&sim, 0, sizeof sim);
+    memset(out, 0, sizeof *out);
+    sim.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+                               schedule->replay, NULL);
+    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
+    for (s = 0; s < schedule->n_stages; s++) {
+        cf_memory_report report;
+        cf_action action;
+        int64_t rows = 0, at;
+        memset(&action, 0, sizeof action);
+        for (v = s; v < n_v; v += schedule->n_stages) memset(&t->held_at_peak[v], 0, sizeof t->held_at_peak[v]);
+        at = cf__walk_peak(t, &sim, walked, s, &action, &rows);
+        for (v = s; v < n_v; v += schedule->n_stages) {
+            t->loads[v].live_tokens = t->held_at_peak[v].tokens;
+            t->loads[v].state_tokens = t->held_at_peak[v].state;
+            t->loads[v].state_gradient_tokens = t->held_at_peak[v].gradient;
+            t->loads[v].input_tokens = t->held_at_peak[v].saved;
+        }
+        t->loads[action.stage].chunk_tokens = rows;
+        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report)) return cf__fail_size(t->error, "lengths");
+        if (s > 0 && report.total <= out->memory.total) continue;
+        out->memory = report;
+        out->stage = s;
+        out->action = action;
+        out->seconds = plan->n_steps > 0 ? timeline->start[schedule->first[s] + at] : 0;
+    }
+    return CF_OK;
+}
+
+/* ---- one plan: schedule, time, memory ---- */
+
+/* Costs, memory and limits of a split and a ChunkSize. */
+static cf_result cf__set_up(cf__tuner *t, int64_t split_id, int64_t chunk_size) {
+    const cf_parallel *split = &t->tuning->splits[split_id];
+    cf_result r;
+    if (t->desc.timing != NULL) {
+        t->timing = *t->desc.timing;
+        t->step_seconds = t->desc.step_seconds;
+    } else {
+        cf_cost_desc cost;
+        memset(&cost, 0, sizeof cost);
+        cost.model = t->desc.model;
+        cost.gpu = t->desc.gpu;
+        cost.parallel = *split;
+        cost.gpus_per_node = t->desc.gpus_per_node;
+        cost.chunk_size = chunk_size;
+        r = cf_cost_estimate(&cost, t->stages, split->pp * split->n_virtual, &t->timing, &t->step_seconds, t->error);
+        if (r != CF_OK) return r;
+    }
+    if ((r = cf__tune_weights(t, split, chunk_size)) != CF_OK) return r;
+    cf__tune_limits(t, split, chunk_size);
+    return CF_OK;
+}
+
+static cf_schedule_desc cf__rank_desc(const cf__tuner *t, const cf_parallel *split, int64_t k, cf_replay replay,
+                                      cf_schedule_kind kind, int64_t rank) {
+    cf_schedule_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = kind;
+    desc.replay = replay;
+    desc.n_stages = split->pp;
+    desc.n_virtual = split->n_virtual;
+    desc.k = k;
+    desc.rank = rank;
+    desc.timing = &t->timing;
+    desc.split_backward = t->desc.split_backward;
+    desc.allocator = &t->allocator;
+    return desc;
+}
+
+/* Makes a schedule and its timeline in the buffers. */
+static cf_result cf__time_rank(cf__tuner *t, const cf_plan *plan, const cf_schedule_desc *desc, int bounds,
+                               cf_schedule **schedule, cf_timeline **timeline) {
+    cf_simulate_desc simulate;
+    size_t bytes;
+    cf_result r;
+    if ((r = cf_schedule_size(plan, desc, &bytes, t->error)) != CF_OK) return r;
+    if ((r = cf__reserve(t, &t->schedule, bytes)) != CF_OK) return r;
+    r = cf_schedule_into(plan, desc, t->schedule.memory, t->schedule.bytes, schedule, t->error);
+    if (r != CF_OK) return r;
+    memset(&simulate, 0, sizeof simulate);
+    simulate.timing = &t->timing;
+    simulate.no_bounds = !bounds;
+    if ((r = cf_simulate_size(plan, *schedule, &simulate, &bytes, t->error)) != CF_OK) return r;
+    if ((r = cf__reserve(t, &t->timeline, bytes)) != CF_OK) return r;
+    return cf_simulate_into(plan, *schedule, &simulate, t->timeline.memory, t->timeline.bytes, timeline, t->error);
+}
+
+/* The same, and its memory. */
+static cf_result cf__try_rank(cf__tuner *t, const cf_plan *plan, const cf_schedule_desc *desc, int offload,
+                              cf_timeline **timeline, cf__peak *peak) {
+    cf_schedule *schedule, *lowered = NULL;
+    cf_result r = cf__time_rank(t, plan, desc, 0, &schedule, timeline);
+    if (r == CF_OK && offload) {
+        cf_lower_desc lower;
+        memset(&lower, 0, sizeof lower);
+        lower.timing = &t->timing;
+        lower.offload = 1;
+        lower.allocator = &t->allocator;
+        r = cf_schedule_lower(plan, schedule, &lower, &lowered, t->error);
+    }
+    if (r == CF_OK) r = cf__find_peak(t, plan, schedule, lowered != NULL ? lowered : schedule, *timeline, peak);
+    cf_schedule_free(lowered);
+    return r;
+}
+
+static void cf__not_feasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
+    c->status = CF_TUNE_INFEASIBLE;
+    c->why = why;
+    c->bytes = bytes;
+    c->stage = stage;
+}
+
+/* One rank of one batch, without a limit if that fits, else with one. */
+static cf_result cf__fit_rank(cf__tuner *t, const cf_plan *plan, cf_tune_candidate *c, int64_t batch, int64_t rank,
+                              cf_timeline **timeline) {
+    const cf_parallel *split = &t->tuning->splits[c->split];
+    cf_schedule_desc desc = cf__rank_desc(t, split, c->k, c->replay, c->kind, rank);
+    cf__peak peak;
+    cf_result r;
+    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(plan, split->pp, split->n_virtual);
+    t->tuning->n_simulated++;
+    if ((r = cf__try_rank(t, plan, &desc, c->offload, timeline, &peak)) != CF_OK) return r;
+    if (peak.memory.total > t->tuning->limit_bytes) {
+        int64_t unlimited = peak.memory.total;
+        c->limited = 1;
+        desc.bytes = t->limited_bytes;
+        desc.limits_bytes = t->limits;
+        t->tuning->n_simulated++;
+        r = cf__try_rank(t, plan, &desc, c->offload, timeline, &peak);
+        if (r == CF_ERROR_INFEASIBLE || (r == CF_OK && peak.memory.total > t->tuning->limit_bytes)) {
+            cf__not_feasible(c, r == CF_OK ? cf__min(unlimited, peak.memory.total) : unlimited, peak.stage,
+                             "no schedule of some batch keeps to the limit");
+            return CF_OK;
+        }
+        if (r != CF_OK) return r;
+    }
+    if (peak.memory.total <= c->bytes) return CF_OK;
+    c->memory = peak.memory;
+    c->bytes = peak.memory.total;
+    c->stage = peak.stage;
+    c->peak_batch = batch;
+    c->peak_rank = rank;
+    c->peak_action = peak.action;
+    c->peak_seconds = peak.seconds;
+    return CF_OK;
+}
+
+/* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
+static cf_result cf__try_batch(cf__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
+    const cf_parallel *split = &t->tuning->splits[c->split];
+    cf_plan *plan = NULL;
+    cf_timeline *timeline = NULL;
+    double slowest = 0, bubble = 0;
+    int64_t rank;
+    cf_result r = cf__pack_batch(t, split, c->chunk_size, batch, &plan);
+    if (r != CF_OK) return r;
+    for (rank = 0; rank < split->dp; rank++) {
+        if ((r = cf__fit_rank(t, plan, c, batch, rank, &timeline)) != CF_OK) return r;
+        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+        if (rank > 0 && !(timeline->makespan > slowest)) continue;
+        slowest = timeline->makespan;
+        bubble = timeline->bubble_useful;
+    }
+    *seconds = slowest + t->step_seconds;
+    if (batch == t->desc.n_batches) return CF_OK;
+    c->bubble += bubble / (double)t->desc.n_batches;
+    c->chunks += (double)plan->n_steps / (double)t->desc.n_batches;
+    return CF_OK;
+}
+
+/* ---- bounds ---- */
+
+/* The strongest bound of the slowest rank for passes as `kind` cuts them. */
+static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, cf_replay replay,
+                                cf_schedule_kind kind, double *out) {
+    int64_t rank;
+    *out = 0;
+    for (rank = 0; rank < split->dp; rank++) {
+        cf_schedule_desc desc = cf__rank_desc(t, split, k, replay, kind, rank);
+        cf_schedule *schedule;
+        cf_timeline *timeline;
+        cf_result r = cf__time_rank(t, plan, &desc, 1, &schedule, &timeline);
+        if (r != CF_OK) return r;
+        *out = cf__most(*out, timeline->bound);
+    }
+    *out += t->step_seconds;
+    return CF_OK;
+}
+
+/* Bounds of one point and batch. */
+static cf_result cf__bound_point(cf__tuner *t, const cf_plan *plan, int64_t point_id, int64_t batch) {
+    cf__point point = cf__point_of(t, point_id);
+    const cf_parallel *split = &t->tuning->splits[point.split];
+    int64_t at = point_id * t->desc.n_batches + batch, k = t->desc.ks[point.k];
+    cf_replay replay = t->desc.replays[point.replay];
+    cf_schedule_kind probe = split->n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
+    cf_result r = cf__bound_plan(t, plan, split, k, replay, probe, &t->bounds[at]);
+    if (r != CF_OK || t->split_bounds == NULL) return r;
+    t->split_bounds[at] = 0;
+    if (split->n_virtual > 1) return CF_OK; /* no fixed kind cuts the backwards of virtual stages */
+    return cf__bound_plan(t, plan, split, k, replay, CF_SCHEDULE_ZERO_BUBBLE, &t->split_bounds[at]);
+}
+
+/* The bounds of the largest K hold for the smaller ones too: leaving out replays makes no schedule longer. */
+static void cf__copy_bounds(cf__tuner *t, const cf__point *point, int64_t from, int64_t batch) {
+    int64_t k, n = t->desc.n_batches;
+    for (k = 0; k < t->desc.n_ks; k++) {
+        int64_t id = cf__point_id(t, point->split, point->chunk_size, k, point->replay);
+        t->bounds[id * n + batch] = t->bounds[from * n + batch];
+        if (t->split_bounds != NULL) t->split_bounds[id * n + batch] = t->split_bounds[from * n + batch];
+    }
+}
+
+/* A bound of one batch of a candidate. */
+static double cf__candidate_bound(const cf__tuner *t, const cf__point *point, cf_schedule_kind kind, int64_t batch) {
+    int64_t at = cf__point_id(t, point->split, point->chunk_size, point->k, point->replay) * t->desc.n_batches + batch;
+    if (!cf__kind_splits(&t->desc, kind)) return t->bounds[at];
+    if (kind == CF_SCHEDULE_ZERO_BUBBLE || t->split_bounds[at] < t->bounds[at]) return t->split_bounds[at];
+    return t->bounds[at];
+}
+
+static int64_t cf__largest_group(const cf_plan *plan) {
+    int64_t i, most = 1;
+    for (i = 0; i < plan->n_groups; i++) most = cf__max(most, plan->groups[i].n_chunks);
+    return most;
+}
+
+/* All candidates of a point that are not infeasible yet become so. */
+static void cf__point_not_feasible(cf__tuner *t, const cf__point *point, int64_t bytes, int64_t stage) {
+    int64_t kind, offload;
+    for (kind = 0; kind < t->n_kinds; kind++)
+        for (offload = 0; offload < t->n_offloads; offload++) {
+            cf_tune_candidate *c = &t->tuning->candidates[cf__candidate_id(t, point, kind, offload)];
+            if (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes)
+                cf__not_feasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
+        }
+}
+
+/* All points of one split and ChunkSize on one batch: what memory they need at least, and how long they take at least. */
+static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_size, int64_t batch) {
+    const cf_parallel *split = &t->tuning->splits[split_id];
+    int64_t k, replay, at_most_k = t->desc.n_ks - 1, largest, first = -1;
+    int64_t *most = &t->most_chunks[split_id * t->desc.n_chunk_sizes + chunk_size];
+    cf_plan *plan = NULL;
+    cf_result r = cf__pack_batch(t, split, t->desc.chunk_sizes[chunk_size], batch, &plan);
+    if (r != CF_OK) return r;
+    if ((r = cf__check_weights(t, plan, split)) != CF_OK) return r;
+    largest = cf__largest_group(plan);
+    *most = cf__max(*most, largest);
+    for (replay = 0; replay < t->desc.n_replays; replay++) {
+        int64_t id = cf__point_id(t, split_id, chunk_size, at_most_k, replay), stage;
+        cf__point point = cf__point_of(t, id);
+        for (k = 0; k < t->desc.n_ks; k++) {
+            int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
+            int64_t bytes = cf__least_bytes(t, plan, split, t->desc.ks[k], local, &stage);
+            point.k = k;
+            if (bytes > t->tuning->limit_bytes) cf__point_not_feasible(t, &point, bytes, stage);
+        }
+        if (batch == t->desc.n_batches) continue;
+        if (first < 0 || t->desc.ks[at_most_k] < largest) first = id; /* else nothing is replayed: the other form's will do */
+        if (first == id && (r = cf__bound_point(t, plan, id, batch)) != CF_OK) return r;
+        cf__copy_bounds(t, &point, first, batch);
+        cf__tune_done(t, t->desc.n_ks);
+        if (t->stop) return CF_OK;
+    }
+    return CF_OK;
+}
+
+static void cf__sum_bounds(const cf__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t batch, kind;
+    cf__point point = cf__candidate_point(t, id, &kind);
+    c->bound = 0;
+    for (batch = 0; batch < t->desc.n_batches; batch++)
+        c->bound += cf__candidate_bound(t, &point, c->kind, batch) / (double)t->desc.n_batches;
+}
+
+/* Gives a candidate the bounds of its own K; its costs are set up. */
+static cf_result cf__own_bounds(cf__tuner *t, int64_t id) {
+    const cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t batch, kind, point_id;
+    cf__point point = cf__candidate_point(t, id, &kind);
+    point_id = cf__point_id(t, point.split, point.chunk_size, point.k, point.replay);
+    for (batch = 0; batch < t->desc.n_batches && !t->is_bounded[point_id]; batch++) {
+        cf_plan *plan = NULL;
+        cf_result r = cf__pack_batch(t, &t->tuning->splits[c->split], c->chunk_size, batch, &plan);
+        if (r == CF_OK) r = cf__bound_point(t, plan, point_id, batch);
+        if (r != CF_OK) return r;
+    }
+    t->is_bounded[point_id] = 1;
+    cf__sum_bounds(t, id);
+    return CF_OK;
+}
+
+/* Even a single token must fit some split; what is wanted is a whole chunk. */
+static cf_result cf__check_least_limit(cf__tuner *t) {
+    int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cf__longest_of(t->lengths, t->n)];
+    int64_t tokens = cf__max(1, cf__min(longest, t->desc.chunk_sizes[0]));
+    for (i = 0; i < t->tuning->n_splits; i++) {
+        cf_memory_desc memory = t->desc.memory;
+        cf_error error;
+        cf_result r;
+        memory.model = t->desc.model;
+        memory.parallel = t->tuning->splits[i];
+        r = cf_memory_check_limit(&memory, 1, t->tuning->limit_bytes, &error);
+        if (r == CF_OK) return CF_OK;
+        if (r != CF_ERROR_LIMIT) {
+            *t->error = error;
+            return r;
+        }
+        (void)cf_memory_check_limit(&memory, tokens, t->tuning->limit_bytes, &error);
+        if (error.wanted >= wanted) continue;
+        wanted = error.wanted;
+        item = error.item;
+    }
+    return cf__fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
+                    "too little for this stage's model state and a chunk of the smallest size");
+}
+
+/* A K beyond the largest group makes the same schedules as the smallest such K. */
+static void cf__drop_copies(cf__tuner *t, int64_t split, int64_t chunk_size) {
+    int64_t most = t->most_chunks[split * t->desc.n_chunk_sizes + chunk_size], enough = 0, k, replay, kind, offload;
+    while (enough < t->desc.n_ks && t->desc.ks[enough] < most) enough++;
+    for (k = enough + 1; k < t->desc.n_ks; k++)
+        for (replay = 0; replay < t->desc.n_replays; replay++) {
+            cf__point copy = cf__point_of(t, cf__point_id(t, split, chunk_size, k, replay)), origin = copy;
+            origin.k = enough;
+            for (kind = 0; kind < t->n_kinds; kind++)
+                for (offload = 0; offload < t->n_offloads; offload++) {
+                    cf_tune_candidate *c = &t->tuning->candidates[cf__candidate_id(t, &copy, kind, offload)];
+                    if (c->status == CF_TUNE_INFEASIBLE) continue;
+                    c->status = CF_TUNE_DOMINATED;
+                    c->why = "no group has so many chunks: the same as a smaller K";
+                    c->same_as = cf__candidate_id(t, &origin, kind, offload);
+                }
+        }
+}
+
+static void cf__fill_candidates(cf__tuner *t) {
+    int64_t id, kind;
+    for (id = 0; id < t->tuning->n_candidates; id++) {
+        cf__point point = cf__candidate_point(t, id, &kind);
+        cf_tune_candidate *c = &t->tuning->candidates[id];
+        memset(c, 0, sizeof *c);
+        c->split = point.split;
+        c->chunk_size = t->desc.chunk_sizes[point.chunk_size];
+        c->k = t->desc.ks[point.k];
+        c->kind = t->desc.kinds[kind];
+        c->replay = t->desc.replays[point.replay];
+        c->offload = (int)(id % t->n_offloads);
+        c->why = "";
+        c->same_as = -1;
+    }
+    for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) t->tuning->seconds[id] = -1;
+}
+
+static cf_result cf__find_all_bounds(cf__tuner *t) {
+    int64_t split, size, batch, id;
+    cf_result r;
+    for (id = 0; id < t->n_points; id++) t->is_bounded[id] = cf__point_of(t, id).k == t->desc.n_ks - 1;
+    memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
+    for (split = 0; split < t->tuning->n_splits; split++)
+        for (size = 0; size < t->desc.n_chunk_sizes; size++) {
+            if ((r = cf__set_up(t, split, t->desc.chunk_sizes[size])) != CF_OK) return r;
+            for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--)
+                if ((r = cf__bound_batch(t, split, size, batch)) != CF_OK) return r;
+            if (t->stop) return CF_OK;
+            cf__drop_copies(t, split, size);
+        }
+    for (id = 0; id < t->tuning->n_candidates; id++) cf__sum_bounds(t, id);
+    return CF_OK;
+}
+
+/* ---- the search ---- */
+
+/* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
+static double cf__to_beat(const cf__tuner *t) {
+    return t->n_threshold < t->desc.n_exact ? DBL_MAX : t->threshold[t->n_threshold - 1] * (1 + 1e-9);
+}
+
+static void cf__note_time(cf__tuner *t, int64_t id) {
+    cf_tuning *tuning = t->tuning;
+    double seconds = tuning->candidates[id].seconds;
+    int64_t room = cf__min(t->desc.n_exact, tuning->n_candidates), i;
+    if (tuning->winner < 0 || seconds < tuning->candidates[tuning->winner].seconds ||
+        (!(seconds > tuning->candidates[tuning->winner].seconds) && id < tuning->winner))
+        tuning->winner = id;
+    if (t->n_threshold == room && !(seconds < t->threshold[room - 1])) return;
+    if (t->n_threshold < room) t->n_threshold++;
+    for (i = t->n_threshold - 1; i > 0 && seconds < t->threshold[i - 1]; i--) t->threshold[i] = t->threshold[i - 1];
+    t->threshold[i] = seconds;
+}
+
+static void cf__give_up(cf_tune_candidate *c, const char *why) {
+    c->status = CF_TUNE_DOMINATED;
+    c->why = why;
+    c->bubble = c->chunks = 0;
+}
+
+/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow. */
+static cf_result cf__try_candidate(cf__tuner *t, int64_t id, int forced) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t i, n = t->desc.n_batches, kind;
+    cf__point point = cf__candidate_point(t, id, &kind);
+    double *seconds = cf__batch_seconds(t, id), at_least, ignored;
+    cf_result r;
+    if (!forced && c->bound > cf__to_beat(t)) {
+        cf__give_up(c, "a lower bound of its time is above the best");
+        return CF_OK;
+    }
+    if ((r = cf__set_up(t, c->split, c->chunk_size)) != CF_OK) return r;
+    if ((r = cf__own_bounds(t, id)) != CF_OK) return r;
+    if (!forced && c->bound > cf__to_beat(t)) {
+        cf__give_up(c, "a lower bound of its time is above the best");
+        return CF_OK;
+    }
+    at_least = c->bound * (double)n;
+    c->status = CF_TUNE_UNTRIED;
+    c->why = "";
+    c->bubble = c->chunks = 0;
+    c->bytes = 0;
+    c->limited = 0;
+    for (i = 0; i <= n && !t->stop; i++) {
+        r = i == 0 ? cf__try_batch(t, c, n, &ignored) : cf__try_batch(t, c, i - 1, &seconds[i - 1]);
+        if (r != CF_OK || c->status == CF_TUNE_INFEASIBLE) return r;
+        if (i == 0) continue;
+        at_least += seconds[i - 1] - cf__candidate_bound(t, &point, c->kind, i - 1);
+        if (!forced && i < n && at_least / (double)n > cf__to_beat(t)) {
+            cf__give_up(c, "its first batches and bounds of the others are above the best");
+            return CF_OK;
+        }
+        if (i < n) cf__tune_done(t, 1);
+    }
+    if (i <= n) return CF_OK; /* interrupted */
+    c->status = CF_TUNE_OK;
+    c->why = "";
+    c->seconds = cf__mean(seconds, n);
+    c->confidence = cf__confidence(seconds, NULL, n);
+    cf__note_time(t, id);
+    return CF_OK;
+}
+
+/* Whether it is known how good a candidate is, or that it is not good enough. */
+static int cf__is_settled(const cf_tune_candidate *c) {
+    return c->status == CF_TUNE_OK || c->status == CF_TUNE_DOMINATED;
+}
+
+/* `c` makes the same schedules as `other`. */
+static int cf__give_up_for(const cf__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other, const char *why) {
+    cf__give_up(c, why);
+    c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
+    return 1;
+}
+
+/* In which of three rounds a candidate is looked at: 0 best, or all where there is no best, and kinds that best does not
+   include; 1 the kinds that best tries too; 2 those that offload. */
+static int cf__round_of(const cf__tuner *t, const cf_tune_candidate *c) {
+    int fixed = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
+    if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) fixed = 0;
+    if (c->offload) return 2;
+    return fixed && cf__kind_place(&t->desc, CF_SCHEDULE_BEST) >= 0 ? 1 : 0;
+}
+
+/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. */
+static int cf__is_needless(cf__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id], *other;
+    int64_t kind, most;
+    cf__point point = cf__candidate_point(t, id, &kind), origin = point;
+    most = t->most_chunks[point.split * t->desc.n_chunk_sizes + point.chunk_size];
+    origin.replay = 0;
+    if (point.replay > 0 && c->k >= most) {
+        other = &t->tuning->candidates[cf__candidate_id(t, &origin, kind, c->offload)];
+        if (!other->limited && cf__is_settled(other))
+            return cf__give_up_for(t, c, other, "nothing is replayed: the same as the other form");
+    }
+    if (c->offload) {
+        other = &t->tuning->candidates[id - 1];
+        if (!other->limited && cf__is_settled(other)) return cf__give_up_for(t, c, other, "it fits without");
+    }
+    if (t->desc.n_exact == CF_MAX_CANDIDATES || cf__round_of(t, c) != 1) return 0;
+    other = &t->tuning->candidates[cf__candidate_id(t, &point, cf__kind_place(&t->desc, CF_SCHEDULE_BEST), c->offload)];
+    if (other->limited || other->status != CF_TUNE_OK) return 0;
+    cf__give_up(c, "the searched schedule is never slower");
+    return 1;
+}
+
+static cf_result cf__search_round(cf__tuner *t, int round) {
+    cf_tuning *tuning = t->tuning;
+    int64_t i;
+    for (i = 0; i < tuning->n_candidates && !t->stop; i++) {
+        int64_t id = t->order[tuning->n_candidates - 1 - i]; /* falling keys, read backwards */
+        cf_tune_candidate *c = &tuning->candidates[id];
+        int64_t before = t->done;
+        cf_result r = CF_OK;
+        if (cf__round_of(t, c) != round) continue;
+        if (c->status == CF_TUNE_UNTRIED && !cf__is_needless(t, id)) r = cf__try_candidate(t, id, 0);
+        if (r != CF_OK) return r;
+        cf__tune_done(t, t->desc.n_batches - (t->done - before));
+    }
+    return CF_OK;
+}
+
+/* ---- the neighbours of the winner ---- */
+
+static int64_t cf__distance(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
+
+/* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
+static int cf__is_neighbour(const cf__tuner *t, int64_t a, int64_t b) {
+    int64_t kind_a, kind_b;
+    cf__point p = cf__candidate_point(t, a, &kind_a), q = cf__candidate_point(t, b, &kind_b);
+    int64_t sizes = cf__distance(p.chunk_size, q.chunk_size), ks = cf__distance(p.k, q.k);
+    int differences = (sizes != 0) + (ks != 0) + (kind_a != kind_b) + (p.replay != q.replay) +
+                      (a % t->n_offloads != b % t->n_offloads);
+    return p.split == q.split && differences == 1 && sizes <= 2 && ks <= 2;
+}
+
+/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
+static int64_t cf__origin_of(const cf__tuner *t, int64_t id) {
+    while (t->tuning->candidates[id].same_as >= 0) id = t->tuning->candidates[id].same_as;
+    return id;
+}
+
+/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its own. */
+static cf_result cf__try_neighbours(cf__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    int64_t around = -1, id;
+    while (around != tuning->winner && !t->stop) {
+        around = tuning->winner;
+        tuning->n_neighbours = 0;
+        for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
+            const cf_tune_candidate *c = &tuning->candidates[id];
+            int64_t exact;
+            cf_result r;
+            if (!cf__is_neighbour(t, around, id)) continue;
+            tuning->neighbours[tuning->n_neighbours++] = id;
+            exact = c->same_as >= 0 ? cf__origin_of(t, id) : id;
+            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED || tuning->candidates[exact].status == CF_TUNE_UNTRIED)
+                if ((r = cf__try_candidate(t, exact, 1)) != CF_OK) return r;
+        }
+    }
+    return CF_OK;
+}
+
+/* ---- the whole of it ---- */
+
+static void cf__rank_candidates(cf__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    int64_t i, n = t->desc.n_batches, least = INT64_MAX;
+    for (i = 0; i < tuning->n_candidates; i++) {
+        cf_tune_candidate *c = &tuning->candidates[i];
+        if (c->same_as >= 0) c->same_as = cf__origin_of(t, i);
+        if (c->status == CF_TUNE_INFEASIBLE) least = cf__min(least, c->bytes);
+        if (c->status != CF_TUNE_OK) continue;
+        t->keys[i] = c->seconds;
+        t->order[tuning->n_ranked++] = (int32_t)i;
+    }
+    cf__sort_by_key(t->order, tuning->n_ranked, t->keys);
+    for (i = 0; i < tuning->n_ranked; i++) {
+        int64_t id = t->order[tuning->n_ranked - 1 - i]; /* sorted by falling key, and of equals the higher index first */
+        cf_tune_candidate *c = &tuning->candidates[id];
+        tuning->ranking[i] = id;
+        c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
+        c->behind_confidence = cf__confidence(cf__batch_seconds(t, id), cf__batch_seconds(t, tuning->winner), n);
+    }
+    if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
+    tuning->interrupted = t->stop;
+}
+
+static cf_result cf__tune_all(cf__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    int64_t i;
+    int round;
+    cf_result r;
+    (void)cf__list_splits(&t->desc, tuning->splits);
+    cf__fill_candidates(t);
+    t->total = (t->n_points + tuning->n_candidates) * t->desc.n_batches;
+    if ((r = cf__draw_batches(t)) != CF_OK) return r;
+    if ((r = cf__check_least_limit(t)) != CF_OK) return r;
+    if ((r = cf__find_all_bounds(t)) != CF_OK) return r;
+    for (i = 0; i < tuning->n_candidates; i++) {
+        t->keys[i] = tuning->candidates[i].bound;
+        t->order[i] = (int32_t)i;
+    }
+    cf__sort_by_key(t->order, tuning->n_candidates, t->keys);
+    for (round = 0; round < 3; round++)
+        if ((r = cf__search_round(t, round)) != CF_OK) return r;
+    if (tuning->winner >= 0 && (r = cf__try_neighbours(t)) != CF_OK) return r;
+    cf__rank_candidates(t);
+    return CF_OK;
+}
+
+/* The most virtual stages of any split. */
+static cf_result cf__measure_splits(cf__tuner *t, const cf_tuning *header) {
+    cf_parallel *splits = (cf_parallel *)t->allocator.alloc((size_t)header->n_splits * sizeof(cf_parallel), t->allocator.user);
+    int64_t i;
+    if (splits == NULL) return cf__fail_memory(t->error, (size_t)header->n_splits * sizeof(cf_parallel));
+    (void)cf__list_splits(&t->desc, splits);
+    for (i = 0; i < header->n_splits; i++) t->most_virtual = cf__max(t->most_virtual, splits[i].pp * splits[i].n_virtual);
+    t->allocator.release(splits, t->allocator.user);
+    return CF_OK;
+}
+
+/* Everything but the outcome's own memory, which `tuning` points to. */
+static cf_result cf__tune_in(cf__tuner *t, cf_tuning *tuning) {
+    cf__carver space = {NULL, 0, 0};
+    void *scratch;
+    cf_error *error = t->error;
+    cf_result r = cf__measure_splits(t, tuning);
+    if (r != CF_OK) return r;
+    t->tuning = tuning;
+    cf__layout_tuner(t, tuning, &space);
+    if (space.overflow) return cf__too_large(t->error, "batch");
+    scratch = t->allocator.alloc(space.used, t->allocator.user);
+    if (scratch == NULL) return cf__fail_memory(t->error, space.used);
+    space.base = (unsigned char *)scratch;
+    space.used = 0;
+    cf__layout_tuner(t, tuning, &space);
+    t->error = &t->record;
+    r = cf__tune_all(t);
+    if (r != CF_OK && error != NULL) *error = t->record;
+    cf__release_buffer(t, &t->plan);
+    cf__release_buffer(t, &t->schedule);
+    cf__release_buffer(t, &t->timeline);
+    t->allocator.release(scratch, t->allocator.user);
+    return r;
+}
+
+CHUNKFLOW_API cf_result cf_tune_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, size_t *bytes,
+                                     cf_error *error) {
+    cf__tuner t;
+    cf_tuning header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result r = cf__tune_start(&t, &header, lengths, n, desc, error);
+    if (r != CF_OK) return r;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    (void)cf__layout_tuning(&t, &header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_batches");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, void *memory,
+                                     size_t bytes, cf_tuning **out, cf_error *error) {
+    cf__tuner t;
+    cf_tuning header, *tuning;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result r = cf__tune_start(&t, &header, lengths, n, desc, error);
+    if (r != CF_OK) return r;
+    if (out == NULL) return cf__fail_null(error, "out");
+    (void)cf__layout_tuning(&t, &header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_batches");
+    if ((r = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return r;
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    tuning = cf__layout_tuning(&t, &header, &carver);
+    *tuning = header;
+    if ((r = cf__tune_in(&t, tuning)) == CF_OK) *out = tuning;
+    return r;
+}
+
+CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
+                                cf_error *error) {
+    cf__tuner t;
+    cf_tuning header, *tuning;
+    cf__carver block = {NULL, 0, 0};
+    void *memory;
+    cf_result r = cf__tune_start(&t, &header, lengths, n, desc, error);
+    if (r != CF_OK) return r;
+    if (out == NULL) return cf__fail_null(error, "out");
+    (void)cf__layout_tuning(&t, &header, &block);
+    if (block.overflow) return cf__too_large(error, "n_batches");
+    memory = t.allocator.alloc(block.used, t.allocator.user);
+    if (memory == NULL) return cf__fail_memory(error, block.used);
+    block.base = (unsigned char *)memory;
+    block.used = 0;
+    tuning = cf__layout_tuning(&t, &header, &block);
+    *tuning = header;
+    tuning->allocator = t.allocator;
+    if ((r = cf__tune_in(&t, tuning)) == CF_OK) *out = tuning;
+    else t.allocator.release(memory, t.allocator.user);
+    return r;
+}
+
+CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning) {
+    if (tuning != NULL && tuning->allocator.release != NULL) {
+        cf_allocator allocator = tuning->allocator;
+        allocator.release(tuning, allocator.user);
+    }
 }
 
 /* ================================================================================================================

@@ -9,7 +9,7 @@
 #include <string.h>
 
 static const cli_command *const commands[] = {
-    &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check, &cmd_memory, &cmd_time,
+    &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check, &cmd_memory, &cmd_time, &cmd_tune,
 };
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])

@@ -197,5 +197,6 @@ extern const cli_command cmd_compare;
 extern const cli_command cmd_check;
 extern const cli_command cmd_memory;
 extern const cli_command cmd_time;
+extern const cli_command cmd_tune;
 
 #endif /* CHUNKFLOW_CLI_H */

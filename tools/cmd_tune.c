@@ -1,0 +1,742 @@
+/* cmd_tune.c - chunkflow tune: which ChunkSize, K and schedule are the fastest that fit. */
+
+#define _POSIX_C_SOURCE 200809L
+
+#include "draw.h"
+#include "modelling.h"
+#include "packing.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define GIB 1073741824.0
+#define CLI_INTERRUPTED 130 /* as shells say it of Ctrl-C */
+
+typedef struct tune_options {
+    modelling_options modelling;
+    const char *gpu;
+    int64_t gpus, gpus_per_node;
+    int64_t launch; /* in millionths; -1: not given */
+    int64_t context, batch, batches, seed;
+    const char *chunk_sizes, *ks, *schedules;
+    int64_t replay; /* of the choice pipeline|local|both */
+    int no_offload, split_backward;
+    int64_t budget;
+    int64_t limit, loss;
+    int unfused;
+    int64_t state_gradient, runtime, fragmentation;
+    int no_tails;
+    int64_t align;
+    int64_t show;
+    int paper_trade_off;
+    const char *json;
+} tune_options;
+
+static const tune_options defaults = {MODELLING_DEFAULTS, NULL, 0, 0, -1, 0, 256, 16, 1, NULL, NULL, NULL, 3, 0, 0, 0,
+                                      0, 0, 0, 0, 0, CF_FRAGMENTATION, 0, 0, 10, 0, NULL};
+
+static const cli_option options[] = {
+    MODELLING_OPTIONS(tune_options, modelling),
+    {"--gpu", "NAME", CLI_TEXT, offsetof(tune_options, gpu), 0, 0, 0, "whose numbers; required"},
+    {"--gpus", "N", CLI_NUMBER, offsetof(tune_options, gpus), 1, CF_MAX_RANKS, 0,
+     "how many: tries every way to split the model over them that\n--tp, --pp and --dp leave open; default only the way "
+     "they give"},
+    {"--gpus-per-node", "N", CLI_NUMBER, offsetof(tune_options, gpus_per_node), 1, CF_MAX_RANKS, 0, "default 8"},
+    {"--launch", "S", CLI_MILLIONTHS, offsetof(tune_options, launch), 0, 1000000, 0,
+     "seconds lost around each kernel; default 0.000005. Trainers in\nPython are nearer to 0.00002 .. 0.00004"},
+    {"--context", "N", CLI_NUMBER, offsetof(tune_options, context), 1, CF_MAX_LENGTH, 0,
+     "leave out longer sequences (says how many); default none"},
+    {"--batch", "N", CLI_NUMBER, offsetof(tune_options, batch), 1, CLI_MAX_SEQUENCES, 0,
+     "sequences of a batch, over all ranks; default 256"},
+    {"--batches", "N", CLI_NUMBER, offsetof(tune_options, batches), 1, CF_MAX_TUNE_BATCHES, 0,
+     "batches to draw from the list; default 16"},
+    {"--seed", "S", CLI_NUMBER, offsetof(tune_options, seed), 0, INT64_MAX, 0,
+     "another seed, other batches; default 1"},
+    {"--chunk-sizes", "N,N,...", CLI_TEXT, offsetof(tune_options, chunk_sizes), 0, 0, 0,
+     "ChunkSizes to try, rising; default 1K,2K,...,128K"},
+    {"--ks", "K,K,...", CLI_TEXT, offsetof(tune_options, ks), 0, 0, 0, "K to try, rising; default 1,2,4,8,16,32"},
+    {"--schedules", "NAME,...", CLI_TEXT, offsetof(tune_options, schedules), 0, 0, 0,
+     "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\ninterleaved, best; default paper,1f1b,best or "
+     "interleaved,best"},
+    {"--replay", "pipeline|local|both", CLI_CHOICE, offsetof(tune_options, replay), 0, 0, 0,
+     "how dropped forwards come back; default both are tried"},
+    {"--no-offload", NULL, CLI_FLAG, offsetof(tune_options, no_offload), 0, 0, 0, "never move state to host memory"},
+    {"--split-backward", NULL, CLI_FLAG, offsetof(tune_options, split_backward), 0, 0, 0,
+     "best may cut backwards into input and weight gradients"},
+    {"--budget", "N", CLI_NUMBER, offsetof(tune_options, budget), 1, INT64_MAX, 0,
+     "schedules that best tries for each batch; default 8 to 64"},
+    {"--limit", "BYTES", CLI_NUMBER, offsetof(tune_options, limit), 1, INT64_MAX / 1000, 0,
+     "memory of each GPU; default the GPU's"},
+    {"--loss", "parallel|eager|fused|chunked", CLI_CHOICE, offsetof(tune_options, loss), 0, 0, 0,
+     "how the loss treats logits: as Megatron-LM (the default), as\nplain PyTorch, in place, or never all at once"},
+    {"--unfused", NULL, CLI_FLAG, offsetof(tune_options, unfused), 0, 0, 0, "norms and SwiGLU as separate operations"},
+    {"--state-gradient", "bf16|float", CLI_CHOICE, offsetof(tune_options, state_gradient), 0, 0, 0,
+     "type of the gradients of K and V; default float"},
+    {"--runtime", "BYTES", CLI_NUMBER, offsetof(tune_options, runtime), 1, INT64_MAX / 1000, 0,
+     "what no formula covers: context, libraries, NCCL; default 2G"},
+    {"--fragmentation", "PERCENT", CLI_NUMBER, offsetof(tune_options, fragmentation), 0, 1000, 0,
+     "of activations and the like, lost in gaps; default 10"},
+    {"--no-tails", NULL, CLI_FLAG, offsetof(tune_options, no_tails), 0, 0, 0,
+     "leave a group's last chunk alone, as the paper does"},
+    {"--align", "A", CLI_NUMBER, offsetof(tune_options, align), 1, CF_MAX_CHUNK_SIZE, 0,
+     "start slices at multiples of A; divides every chunk size"},
+    {"--show", "N", CLI_NUMBER, offsetof(tune_options, show), 1, CF_MAX_CANDIDATES, 0,
+     "how many of the best to find and print; default 10"},
+    {"--paper-trade-off", NULL, CLI_FLAG, offsetof(tune_options, paper_trade_off), 0, 0, 0,
+     "the three ChunkSizes and Ks of equal product that the ChunkFlow\npaper measured, beside the model's; other options "
+     "are not used"},
+    {"--json", "FILE|-", CLI_TEXT, offsetof(tune_options, json), 0, 0, 0,
+     "write everything as JSON; with - nothing else is printed"},
+    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+
+/* ----------------------------------------------------------------------------------------------------------------
+   What to search
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MOST_VALUES 64
+
+/* The search, and what its description points to. */
+typedef struct tune_job {
+    const tune_options *asked;
+    modelling model;
+    cf_gpu gpu;
+    cf_tune_desc desc;
+    int64_t chunk_sizes[MOST_VALUES], ks[MOST_VALUES];
+    cf_schedule_kind kinds[CF_SCHEDULE_COUNT];
+    cf_replay replays[2];
+    cli_list list;
+    int64_t *lengths;
+    int64_t n;                      /* of them within the context */
+    int64_t left_out, left_out_tokens, tokens;
+} tune_job;
+
+static int parse_values(const char *option, const char *text, int64_t *values, int64_t *count) {
+    *count = 0;
+    for (;;) {
+        size_t n = strcspn(text, ",");
+        if (*count == MOST_VALUES) return cli_usage("tune", "%s: at most %d numbers", option, MOST_VALUES);
+        if (!cli_parse_number(text, n, &values[*count]))
+            return cli_usage("tune", "%s: wanted numbers with commas between, got '%.*s'", option, (int)n, text);
+        ++*count;
+        if (text[n] == '\0') return CLI_OK;
+        text += n + 1;
+    }
+}
+
+static int parse_schedules(const char *text, cf_schedule_kind *kinds, int64_t *count) {
+    *count = 0;
+    for (;;) {
+        size_t n = strcspn(text, ",");
+        int kind = 1;
+        while (kind < CF_SCHEDULE_COUNT && (strlen(cf_schedule_kind_name((cf_schedule_kind)kind)) != n ||
+                                            strncmp(cf_schedule_kind_name((cf_schedule_kind)kind), text, n) != 0))
+            kind++;
+        if (kind == CF_SCHEDULE_COUNT)
+            return cli_usage("tune", "--schedules: there is no '%.*s'", (int)n, text);
+        if (*count == CF_SCHEDULE_COUNT - 1) return cli_usage("tune", "--schedules: a name is given twice");
+        kinds[(*count)++] = (cf_schedule_kind)kind;
+        if (text[n] == '\0') return CLI_OK;
+        text += n + 1;
+    }
+}
+
+static int fill_lists(tune_job *job) {
+    const tune_options *asked = job->asked;
+    cf_tune_desc *desc = &job->desc;
+    int code = CLI_OK;
+
+    if (asked->chunk_sizes) {
+        code = parse_values("--chunk-sizes", asked->chunk_sizes, job->chunk_sizes, &desc->n_chunk_sizes);
+        desc->chunk_sizes = job->chunk_sizes;
+    }
+    if (code == CLI_OK && asked->ks) {
+        code = parse_values("--ks", asked->ks, job->ks, &desc->n_ks);
+        desc->ks = job->ks;
+    }
+    if (code == CLI_OK && asked->schedules) {
+        code = parse_schedules(asked->schedules, job->kinds, &desc->n_kinds);
+        desc->kinds = job->kinds;
+    }
+    if (asked->replay != 3) {
+        job->replays[0] = (cf_replay)asked->replay;
+        desc->replays = job->replays;
+        desc->n_replays = 1;
+    }
+    return code;
+}
+
+static int fill_desc(tune_job *job) {
+    const tune_options *asked = job->asked;
+    cf_tune_desc *desc = &job->desc;
+
+    desc->model = &job->model.model;
+    desc->gpu = &job->gpu;
+    desc->parallel = job->model.parallel;
+    desc->n_gpus = asked->gpus;
+    if (asked->gpus > 0) { /* what was not given is searched for */
+        desc->parallel.tp = asked->modelling.tp;
+        desc->parallel.pp = asked->modelling.pp;
+        desc->parallel.dp = asked->modelling.dp;
+    }
+    desc->gpus_per_node = asked->gpus_per_node;
+    desc->limit_bytes = asked->limit;
+    desc->memory.loss = (cf_loss)asked->loss;
+    desc->memory.unfused = asked->unfused;
+    desc->memory.state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
+    desc->memory.runtime_bytes = asked->runtime;
+    desc->memory.fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
+    desc->pack.no_tails = asked->no_tails;
+    desc->pack.align = asked->align;
+    desc->no_offload = asked->no_offload;
+    desc->split_backward = asked->split_backward;
+    desc->budget = asked->budget;
+    desc->batch = asked->batch;
+    desc->n_batches = asked->batches;
+    desc->seed = (uint64_t)asked->seed;
+    desc->n_exact = asked->show;
+    return fill_lists(job);
+}
+
+/* Leaves out what is longer than the context. */
+static int read_lengths(tune_job *job, const char *path) {
+    int64_t i, context = job->asked->context;
+    int code = cli_list_read(path, CLI_MAX_SEQUENCES, &job->list);
+
+    if (code != CLI_OK) return code;
+    job->lengths = cli_list_lengths(&job->list);
+    if (!job->lengths) return cli_failed("out of memory for %s sequences", cli_commas(job->list.n_sequences));
+    for (i = 0; i < job->list.n_sequences; i++) {
+        int64_t length = job->lengths[i];
+        if (length > CF_MAX_LENGTH && context == 0)
+            return cli_at_line(job->list.path, cli_list_line(&job->list, i), "longer than %lld tokens",
+                               (long long)CF_MAX_LENGTH);
+        if (context > 0 && length > context) {
+            job->left_out++;
+            if (length < INT64_MAX - job->left_out_tokens) job->left_out_tokens += length;
+            continue;
+        }
+        job->lengths[job->n++] = length;
+        if (length < INT64_MAX - job->tokens) job->tokens += length;
+    }
+    if (job->n > 0) return CLI_OK;
+    fprintf(stderr, "chunkflow: %s: there is no sequence%s\n", cli_input_name(path),
+            job->left_out > 0 ? " within --context" : "");
+    return CLI_WRONG;
+}
+
+static void free_job(tune_job *job) {
+    free(job->lengths);
+    cli_list_free(&job->list);
+    modelling_free(&job->model);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Progress and Ctrl-C
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t interrupted;
+
+static void note_interrupt(int number) {
+    interrupted = 1;
+    signal(number, SIG_DFL); /* a second one ends the program at once */
+}
+
+/* A line on standard error that is written over and over, where that is a terminal. */
+typedef struct progress_bar {
+    int shown;
+    clock_t last;
+} progress_bar;
+
+#define BAR_WIDTH 40
+
+static int show_progress(void *user, const cf_tune_progress *progress) {
+    progress_bar *bar = (progress_bar *)user;
+    clock_t now = clock();
+    int done = (int)(BAR_WIDTH * progress->done / progress->total);
+
+    if (isatty(STDERR_FILENO) && (!bar->shown || now - bar->last > CLOCKS_PER_SEC / 20)) {
+        char text[BAR_WIDTH + 1];
+        memset(text, '.', BAR_WIDTH);
+        memset(text, '#', (size_t)done);
+        text[BAR_WIDTH] = '\0';
+        fprintf(stderr, "\r[%s] %3d %%", text, (int)(100 * progress->done / progress->total));
+        if (progress->best)
+            fprintf(stderr, "  best so far %.4g s: ChunkSize %s, K %s\033[K", progress->best->seconds,
+                    cli_commas(progress->best->chunk_size), cli_commas(progress->best->k));
+        fflush(stderr);
+        bar->shown = 1;
+        bar->last = now;
+    }
+    return interrupted;
+}
+
+static void clear_progress(const progress_bar *bar) {
+    if (bar->shown) fputs("\r\033[K", stderr);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Printing
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static const char *split_text(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    static char texts[4][64];
+    static int turn = 0;
+    const cf_parallel *p = &tuning->splits[c->split];
+    char *text = texts[turn = (turn + 1) % 4];
+    snprintf(text, sizeof texts[0], "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
+    return text;
+}
+
+static double gib(int64_t bytes) { return (double)bytes / GIB; }
+
+static void print_setting(const tune_job *job, const cf_tuning *tuning) {
+    cf_tune_desc full = cf_tune_defaults(&job->desc);
+    const cf_parallel *p = &job->desc.parallel;
+
+    if (job->desc.n_gpus == 0) modelling_print(&job->model);
+    else {
+        cf_parameters counted = {0, 0, 0, 0, 0, 0};
+        (void)cf_model_parameters(&job->model.model, &counted, NULL);
+        printf("model             %s: %s parameters\n", job->model.model.name, cli_commas(counted.total));
+        printf("split             %s GPUs, %s ways (tensor x pipeline x data, ZeRO %s)\n", cli_commas(job->desc.n_gpus),
+               cli_commas(tuning->n_splits), cli_commas(p->zero));
+        printf("recompute         %s\n", cf_recompute_name(p->recompute));
+    }
+    printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name, gib(tuning->limit_bytes),
+           1e6 * job->gpu.launch);
+    printf("lengths           %s sequences", cli_commas(job->n));
+    if (job->left_out > 0)
+        printf("; left out: %s longer than %s, with %.2f %% of all tokens", cli_commas(job->left_out),
+               cli_commas(job->asked->context),
+               100 * (double)job->left_out_tokens / ((double)job->left_out_tokens + (double)job->tokens));
+    printf("\nbatches           %s of %s sequences, seed %s\n", cli_commas(full.n_batches), cli_commas(full.batch),
+           cli_commas(job->asked->seed));
+    printf("candidates        %s, %s schedules simulated%s\n\n", cli_commas(tuning->n_candidates),
+           cli_commas(tuning->n_simulated), tuning->interrupted ? "; INTERRUPTED: this is what was known by then" : "");
+}
+
+static double mean_tokens(const cf_tuning *tuning) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < tuning->n_batches; i++) sum += (double)tuning->batch_tokens[i] / (double)tuning->n_batches;
+    return sum;
+}
+
+static void print_term(const char *text, int64_t bytes) {
+    if (bytes > 0) printf("    %-24s %8.2f GiB\n", text, gib(bytes));
+}
+
+static void print_winner(const cf_tuning *tuning) {
+    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
+    const cf_parallel *p = &tuning->splits[c->split];
+    double gpus = (double)(p->tp * p->pp * p->dp);
+
+    printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size), cli_commas(c->k),
+           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? ", state offloaded" : "");
+    printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp));
+    printf("time              %.1f ms an iteration, +- %.1f (95 %%); lower bound %.1f\n", 1e3 * c->seconds, 1e3 * c->confidence,
+           1e3 * c->bound);
+    printf("speed             %.0f tokens/s, %.0f for each GPU; bubbles and replays %.1f %%; %.1f chunks a rank\n",
+           mean_tokens(tuning) / c->seconds, mean_tokens(tuning) / c->seconds / gpus, 100 * c->bubble, c->chunks);
+    printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, %.1f ms after its start%s\n",
+           gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass), (long long)c->peak_action.chunk,
+           (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
+           c->peak_batch < tuning->n_batches ? "" : " with the longest sequence of all", 1e3 * c->peak_seconds,
+           c->limited ? "; schedules had to be held down to fit" : "");
+#define PRINT_TERM(name, text) print_term(text, c->memory.name);
+    CF_MEMORY_TERMS(PRINT_TERM)
+#undef PRINT_TERM
+}
+
+static void print_columns(int splits) {
+    printf("%4s%s %10s %4s %-12s %-9s %-7s %11s %9s %10s %9s %8s %8s\n", "", splits ? "  split        " : "", "ChunkSize",
+           "K", "schedule", "replay", "offload", "ms", "+-", "behind %", "+-", "waste %", "GiB");
+}
+
+static void print_row(const cf_tuning *tuning, int64_t rank, const cf_tune_candidate *c, int splits) {
+    double winner = tuning->candidates[tuning->winner].seconds;
+    printf("%4lld", (long long)rank);
+    if (splits) printf("  %-13s", split_text(tuning, c));
+    printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9.2f %8.1f %8.2f\n", cli_commas(c->chunk_size), cli_commas(c->k),
+           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? "yes" : "no", 1e3 * c->seconds,
+           1e3 * c->confidence, 100 * c->behind / winner, 100 * c->behind_confidence / winner, 100 * c->bubble,
+           gib(c->bytes));
+}
+
+/* Candidates that take the same time as one before them with the same ChunkSize and split are not worth a line. */
+static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
+    const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[rank]];
+    int64_t i;
+    for (i = 0; i < rank; i++) {
+        const cf_tune_candidate *e = &tuning->candidates[tuning->ranking[i]];
+        if (e->split == c->split && e->chunk_size == c->chunk_size && !(c->seconds > e->seconds * (1 + 1e-9))) return 1;
+    }
+    return 0;
+}
+
+static void print_ranking(const tune_job *job, const cf_tuning *tuning) {
+    int64_t i, shown = 0, same = 0;
+
+    printf("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %%; waste: bubbles and replays)\n");
+    print_columns(tuning->n_splits > 1);
+    for (i = 0; i < tuning->n_ranked && shown < job->asked->show; i++) {
+        if (repeats_earlier(tuning, i)) same++;
+        else print_row(tuning, ++shown, &tuning->candidates[tuning->ranking[i]], tuning->n_splits > 1);
+    }
+    if (same > 0) printf("      %s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
+}
+
+/* The best that is known of each split. */
+static void print_splits(const cf_tuning *tuning) {
+    int64_t s, i;
+
+    puts("\nsplits (tensor x pipeline x data)");
+    for (s = 0; s < tuning->n_splits; s++) {
+        const cf_tune_candidate *best = NULL, *bound = NULL, *least = NULL;
+        for (i = 0; i < tuning->n_candidates; i++) {
+            const cf_tune_candidate *c = &tuning->candidates[i];
+            if (c->split != s) continue;
+            if (c->status == CF_TUNE_OK && (!best || c->seconds < best->seconds)) best = c;
+            if (c->status == CF_TUNE_DOMINATED && (!bound || c->bound < bound->bound)) bound = c;
+            if (c->status == CF_TUNE_INFEASIBLE && (!least || c->bytes < least->bytes)) least = c;
+        }
+        if (!best && !bound && !least) continue;
+        printf("  %-13s", split_text(tuning, best ? best : bound ? bound : least));
+        if (best) printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size), cli_commas(best->k));
+        else if (bound) printf("at least %.1f ms\n", 1e3 * bound->bound);
+        else printf("does not fit: needs %.2f GiB on stage %lld\n", gib(least->bytes), (long long)least->stage);
+    }
+}
+
+/* What a neighbour of the winner has that the winner has not. */
+enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_OFFLOAD, DIFFERENCES };
+
+static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
+    if (c->chunk_size != winner->chunk_size) return OTHER_CHUNK_SIZE;
+    if (c->k != winner->k) return OTHER_K;
+    if (c->kind != winner->kind) return OTHER_SCHEDULE;
+    return c->replay != winner->replay ? OTHER_REPLAY : OTHER_OFFLOAD;
+}
+
+static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c, int difference) {
+    double winner = tuning->candidates[tuning->winner].seconds;
+
+    switch (difference) {
+    case OTHER_CHUNK_SIZE: printf("  ChunkSize  %-12s", cli_commas(c->chunk_size)); break;
+    case OTHER_K: printf("  K          %-12s", cli_commas(c->k)); break;
+    case OTHER_SCHEDULE: printf("  schedule   %-12s", cf_schedule_kind_name(c->kind)); break;
+    case OTHER_REPLAY: printf("  replay     %-12s", cf_replay_name(c->replay)); break;
+    default: printf("  offload    %-12s", c->offload ? "yes" : "no"); break;
+    }
+    if (c->same_as >= 0) c = &tuning->candidates[c->same_as];
+    switch (c->status) {
+    case CF_TUNE_OK:
+        printf(" %+8.2f %% +- %-6.2f %8.2f GiB\n", 100 * c->behind / winner, 100 * c->behind_confidence / winner, gib(c->bytes));
+        break;
+    case CF_TUNE_INFEASIBLE:
+        printf("  does not fit: needs %.2f GiB on stage %lld\n", gib(c->bytes), (long long)c->stage);
+        break;
+    case CF_TUNE_UNTRIED: puts("  not reached"); break;
+    default: printf("  %s\n", c->why); break;
+    }
+}
+
+static void print_neighbours(const cf_tuning *tuning) {
+    const cf_tune_candidate *winner = &tuning->candidates[tuning->winner];
+    int64_t i;
+    int difference;
+
+    puts("\none thing changed from the best");
+    for (difference = 0; difference < DIFFERENCES; difference++)
+        for (i = 0; i < tuning->n_neighbours; i++) {
+            const cf_tune_candidate *c = &tuning->candidates[tuning->neighbours[i]];
+            if (difference_of(winner, c) == difference) print_neighbour(tuning, c, difference);
+        }
+}
+
+#define MOST_LINES 24
+
+/* For each ChunkSize of the winner's split, or of all where there is no winner, the least K that does not fit. */
+static void print_infeasible(const cf_tuning *tuning) {
+    int64_t i, lines = 0, all = 0, left = 0;
+    const cf_tune_candidate *last = NULL;
+
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        if (c->status != CF_TUNE_INFEASIBLE) continue;
+        if (all++ == 0) puts("\nwhat does not fit");
+        if (tuning->winner >= 0 && c->split != tuning->candidates[tuning->winner].split) continue;
+        if (last && last->split == c->split && last->chunk_size == c->chunk_size) continue;
+        last = c;
+        if (lines++ >= MOST_LINES) {
+            left++;
+            continue;
+        }
+        if (tuning->n_splits > 1) printf("  %-13s", split_text(tuning, c));
+        printf("  ChunkSize %7s, K %2s and more: needs %7.2f GiB on stage %lld, %.2f too much (%s)\n",
+               cli_commas(c->chunk_size), cli_commas(c->k), gib(c->bytes), (long long)c->stage,
+               gib(c->bytes - tuning->limit_bytes), c->why);
+    }
+    if (left > 0) printf("  and %s more ChunkSizes; --json has them all\n", cli_commas(left));
+    if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
+}
+
+static void print_tuning(const tune_job *job, const cf_tuning *tuning) {
+    print_setting(job, tuning);
+    if (tuning->winner >= 0) {
+        print_winner(tuning);
+        print_ranking(job, tuning);
+        print_neighbours(tuning);
+    } else if (tuning->interrupted) {
+        puts("best              nothing was known yet");
+    } else {
+        printf("best              nothing fits into %.2f GiB; the least that any of these needs is %.2f GiB (%s bytes)\n",
+               gib(tuning->limit_bytes), gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
+    }
+    if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
+    print_infeasible(tuning);
+    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are assumptions: measure one\n"
+         "configuration, then trust the differences. See chunkflow time and chunkflow memory.");
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   JSON
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+    int64_t i;
+
+    json_open(w, NULL, '{');
+    json_integer_member(w, "id", id);
+    json_integer_member(w, "split", c->split);
+    json_integer_member(w, "chunk_size", c->chunk_size);
+    json_integer_member(w, "k", c->k);
+    json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
+    json_text_member(w, "replay", cf_replay_name(c->replay));
+    json_integer_member(w, "offload", c->offload);
+    json_text_member(w, "status", cf_tune_status_name(c->status));
+    if (c->why[0]) json_text_member(w, "why", c->why);
+    if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
+    json_number_member(w, "bound", c->bound);
+    if (c->status == CF_TUNE_INFEASIBLE) {
+        json_integer_member(w, "bytes", c->bytes);
+        json_integer_member(w, "stage", c->stage);
+    }
+    if (c->status == CF_TUNE_OK) {
+        json_integer_member(w, "limited", c->limited);
+        json_number_member(w, "seconds", c->seconds);
+        json_number_member(w, "confidence", c->confidence);
+        json_number_member(w, "behind", c->behind);
+        json_number_member(w, "behind_confidence", c->behind_confidence);
+        json_number_member(w, "bubble_useful", c->bubble);
+        json_number_member(w, "chunks", c->chunks);
+        json_integer_member(w, "bytes", c->bytes);
+        json_integer_member(w, "stage", c->stage);
+        json_open(w, "memory", '{');
+#define WRITE_TERM(name, text) json_integer_member(w, #name, c->memory.name);
+        CF_MEMORY_TERMS(WRITE_TERM)
+#undef WRITE_TERM
+        json_close(w, '}');
+        json_open(w, "batches", '[');
+        for (i = 0; i < tuning->n_batches; i++)
+            json_number_member(w, NULL, tuning->seconds[id * tuning->n_batches + i]);
+        json_close(w, ']');
+    }
+    json_close(w, '}');
+}
+
+static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64_t n) {
+    int64_t i;
+    json_open(w, key, '[');
+    for (i = 0; i < n; i++) json_integer_member(w, NULL, ids[i]);
+    json_close(w, ']');
+}
+
+static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning) {
+    json_writer w;
+    int64_t i;
+
+    w.to = to;
+    w.inside = 0;
+    json_open(&w, NULL, '{');
+    json_text_member(&w, "format", "chunkflow-tuning");
+    json_integer_member(&w, "version", 1);
+    json_text_member(&w, "model", job->model.model.name);
+    json_text_member(&w, "gpu", job->gpu.name);
+    json_integer_member(&w, "seed", job->asked->seed);
+    json_integer_member(&w, "sequences", job->n);
+    json_integer_member(&w, "left_out", job->left_out);
+    json_integer_member(&w, "left_out_tokens", job->left_out_tokens);
+    json_integer_member(&w, "limit_bytes", tuning->limit_bytes);
+    json_integer_member(&w, "smallest_limit", tuning->smallest_limit);
+    json_integer_member(&w, "simulated", tuning->n_simulated);
+    json_integer_member(&w, "interrupted", tuning->interrupted);
+    json_integer_member(&w, "winner", tuning->winner);
+    write_ids(&w, "ranking", tuning->ranking, tuning->n_ranked);
+    write_ids(&w, "neighbours", tuning->neighbours, tuning->n_neighbours);
+    write_ids(&w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
+    json_open(&w, "splits", '[');
+    for (i = 0; i < tuning->n_splits; i++) {
+        json_open(&w, NULL, '{');
+        json_integer_member(&w, "tensor_parallel", tuning->splits[i].tp);
+        json_integer_member(&w, "pipeline_parallel", tuning->splits[i].pp);
+        json_integer_member(&w, "virtual_stages", tuning->splits[i].n_virtual);
+        json_integer_member(&w, "data_parallel", tuning->splits[i].dp);
+        json_close(&w, '}');
+    }
+    json_close(&w, ']');
+    json_open(&w, "candidates", '[');
+    for (i = 0; i < tuning->n_candidates; i++) write_candidate(&w, tuning, i);
+    json_close(&w, ']');
+    json_close(&w, '}');
+    (void)cli_write("\n", 1, to);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The paper's trade-off
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { TRADE_OFFS = 3, TRADE_BATCHES = 8, TRADE_BATCH = 256 };
+
+/* Adds the seconds of one batch: by replay, then by ChunkSize x K. */
+static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][TRADE_OFFS]) {
+    static const int64_t chunk_sizes[TRADE_OFFS] = {2048, 8192, 32768}, ks[TRADE_OFFS] = {1, 4, 16};
+    static const cf_schedule_kind kinds[1] = {CF_SCHEDULE_PAPER};
+    int64_t lengths[TRADE_BATCH], i, j;
+    draw_source source;
+    cf_tune_desc desc;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+
+    source.state = seed;
+    for (i = 0; i < TRADE_BATCH; i++)
+        do lengths[i] = draw_lmsys(&source);
+        while (lengths[i] > 262144);
+    lengths[0] = 262144;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = gpu;
+    desc.parallel.tp = desc.parallel.pp = 4;
+    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+    desc.limit_bytes = (int64_t)1 << 40;
+    desc.pack.no_tails = 1;
+    desc.chunk_sizes = chunk_sizes;
+    desc.n_chunk_sizes = TRADE_OFFS;
+    desc.ks = ks;
+    desc.n_ks = TRADE_OFFS;
+    desc.kinds = kinds;
+    desc.n_kinds = 1;
+    desc.no_offload = 1;
+    desc.batch = TRADE_BATCH;
+    desc.n_batches = 1;
+    desc.n_exact = CF_MAX_CANDIDATES;
+    if (cf_tune(lengths, TRADE_BATCH, &desc, &tuning, &error) != CF_OK) return packing_error(&error, NULL);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        double seconds = tuning->candidates[c->same_as >= 0 ? c->same_as : i].seconds;
+        for (j = 0; j < TRADE_OFFS; j++)
+            if (c->chunk_size == chunk_sizes[j] && c->chunk_size * c->k == 32768)
+                sums[c->replay == CF_REPLAY_LOCAL][j] += seconds;
+    }
+    cf_tuning_free(tuning);
+    return CLI_OK;
+}
+
+static int print_trade_off(void) {
+    static const int64_t chunk_sizes[TRADE_OFFS] = {2048, 8192, 32768}, ks[TRADE_OFFS] = {16, 4, 1};
+    static const double measured[TRADE_OFFS] = {29811, 23775, 28942};
+    double sums[2][TRADE_OFFS] = {{0, 0, 0}, {0, 0, 0}};
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    int i, code = CLI_OK;
+
+    gpu.launch = 40e-6;
+    for (i = 0; i < TRADE_BATCHES && code == CLI_OK; i++) code = simulate_trade_off((uint64_t)i + 1, &gpu, sums);
+    if (code != CLI_OK) return code;
+    puts("Qwen2.5-7B, 256K context, tensor and sequence parallel 4, pipeline 4, ChunkSize x K = 32K: ms an iteration\n");
+    printf("%10s %4s %10s %7s   %13s %7s   %16s %7s\n", "ChunkSize", "K", "paper", "ratio", "local replay", "ratio",
+           "pipeline replay", "ratio");
+    for (i = 0; i < TRADE_OFFS; i++)
+        printf("%10s %4lld %10.0f %7.3f   %13.0f %7.3f   %16.0f %7.3f\n", cli_commas(chunk_sizes[i]), (long long)ks[i],
+               measured[i], measured[i] / measured[1], 1e3 * sums[1][i] / TRADE_BATCHES, sums[1][i] / sums[1][1],
+               1e3 * sums[0][i] / TRADE_BATCHES, sums[0][i] / sums[0][1]);
+    printf("\nassumptions\n"
+           "  %d batches of %d sequences: lengths like those of LMSys-Chat-1M (chunkflow gen lmsys, seeds 1 to %d, none\n"
+           "  longer than 256K), the first of each batch 256K long; without one, nothing that is this long is in most batches.\n"
+           "  The paper's schedule and packing (no tails filled), selective recompute, bf16. H100 numbers (the paper does not\n"
+           "  give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With the 5 of the table,\n"
+           "  (8K,4) stays best and (32K,1) becomes the worst. Replays without communication (local) give the paper's order;\n"
+           "  if they run through the whole pipeline again, (32K,1), which replays seven of eight chunks one by one, is worst by\n"
+           "  far. Absolute times depend on the batches, of which the paper gives no more than their distribution: compare\n"
+           "  ratios.\n",
+           TRADE_BATCHES, TRADE_BATCH, TRADE_BATCHES);
+    return CLI_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* Searches; the outcome is due to cf_tuning_free. */
+static int search(tune_job *job, cf_tuning **out) {
+    progress_bar bar = {0, 0};
+    cf_error error;
+    cf_result result;
+
+    job->desc.progress = show_progress;
+    job->desc.user = &bar;
+    signal(SIGINT, note_interrupt);
+    result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
+    clear_progress(&bar);
+    signal(SIGINT, SIG_DFL);
+    return result == CF_OK ? CLI_OK : packing_error(&error, NULL);
+}
+
+static int report(const tune_job *job, const cf_tuning *tuning) {
+    cli_output json = {0};
+    int code = cli_output_open(&json, job->asked->json);
+
+    if (code == CLI_OK && json.stream) write_tuning(&json, job, tuning);
+    if (code == CLI_OK && json.stream != stdout) print_tuning(job, tuning);
+    code = cli_outputs_finish(&json, 1, code);
+    if (code != CLI_OK) return code;
+    if (tuning->interrupted) return CLI_INTERRUPTED;
+    return tuning->winner >= 0 ? CLI_OK : CLI_FAILED;
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    const tune_options *asked = (const tune_options *)given;
+    const cf_gpu *named;
+    cf_tuning *tuning = NULL;
+    tune_job job;
+    int code;
+
+    if (asked->paper_trade_off) return print_trade_off();
+    if (n_operands < 1) return cli_usage("tune", "FILE|- is missing");
+    if (!asked->gpu) return cli_usage("tune", "--gpu NAME is missing");
+    if (!(named = modelling_gpu("tune", asked->gpu))) return CLI_WRONG;
+    memset(&job, 0, sizeof job);
+    job.asked = asked;
+    job.gpu = *named;
+    if (asked->launch >= 0) job.gpu.launch = (double)asked->launch / 1e6;
+    code = modelling_make("tune", &asked->modelling, &job.model);
+    if (code != CLI_OK) return code;
+    code = fill_desc(&job);
+    if (code == CLI_OK) code = read_lengths(&job, operands[0]);
+    if (code == CLI_OK) code = search(&job, &tuning);
+    if (code == CLI_OK) code = report(&job, tuning);
+    cf_tuning_free(tuning);
+    free_job(&job);
+    return code;
+}
+
+const cli_command cmd_tune = {
+    "tune", "FILE|-", 0, 1,
+    "find the ChunkSize, K and schedule that are fastest within the GPUs' memory",
+    "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound does not\n"
+    "rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer. Ctrl-C ends the\n"
+    "search and prints what it has found so far (exit code 130); a second one ends the program. Exit code 1 where nothing\n"
+    "fits, 2 where the options are wrong.\n"
+    "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
+    options, &defaults, sizeof defaults, run};
