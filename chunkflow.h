@@ -5361,7 +5361,7 @@ static void cf__backward_heads(cf__paths *paths, int64_t chunk, int64_t last) {
     }
 }
 
-/* The same backwards in time. */
+/* The same backwards in time. (cf__replay_tails is right for a chunk that is dropped although K would let it stay, too.) */
 static void cf__backward_tails(cf__paths *paths, int64_t chunk, int64_t first) {
     const cf__pipeline *pipe = paths->pipe;
     double transfer = cf__transfer_seconds(pipe, chunk);
@@ -5423,7 +5423,7 @@ static void cf__find_paths(cf__paths *paths) {
         }
         for (i = first; i <= last; i++) {
             cf__backward_tails(paths, i, first);
-            if (last - i >= pipe->k) cf__replay_tails(paths, i, first);
+            cf__replay_tails(paths, i, first); /* also of kept chunks, which a limit may cause to be dropped */
         }
         for (i = last; i >= first; i--) cf__forward_tails(paths, i, last);
     }
@@ -5559,6 +5559,10 @@ static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int sp
     }
 }
 
+static double cf__strongest_bound(const cf__bounds *b) {
+    return cf__most(cf__most(b->critical_path, b->stage_load), cf__most(b->one_machine, b->memory));
+}
+
 /* ---- memory limits ---- */
 
 /* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
@@ -5590,6 +5594,10 @@ static cf__limits cf__tightest(const cf_schedule_desc *desc) {
 }
 
 static int cf__counts_bytes(const cf_schedule_desc *desc) { return desc->limit_bytes > 0 || desc->limits_bytes != NULL; }
+
+static int cf__is_limited(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
+}
 
 /* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it being
    kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the rest. */
@@ -5645,9 +5653,9 @@ static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, 
 
 /* ---- units, as schedules see them ---- */
 
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow `most_k`. */
 typedef struct cf__work_unit {
-    int32_t first, n, k;
+    int32_t first, n, k, most_k;
 } cf__work_unit;
 
 /* Chunk i of the unit is dropped in its first forward. */
@@ -5673,6 +5681,7 @@ typedef struct cf__item {
 } cf__item;
 
 typedef struct cf__pattern {
+    cf_schedule_kind kind;
     int64_t n_items, n_backwards;
     cf__item *items;     /* (n + n_replays) */
     int32_t *backwards;  /* (n) chunks, in the order of their backward */
@@ -5712,6 +5721,73 @@ static void cf__layout_pattern(cf__pattern *pattern, int64_t n, int64_t n_replay
     pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
     pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
+}
+
+/* Whether there may be I and W in the schedule. */
+static int cf__splits(const cf_schedule_desc *desc) {
+    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
+}
+
+/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
+static int cf__is_plain(const cf_schedule_desc *desc) {
+    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
+}
+
+static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
+    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
+    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
+    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
+    cf__layout_pipeline(&m->pipe, carver);
+    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
+}
+
+/* Sets how many chunks a unit keeps. */
+static void cf__set_k(cf__maker *m, cf__work_unit *unit, int64_t k) {
+    cf__holding h;
+    unit->k = (int32_t)k;
+    if (m->needs == NULL) return;
+    h.chunks = &m->pipe.chunks[unit->first];
+    h.bytes = &m->desc.bytes;
+    h.n = unit->n;
+    h.k = k;
+    h.local = m->pipe.local;
+    h.dependent = h.chunks->group >= 0;
+    cf__unit_bytes(&h, m->pipe.plan, &m->needs[unit->first]);
+}
+
+/* Fills units, in plan order, and needs. */
+static void cf__collect_units(cf__maker *m) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t chunk, n, n_units = 0, bytes = 0;
+    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
+        cf__work_unit *unit = &m->units[n_units++];
+        int64_t id = m->pipe.first_chunk + chunk;
+        n = cf__unit_chunks(plan, id);
+        unit->first = (int32_t)chunk;
+        unit->n = (int32_t)n;
+        unit->most_k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        cf__set_k(m, unit, unit->most_k);
+    }
+}
+
+/* Dearest unit first; equal ones keep their order. */
+static void cf__sort_units(cf__maker *m) {
+    int64_t i, j;
+    int is_sorted = 1;
+    for (i = 0; i < m->n_units; i++) {
+        double seconds = 0;
+        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
+        m->unit_seconds[i] = -seconds;
+        m->sorted[i] = (int32_t)i;
+        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
+    }
+    if (is_sorted) return;
+    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
+    for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
+    memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
 
 static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
@@ -5770,7 +5846,7 @@ static int64_t cf__unit_room(const cf__maker *m, const cf__work_unit *unit) {
 /* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
 static void cf__build_pattern(cf__maker *m) {
     cf__pattern *pattern = &m->pattern;
-    int gpipe = m->desc.kind == CF_SCHEDULE_GPIPE;
+    int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
     int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
     /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between a unit and its replays. */
     int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
@@ -5812,7 +5888,7 @@ static int cf__has_room(const cf__maker *m, const cf__merge *merge) {
 static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     int64_t further_down = m->desc.n_stages - 1 - merge->stage;
-    switch (m->desc.kind) {
+    switch (pattern->kind) {
         case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
         case CF_SCHEDULE_1F1B:
             if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
@@ -5875,6 +5951,812 @@ static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
     }
     schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
     return merge.next - schedule->actions;
+}
+
+/* ---- dispatch: schedules by simulated time ----
+
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. A unit starts on a stage
+   only if the stage has room for all that it may ever hold there; that room is given back as its chunks end.
+
+   Why this cannot deadlock. Units have one order everywhere. A unit may start before an earlier one only if the room that
+   the first of those waiting units needs stays free, so the first unconcluded unit never waits for room, and nothing else
+   than time delays it. A policy may take the risk and count only the slots in use; if that ends in a deadlock, the search
+   has tried one candidate in vain. */
+
+typedef struct cf__policy {
+    int split;             /* I and W in place of B */
+    int risk;              /* 1: slots are taken one by one, not for a whole unit at its start */
+    double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
+    double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
+    double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
+    int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
+    const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units start in
+                              order everywhere. NULL: any number */
+} cf__policy;
+
+/* One stage at work. Heaps hold passes: cell x CF__KINDS + kind. */
+typedef struct cf__worker {
+    double free_at;
+    double link_free[2];
+    int64_t room_chunks, room_bytes; /* not yet promised */
+    int64_t next_unit;               /* the first unit that has not started here */
+    int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
+    int32_t *coming, *fresh, *begun, *replays, *returning, *weights;
+    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights, n_taken_weights;
+    int32_t *done;                   /* passes in the order in which they were taken */
+    int64_t n_done;
+} cf__worker;
+
+typedef struct cf__dispatch {
+    const cf__maker *maker;
+    const cf__pipeline *pipe;
+    const cf__paths *paths;
+    cf__policy policy;
+    int64_t most_room_chunks, most_room_bytes;
+    int64_t per_stage;    /* passes of a stage at most */
+    int32_t *unit_of;     /* (n) by chunk */
+    double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
+    uint8_t *missing;     /* (passes) what must come before and has not been taken */
+    double *ready_at;     /* (passes) */
+    double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
+    const double *nudges; /* (passes) added to that; or NULL */
+    double give_up_at;
+    cf__worker *workers;  /* (n_stages) */
+    double *wake;         /* (n_stages) when to look at the stage again */
+    int32_t *winners;     /* a tournament over wake: winners[1] is the stage to look at next */
+    int64_t n_leaves;
+    uint8_t *started;     /* (n_units x n_stages) */
+    double makespan;
+} cf__dispatch;
+
+static int64_t cf__leaves(int64_t n_stages) {
+    int64_t n = 1;
+    while (n < n_stages) n *= 2;
+    return n;
+}
+
+static void cf__layout_dispatch(cf__dispatch *d, const cf__maker *m, cf__carver *carver) {
+    int64_t passes = m->pipe.n * m->pipe.n_v * CF__KINDS, cells = m->pipe.n * m->desc.n_virtual, s;
+    d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
+    d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
+    d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
+    d->urgency = (double *)cf__take(carver, passes, sizeof(double));
+    d->workers = (cf__worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__worker));
+    d->wake = (double *)cf__take(carver, m->desc.n_stages, sizeof(double));
+    d->winners = (int32_t *)cf__take(carver, 2 * cf__leaves(m->desc.n_stages), sizeof(int32_t));
+    d->started = (uint8_t *)cf__take(carver, m->n_units * m->desc.n_stages, sizeof(uint8_t));
+    d->per_stage = cells * CF__KINDS;
+    for (s = 0; s < m->desc.n_stages; s++) {
+        cf__worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
+        worker->coming = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
+        worker->fresh = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+        worker->begun = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+        worker->replays = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+        worker->returning = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+        worker->weights = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+        worker->done = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
+    }
+}
+
+/* Sets when a stage is to be looked at again. Of equal times the lower stage comes first. */
+static void cf__set_wake(cf__dispatch *d, int64_t stage, double when) {
+    int64_t node = (d->n_leaves + stage) / 2;
+    d->wake[stage] = when;
+    for (; node > 0; node /= 2) {
+        int32_t left = d->winners[2 * node], right = d->winners[2 * node + 1];
+        d->winners[node] = right < 0 || d->wake[left] <= d->wake[right] ? left : right;
+    }
+}
+
+static void cf__start_wakes(cf__dispatch *d) {
+    int64_t i;
+    d->n_leaves = cf__leaves(d->pipe->n_stages);
+    for (i = 0; i < d->n_leaves; i++) {
+        d->winners[d->n_leaves + i] = i < d->pipe->n_stages ? (int32_t)i : -1;
+        if (i < d->pipe->n_stages) d->wake[i] = DBL_MAX;
+    }
+    for (i = d->n_leaves - 1; i > 0; i--) d->winners[i] = d->winners[2 * i];
+    for (i = 0; i < d->pipe->n_stages; i++) cf__set_wake(d, i, DBL_MAX);
+}
+
+static int32_t cf__pass_id(int64_t cell, int kind) { return (int32_t)(cell * CF__KINDS + kind); }
+
+/* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
+static void cf__supply(cf__dispatch *d, int64_t cell, int kind, int64_t stage, double when) {
+    int32_t pass = cf__pass_id(cell, kind);
+    cf__worker *worker = &d->workers[stage];
+    if (when > d->ready_at[pass]) d->ready_at[pass] = when;
+    if (--d->missing[pass] > 0) return;
+    if (kind == CF__WEIGHT) {
+        worker->weights[worker->n_weights++] = pass;
+        return;
+    }
+    cf__heap_push(worker->coming, worker->n_coming++, pass, d->ready_at);
+    when = cf__most(d->ready_at[pass], worker->free_at);
+    if (when < d->wake[stage]) cf__set_wake(d, stage, when);
+}
+
+/* What a pass still waits for, before anything has run. */
+static void cf__count_missing(cf__dispatch *d) {
+    const cf__pipeline *pipe = d->pipe;
+    int64_t v, i;
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < pipe->n; i++) {
+            const cf__work_unit *unit = &d->maker->units[d->unit_of[i]];
+            int64_t index = i - unit->first, cell = v * pipe->n + i;
+            uint8_t *missing = &d->missing[cf__pass_id(cell, 0)];
+            int dropped = cf__is_dropped(unit, index);
+            missing[CF__FORWARD] = (uint8_t)((v > 0) + (index > 0));
+            /* its own F, the slot, the replay of the next chunk, the input */
+            missing[CF__AGAIN] = (uint8_t)(2 + cf__is_dropped(unit, index + 1) + (v > 0 && !pipe->local));
+            if (!dropped) missing[CF__AGAIN] = UINT8_MAX;
+            /* its activations, the state gradient, the gradient */
+            missing[CF__BACKWARD] = (uint8_t)(1 + (index + 1 < unit->n) + (v + 1 < pipe->n_v));
+            missing[CF__WEIGHT] = 1;
+        }
+}
+
+static void cf__set_urgency(cf__dispatch *d) {
+    const cf__pipeline *pipe = d->pipe;
+    int64_t v, i;
+    int kind;
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < pipe->n; i++)
+            for (kind = 0; kind < CF__WEIGHT; kind++) {
+                int64_t cell = v * pipe->n + i;
+                int32_t pass = cf__pass_id(cell, kind);
+                double urgency = -cf__latest_start(d->paths, kind, cell);
+                if (kind != CF__FORWARD) urgency -= d->policy.bias;
+                else if (d->policy.deep > 0) urgency -= cf__product(d->policy.deep, (double)(v / pipe->n_stages));
+                d->urgency[pass] = d->nudges != NULL ? urgency + d->nudges[pass] : urgency;
+            }
+}
+
+static void cf__start_workers(cf__dispatch *d) {
+    const cf__maker *m = d->maker;
+    int64_t s;
+    for (s = 0; s < d->pipe->n_stages; s++) {
+        cf__worker *worker = &d->workers[s];
+        cf__limits limits = cf__limits_of(&m->desc, s);
+        int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, d->most_room_chunks) : INT64_MAX;
+        worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
+        worker->room_chunks = cf__min(limits.chunks, depth);
+        worker->room_bytes = limits.bytes;
+        worker->next_unit = worker->n_ahead = 0;
+        worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_replays = worker->n_returning = 0;
+        worker->n_weights = worker->n_taken_weights = worker->n_done = 0;
+    }
+}
+
+static int64_t cf__room_chunks(const cf__dispatch *d, int64_t unit) {
+    return d->maker->units[unit].k * d->maker->desc.n_virtual;
+}
+
+static int64_t cf__room_bytes(const cf__dispatch *d, int64_t unit) {
+    const cf__maker *m = d->maker;
+    return m->needs != NULL ? m->needs[m->units[unit].first + m->units[unit].n - 1] * m->desc.n_virtual : 0;
+}
+
+static void cf__start_dispatch(cf__dispatch *d) {
+    const cf__maker *m = d->maker;
+    int64_t u, i;
+    d->most_room_chunks = d->most_room_bytes = 0;
+    for (u = 0; u < m->n_units; u++) {
+        d->place[u] = (double)u;
+        for (i = 0; i < m->units[u].n; i++) d->unit_of[m->units[u].first + i] = (int32_t)u;
+        d->most_room_chunks = cf__max(d->most_room_chunks, cf__room_chunks(d, u));
+        d->most_room_bytes = cf__max(d->most_room_bytes, cf__room_bytes(d, u));
+    }
+    memset(d->ready_at, 0, (size_t)(d->pipe->n * d->pipe->n_v * CF__KINDS) * sizeof(double));
+    memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
+    d->makespan = 0;
+    cf__count_missing(d);
+    cf__set_urgency(d);
+    cf__start_workers(d);
+    cf__start_wakes(d);
+    for (u = 0; u < m->n_units; u++) {
+        d->missing[cf__pass_id(m->units[u].first, CF__FORWARD)] = 1;
+        cf__supply(d, m->units[u].first, CF__FORWARD, 0, 0);
+    }
+}
+
+/* Whether a unit may start on a stage: see above. */
+static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
+    const cf__worker *worker = &d->workers[stage];
+    int64_t chunks = cf__room_chunks(d, unit), bytes = cf__room_bytes(d, unit), first = worker->next_unit;
+    if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
+    if (d->policy.risk) return bytes <= worker->room_bytes;
+    if (unit != first) {
+        chunks += cf__room_chunks(d, first);
+        bytes += cf__room_bytes(d, first);
+    }
+    return chunks <= worker->room_chunks && bytes <= worker->room_bytes;
+}
+
+static void cf__start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
+    cf__worker *worker = &d->workers[stage];
+    if (!d->policy.risk) worker->room_chunks -= cf__room_chunks(d, unit);
+    worker->room_bytes -= cf__room_bytes(d, unit);
+    d->started[unit * d->pipe->n_stages + stage] = 1;
+    while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
+        worker->next_unit++;
+}
+
+/* The slot of a chunk is free: it goes to the chunk k before it, if that was dropped, or back to the stage. */
+static void cf__free_slot(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t cell, double when) {
+    const cf__maker *m = d->maker;
+    const cf__work_unit *unit = &m->units[d->unit_of[chunk]];
+    int64_t index = chunk - unit->first;
+    cf__worker *worker = &d->workers[stage];
+    if (index >= unit->k) cf__supply(d, cell - unit->k, CF__AGAIN, stage, when);
+    worker->room_chunks += d->policy.risk || index < unit->k;
+    if (m->needs != NULL) worker->room_bytes += m->needs[chunk] - (index > 0 ? m->needs[chunk - 1] : 0);
+}
+
+/* Sends a result on; cf__send says how. */
+static void cf__pass_on(cf__dispatch *d, int64_t stage, int direction, int64_t cell, int kind, double end,
+                        double transfer) {
+    cf__worker *worker = &d->workers[stage];
+    int64_t to = stage + (direction == 0 ? 1 : -1), n = d->pipe->n_stages;
+    double begin = cf__most(end, worker->link_free[direction]);
+    if (to == n) to = 0;
+    if (to < 0) to = n - 1;
+    if (transfer > 0 && d->pipe->timing->no_overlap) {
+        worker->free_at = end + transfer;
+        begin = end - transfer;
+    }
+    worker->link_free[direction] = begin + transfer;
+    cf__supply(d, cell, kind, to, begin + transfer);
+}
+
+/* What comes after a pass that ends at `end`. */
+static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind, double end) {
+    const cf__pipeline *pipe = d->pipe;
+    int64_t v = cell / pipe->n, chunk = cell % pipe->n;
+    const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
+    int64_t index = chunk - unit->first;
+    int dropped = cf__is_dropped(unit, index);
+    double transfer = cf__transfer_seconds(pipe, chunk);
+    switch (kind) {
+        case CF__FORWARD:
+            d->workers[stage].n_ahead += !dropped;
+            if (index + 1 < unit->n) cf__supply(d, cell + 1, CF__FORWARD, stage, end);
+            cf__supply(d, cell, dropped ? CF__AGAIN : CF__BACKWARD, stage, end);
+            if (v + 1 < pipe->n_v) cf__pass_on(d, stage, 0, cell + pipe->n, CF__FORWARD, end, transfer);
+            break;
+        case CF__AGAIN:
+            cf__supply(d, cell, CF__BACKWARD, stage, end);
+            if (index > 0) cf__supply(d, cell - 1, CF__AGAIN, stage, end);
+            if (v + 1 < pipe->n_v && !pipe->local) cf__pass_on(d, stage, 0, cell + pipe->n, CF__AGAIN, end, transfer);
+            break;
+        case CF__BACKWARD:
+            d->workers[stage].n_ahead -= !dropped;
+            if (index > 0) cf__supply(d, cell - 1, CF__BACKWARD, stage, end);
+            if (d->policy.split) cf__supply(d, cell, CF__WEIGHT, stage, end);
+            else cf__free_slot(d, stage, chunk, cell, end);
+            if (v > 0) cf__pass_on(d, stage, 1, cell - pipe->n, CF__BACKWARD, end, transfer);
+            break;
+        default: cf__free_slot(d, stage, chunk, cell, end); break;
+    }
+}
+
+/* F of a kept chunk, and R. */
+static int cf__takes_slot(const cf__dispatch *d, int32_t pass) {
+    int64_t chunk = pass / CF__KINDS % d->pipe->n;
+    const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
+    if (pass % CF__KINDS == CF__FORWARD) return !cf__is_dropped(unit, chunk - unit->first);
+    return pass % CF__KINDS == CF__AGAIN;
+}
+
+/* Runs a pass on a free stage. */
+static void cf__take_pass(cf__dispatch *d, int64_t stage, int32_t pass, double now) {
+    const cf__pipeline *pipe = d->pipe;
+    cf__worker *worker = &d->workers[stage];
+    int64_t cell = pass / CF__KINDS, v = cell / pipe->n, chunk = cell % pipe->n;
+    int kind = (int)(pass % CF__KINDS);
+    int gets = (kind == CF__FORWARD && v > 0) || (kind == CF__AGAIN && v > 0 && !pipe->local) ||
+               (kind == CF__BACKWARD && v + 1 < pipe->n_v);
+    double end = now + d->paths->seconds[kind][cell];
+    if (gets && pipe->timing != NULL && pipe->timing->no_overlap) end += cf__transfer_seconds(pipe, chunk);
+    if (d->policy.risk) worker->room_chunks -= cf__takes_slot(d, pass);
+    worker->done[worker->n_done++] = pass;
+    worker->free_at = end;
+    d->makespan = cf__most(d->makespan, end);
+    if (end + d->paths->tail[kind][cell] > d->give_up_at) d->makespan = DBL_MAX;
+    cf__conclude(d, stage, cell, kind, end);
+    cf__set_wake(d, stage, worker->free_at);
+}
+
+/* What has arrived by now becomes a choice. */
+static void cf__receive(cf__dispatch *d, int64_t stage, double now) {
+    cf__worker *worker = &d->workers[stage];
+    while (worker->n_coming > 0 && d->ready_at[worker->coming[0]] <= now) {
+        int32_t pass = cf__heap_pop(worker->coming, worker->n_coming--, d->ready_at);
+        int64_t cell = pass / CF__KINDS, chunk = cell % d->pipe->n;
+        int32_t unit = d->unit_of[chunk];
+        if (pass % CF__KINDS == CF__BACKWARD) cf__heap_push(worker->returning, worker->n_returning++, pass, d->urgency);
+        else if (pass % CF__KINDS == CF__AGAIN) cf__heap_push(worker->replays, worker->n_replays++, pass, d->urgency);
+        else if (cell < d->pipe->n * d->pipe->n_stages && chunk == d->maker->units[unit].first)
+            cf__heap_push(worker->fresh, worker->n_fresh++, unit, d->place);
+        else cf__heap_push(worker->begun, worker->n_begun++, pass, d->urgency);
+    }
+}
+
+/* The time at which a pass on its way here is worth waiting for although there is another to run; -1: none is. */
+static double cf__worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t coming;
+    double seconds = d->paths->seconds[at_hand % CF__KINDS][at_hand / CF__KINDS];
+    if (worker->n_coming == 0 || !(d->policy.patience > 0)) return -1;
+    coming = worker->coming[0];
+    if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
+    if (at_hand % CF__KINDS != CF__WEIGHT && d->urgency[coming] >= d->urgency[at_hand]) return -1;
+    return d->ready_at[coming];
+}
+
+/* Whether there is a slot for a pass, where slots are taken one by one. */
+static int cf__finds_slot(const cf__dispatch *d, int64_t stage, int32_t pass) {
+    return !d->policy.risk || d->workers[stage].room_chunks > 0 || !cf__takes_slot(d, pass);
+}
+
+/* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
+static int32_t cf__best_forward(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t fresh = -1, begun = worker->n_begun > 0 ? worker->begun[0] : -1;
+    if (worker->n_fresh > 0 && cf__may_start(d, stage, worker->fresh[0]))
+        fresh = cf__pass_id(stage * d->pipe->n + d->maker->units[worker->fresh[0]].first, CF__FORWARD);
+    if (fresh >= 0 && !cf__finds_slot(d, stage, fresh)) fresh = -1;
+    if (begun >= 0 && !cf__finds_slot(d, stage, begun)) begun = -1;
+    if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
+    return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
+}
+
+/* The replay or backward to take next; -1: none. */
+static int32_t cf__best_return(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t replay = worker->n_replays > 0 ? worker->replays[0] : -1;
+    int32_t backward = worker->n_returning > 0 ? worker->returning[0] : -1;
+    if (replay >= 0 && !cf__finds_slot(d, stage, replay)) replay = -1;
+    if (replay < 0 || backward < 0) return (int32_t)cf__max(replay, backward);
+    return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
+}
+
+/* The pass that a free stage likes best; -1: none is ready. W comes last: it only has to be done some time. */
+static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
+    const cf__worker *worker = &d->workers[stage];
+    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage);
+    if (forward >= 0 && returning >= 0) {
+        if (d->policy.ahead != NULL) return worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+        return d->urgency[returning] <= d->urgency[forward] ? returning : forward;
+    }
+    if (forward >= 0 || returning >= 0) return (int32_t)cf__max(forward, returning);
+    return worker->n_taken_weights < worker->n_weights ? worker->weights[worker->n_taken_weights] : -1;
+}
+
+/* Takes a chosen pass out of where it waited. */
+static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
+    cf__worker *worker = &d->workers[stage];
+    int kind = (int)(pass % CF__KINDS);
+    if (kind == CF__WEIGHT) {
+        worker->n_taken_weights++;
+    } else if (kind == CF__BACKWARD) {
+        cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
+    } else if (kind == CF__AGAIN) {
+        cf__heap_pop(worker->replays, worker->n_replays--, d->urgency);
+    } else if (worker->n_begun > 0 && pass == worker->begun[0]) {
+        cf__heap_pop(worker->begun, worker->n_begun--, d->urgency);
+    } else {
+        cf__start_unit(d, stage, cf__heap_pop(worker->fresh, worker->n_fresh--, d->place));
+    }
+}
+
+/* A stage that is free at `now` takes a pass, or waits. */
+static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
+    cf__worker *worker = &d->workers[stage];
+    int32_t pass;
+    double wait;
+    cf__receive(d, stage, now);
+    pass = cf__best_pass(d, stage);
+    if (pass < 0) {
+        cf__set_wake(d, stage, worker->n_coming > 0 ? d->ready_at[worker->coming[0]] : DBL_MAX);
+    } else if ((wait = cf__worth_waiting(d, stage, pass, now)) >= 0) {
+        cf__set_wake(d, stage, wait);
+    } else {
+        cf__claim(d, stage, pass);
+        cf__take_pass(d, stage, pass, now);
+    }
+}
+
+/* Whether every stage has run all of its passes. */
+static int cf__is_complete(const cf__dispatch *d) {
+    const cf__maker *m = d->maker;
+    int64_t u, s, passes = d->pipe->n * (d->policy.split ? 3 : 2);
+    for (u = 0; u < m->n_units; u++) passes += m->units[u].n - m->units[u].k;
+    for (s = 0; s < d->pipe->n_stages; s++)
+        if (d->workers[s].n_done < passes * m->desc.n_virtual) return 0;
+    return 1;
+}
+
+/* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
+static int cf__run_dispatch(cf__dispatch *d, double give_up_at) {
+    cf__start_dispatch(d);
+    d->give_up_at = give_up_at;
+    for (;;) {
+        int64_t stage = d->winners[1];
+        double now = d->wake[stage];
+        if (now >= DBL_MAX) return !d->policy.risk || cf__is_complete(d);
+        cf__decide(d, stage, now);
+        if (d->makespan > d->give_up_at) return 0;
+    }
+}
+
+static cf_pass cf__pass_of_kind(const cf__dispatch *d, int kind) {
+    static const cf_pass passes[CF__KINDS] = {CF_F, CF_R, CF_B, CF_W};
+    return kind == CF__BACKWARD && d->policy.split ? CF_I : passes[kind];
+}
+
+/* Writes down what was dispatched; returns the number of actions. */
+static int64_t cf__write_dispatch(const cf__dispatch *d, cf_schedule *schedule) {
+    const cf__pipeline *pipe = d->pipe;
+    cf_action *next = schedule->actions;
+    int64_t s, i;
+    for (s = 0; s < pipe->n_stages; s++) {
+        const cf__worker *worker = &d->workers[s];
+        schedule->first[s] = next - schedule->actions;
+        for (i = 0; i < worker->n_done; i++) {
+            int64_t cell = worker->done[i] / CF__KINDS, chunk = cell % pipe->n;
+            int kind = (int)(worker->done[i] % CF__KINDS);
+            const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
+            int keep = kind == CF__AGAIN || (kind == CF__FORWARD && !cf__is_dropped(unit, chunk - unit->first));
+            cf__put_action(&next, cf__pass_of_kind(d, kind), pipe->first_chunk + chunk, cell / pipe->n, keep);
+        }
+    }
+    schedule->first[pipe->n_stages] = next - schedule->actions;
+    return next - schedule->actions;
+}
+
+/* ---- best: search ----
+
+   First the fixed schedules, then dispatch under a grid of policies, then a walk: change one thing at random (two units change
+   places, one moves, a policy, the urgency of one pass), keep it if the makespan does not grow. Everything follows from
+   the problem and the budget, so the same call gives the same schedule. */
+
+typedef struct cf__search {
+    cf__maker maker;
+    cf_schedule *schedule;  /* holds the best so far, unless that is a fixed pattern */
+    cf__clock clock;        /* times the fixed schedules */
+    cf__bounds bounds[2];   /* whole and split backwards; bounds[1] only if they may be split */
+    cf__dispatch dispatch;
+    double *nudges;         /* (passes) */
+    int64_t *ahead;         /* (n_stages) of interleaved */
+    uint64_t random;
+    int64_t budget;
+    double goal;            /* no schedule is shorter */
+    cf__policy best_policy; /* of the best dispatch so far */
+    cf_schedule_kind holder; /* whose the best schedule is */
+    cf_search_report report;
+} cf__search;
+
+enum { CF__FIXED_KINDS = 3 };
+
+/* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed schedules
+   alone. */
+static int64_t cf__default_budget(const cf__maker *m) {
+    if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
+    return cf__max(CF__FIXED_KINDS + 3, cf__min(4000, 1000000 / cf__max(m->n_actions, 1)));
+}
+
+/* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no dispatch. */
+static int cf__dispatches(const cf__maker *m) {
+    int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__default_budget(m);
+    if (m->desc.kind == CF_SCHEDULE_INTERLEAVED || m->desc.kind == CF_SCHEDULE_ZERO_BUBBLE) return 1;
+    if (m->desc.kind != CF_SCHEDULE_BEST) return 0;
+    return m->desc.n_virtual > 1 || m->desc.split_backward || budget > CF__FIXED_KINDS;
+}
+
+static void cf__layout_search(cf__search *search, cf__carver *carver) {
+    cf__maker *m = &search->maker;
+    int64_t cells = m->pipe.n * m->pipe.n_v;
+    int best = m->desc.kind == CF_SCHEDULE_BEST, dispatches = cf__dispatches(m);
+    if (cf__is_plain(&m->desc)) return;
+    cf__layout_maker(m, carver);
+    if (best) {
+        search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
+        search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
+        cf__layout_clock(&search->clock, cells, m->pipe.n_stages, carver);
+    }
+    if (best || m->desc.kind == CF_SCHEDULE_INTERLEAVED) cf__layout_bounds(&search->bounds[0], &m->pipe, 0, carver);
+    if (cf__splits(&m->desc)) cf__layout_bounds(&search->bounds[1], &m->pipe, 1, carver);
+    if (!dispatches) return;
+    cf__layout_dispatch(&search->dispatch, m, carver);
+    search->nudges = best ? (double *)cf__take(carver, cells * CF__KINDS, sizeof(double)) : NULL;
+    search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
+}
+
+static uint64_t cf__random(cf__search *search) { /* splitmix64 */
+    uint64_t x = search->random += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static int64_t cf__below(cf__search *search, int64_t n) { return (int64_t)(cf__random(search) % (uint64_t)n); }
+
+/* In [-1, 1), a multiple of 2^-20. */
+static double cf__unit_random(cf__search *search) { return (double)cf__below(search, 1 << 21) / (1 << 20) - 1; }
+
+static int cf__is_over(const cf__search *search) {
+    return search->report.n_tried >= search->budget || search->report.makespan <= search->goal * (1 + 1e-12);
+}
+
+/* ---- the fixed schedules as candidates ---- */
+
+static void cf__write_fixed(cf__search *search, cf_schedule_kind kind) {
+    cf__maker *m = &search->maker;
+    m->pattern.kind = kind;
+    cf__collect_units(m);
+    if (kind == CF_SCHEDULE_1F1B) cf__sort_units(m);
+    cf__build_pattern(m);
+    search->schedule->n_actions = cf__write_pattern(m, search->schedule);
+}
+
+/* The best schedule so far has this makespan and comes from this kind. */
+static void cf__note_best(cf__search *search, cf_schedule_kind kind, double makespan) {
+    search->report.n_improved++;
+    search->report.makespan = makespan;
+    search->holder = kind;
+    if (kind == CF_SCHEDULE_BEST) return;
+    search->report.best_fixed = kind;
+    search->report.fixed_makespan = makespan;
+}
+
+static cf_result cf__try_patterns(cf__search *search) {
+    static const cf_schedule_kind kinds[CF__FIXED_KINDS] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_GPIPE};
+    cf__clock *clock = &search->clock;
+    int i;
+    clock->pipe = &search->maker.pipe;
+    clock->schedule = search->schedule;
+    clock->error = search->maker.error;
+    for (i = 0; i < CF__FIXED_KINDS; i++) {
+        cf_result result;
+        cf__write_fixed(search, kinds[i]);
+        if ((result = cf__run_clock(clock)) != CF_OK) return result;
+        search->report.n_tried++;
+        if (clock->makespan < search->report.makespan) cf__note_best(search, kinds[i], clock->makespan);
+    }
+    return CF_OK;
+}
+
+/* ---- dispatch as a candidate ---- */
+
+/* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a better
+   one is written down as `kind`. */
+static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind) {
+    cf__dispatch *d = &search->dispatch;
+    d->paths = &search->bounds[d->policy.split].paths;
+    search->report.n_tried++;
+    if (!cf__run_dispatch(d, search->report.makespan)) return 0;
+    search->best_policy = d->policy;
+    if (!(d->makespan < search->report.makespan)) return 1;
+    search->schedule->n_actions = cf__write_dispatch(d, search->schedule);
+    cf__note_best(search, kind, d->makespan);
+    return 1;
+}
+
+static cf__policy cf__policy_of(int split, int risk, double bias, double patience) {
+    cf__policy policy;
+    memset(&policy, 0, sizeof policy);
+    policy.split = split;
+    policy.risk = risk;
+    policy.bias = bias;
+    policy.patience = patience;
+    return policy;
+}
+
+/* The n units reversed from place `first` on. */
+static void cf__reverse_units(cf__work_unit *units, int64_t first, int64_t n) {
+    int64_t i;
+    for (i = 0; i < n / 2; i++) {
+        cf__work_unit swap = units[first + i];
+        units[first + i] = units[first + n - 1 - i];
+        units[first + n - 1 - i] = swap;
+    }
+}
+
+/* Starting orders: plan order and its reverse, dearest first and cheapest first, cheap ones at both ends. A short chunk
+   fills the pipeline sooner, and empties it sooner. */
+enum { CF__ORDERS = 5 };
+
+static void cf__set_order(cf__maker *m, int order) {
+    int64_t n = m->n_units, i;
+    cf__collect_units(m);
+    if (order >= 2) cf__sort_units(m);
+    if (order == 1 || order == 3) cf__reverse_units(m->units, 0, n);
+    if (order != 4) return;
+    for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
+    memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
+}
+
+/* Each order with each policy, the most promising ones first. Leaves the best order, and its policy in best_policy. */
+static void cf__try_grid(cf__search *search) {
+    static const int orders[CF__ORDERS] = {2, 0, 4, 1, 3};
+    cf__maker *m = &search->maker;
+    double much = 4 * search->bounds[0].critical_path;
+    int risks = cf__is_limited(&m->desc), splits = m->desc.split_backward != 0;
+    int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
+    for (i = 0; i < n; i++)
+        for (o = 0; o < CF__ORDERS && !cf__is_over(search); o++) {
+            double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
+            int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
+            cf__set_order(m, orders[o]);
+            search->dispatch.policy = cf__policy_of(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
+            if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
+        }
+    cf__set_order(m, best_order);
+}
+
+/* ---- the walk ---- */
+
+typedef enum cf__move_kind { CF__SWAP = 0, CF__SHIFT, CF__NUDGE, CF__POLICY, CF__KEEP } cf__move_kind;
+
+typedef struct cf__move {
+    cf__move_kind kind;
+    int64_t from, to;   /* units */
+    int64_t k;          /* of unit `from` before the move */
+    int64_t pass;
+    double nudge;       /* before the move */
+    cf__policy policy;  /* before the move */
+} cf__move;
+
+/* Moves the unit at `from` to `to`; those between close up. */
+static void cf__shift_unit(cf__work_unit *units, int64_t from, int64_t to) {
+    cf__work_unit unit = units[from];
+    if (from < to) memmove(&units[from], &units[from + 1], (size_t)(to - from) * sizeof unit);
+    else memmove(&units[to + 1], &units[to], (size_t)(from - to) * sizeof unit);
+    units[to] = unit;
+}
+
+static void cf__swap_units(cf__work_unit *units, int64_t a, int64_t b) {
+    cf__work_unit swap = units[a];
+    units[a] = units[b];
+    units[b] = swap;
+}
+
+static void cf__change_policy(cf__search *search) {
+    cf__policy *policy = &search->dispatch.policy;
+    double much = search->bounds[0].critical_path;
+    if (cf__is_limited(&search->maker.desc) && cf__below(search, 2)) policy->risk = !policy->risk;
+    switch (cf__below(search, 3)) {
+        case 0: policy->bias = cf__product(much, cf__unit_random(search)); break;
+        case 1: policy->patience = cf__below(search, 2) ? cf__most(0, cf__unit_random(search)) : 0; break;
+        default:
+            policy->bias = 0;
+            if (search->maker.desc.split_backward) policy->split = (int)cf__below(search, 2);
+            break;
+    }
+}
+
+static cf__move cf__make_move(cf__search *search) {
+    cf__maker *m = &search->maker;
+    cf__dispatch *d = &search->dispatch;
+    int64_t chance = cf__below(search, 16), passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    cf__move move;
+    memset(&move, 0, sizeof move);
+    move.policy = d->policy;
+    move.kind = chance < 4 ? CF__SWAP : chance < 8 ? CF__SHIFT : chance < 14 ? CF__NUDGE : CF__POLICY;
+    if (m->n_units < 2 && (move.kind == CF__SWAP || move.kind == CF__SHIFT)) move.kind = CF__NUDGE;
+    if (chance % 4 == 0 && cf__is_limited(&m->desc)) move.kind = CF__KEEP;
+    switch (move.kind) {
+        case CF__KEEP:
+            move.from = cf__below(search, m->n_units);
+            move.k = m->units[move.from].k;
+            cf__set_k(m, &m->units[move.from], 1 + cf__below(search, m->units[move.from].most_k));
+            break;
+        case CF__SWAP:
+        case CF__SHIFT:
+            move.from = cf__below(search, m->n_units);
+            move.to = (move.from + 1 + cf__below(search, m->n_units - 1)) % m->n_units;
+            if (move.kind == CF__SWAP) cf__swap_units(m->units, move.from, move.to);
+            else cf__shift_unit(m->units, move.from, move.to);
+            break;
+        case CF__NUDGE:
+            move.pass = cf__below(search, passes);
+            move.nudge = search->nudges[move.pass];
+            search->nudges[move.pass] += cf__product(search->bounds[0].critical_path / 4, cf__unit_random(search));
+            break;
+        default: cf__change_policy(search); break;
+    }
+    return move;
+}
+
+static void cf__undo_move(cf__search *search, const cf__move *move) {
+    cf__maker *m = &search->maker;
+    if (move->kind == CF__SWAP) cf__swap_units(m->units, move->from, move->to);
+    if (move->kind == CF__SHIFT) cf__shift_unit(m->units, move->to, move->from);
+    if (move->kind == CF__KEEP) cf__set_k(m, &m->units[move->from], move->k);
+    if (move->kind == CF__NUDGE) search->nudges[move->pass] = move->nudge;
+    search->dispatch.policy = move->policy;
+}
+
+static void cf__walk(cf__search *search) {
+    search->dispatch.policy = search->best_policy;
+    while (!cf__is_over(search)) {
+        cf__move move = cf__make_move(search);
+        if (!cf__try_dispatch(search, CF_SCHEDULE_BEST)) cf__undo_move(search, &move);
+    }
+}
+
+/* ---- the fixed kinds that are dispatched ---- */
+
+/* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
+   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B, and on
+   each stage no more chunks than its first stage has, which are as many W as may be put off. */
+static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
+    cf__maker *m = &search->maker;
+    cf__policy *policy = &search->dispatch.policy;
+    int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
+    int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
+    double much = 4 * search->bounds[split].critical_path;
+    *policy = cf__policy_of(split, 0, cf__product(much, (double)(n + 1)), 0);
+    policy->deep = much;
+    policy->depth = split ? p * n : 0;
+    policy->ahead = search->ahead;
+    for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
+    cf__collect_units(m);
+}
+
+static void cf__dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
+    cf__set_fixed_policy(search, kind);
+    cf__try_dispatch(search, kind);
+}
+
+/* ---- the whole search ---- */
+
+static void cf__start_search(cf__search *search, cf_schedule *schedule) {
+    cf__maker *m = &search->maker;
+    const cf_schedule_desc *desc = &m->desc;
+    int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    search->schedule = schedule;
+    search->budget = desc->budget > 0 ? desc->budget : cf__default_budget(m);
+    search->dispatch.maker = m;
+    search->dispatch.pipe = &m->pipe;
+    search->report.makespan = DBL_MAX;
+    search->goal = DBL_MAX;
+    if (desc->kind == CF_SCHEDULE_BEST || desc->kind == CF_SCHEDULE_INTERLEAVED) {
+        cf__find_bounds(&search->bounds[0], &m->pipe, 0, desc->limit, desc->limits);
+        search->goal = cf__strongest_bound(&search->bounds[0]);
+    }
+    if (cf__splits(desc)) {
+        cf__find_bounds(&search->bounds[1], &m->pipe, 1, desc->limit, desc->limits);
+        if (cf__strongest_bound(&search->bounds[1]) < search->goal) search->goal = cf__strongest_bound(&search->bounds[1]);
+    }
+    if (search->nudges == NULL) return;
+    for (i = 0; i < passes; i++) search->nudges[i] = 0;
+    search->dispatch.nudges = search->nudges;
+}
+
+static cf_result cf__search_best(cf__search *search) {
+    const cf_schedule_desc *desc = &search->maker.desc;
+    cf_search_report *report = &search->report;
+    cf_result result;
+    if (desc->n_virtual == 1) {
+        if ((result = cf__try_patterns(search)) != CF_OK) return result;
+    } else {
+        cf__dispatch_fixed(search, CF_SCHEDULE_INTERLEAVED);
+    }
+    if (desc->split_backward) cf__dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
+    if (cf__dispatches(&search->maker) && !cf__is_over(search)) {
+        cf__try_grid(search);
+        cf__walk(search);
+    }
+    if (desc->n_virtual == 1 && search->holder != CF_SCHEDULE_BEST && search->holder != CF_SCHEDULE_ZERO_BUBBLE)
+        cf__write_fixed(search, search->holder);
+    report->budget = search->budget;
+    report->bound = search->goal;
+    report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
+    if (desc->report != NULL) *desc->report = *report;
+    return CF_OK;
 }
 
 /* ---- the road, and the public functions ---- */
@@ -5972,14 +6854,9 @@ static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
 }
 
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
-/* Whether there may be I and W in the schedule. */
-static int cf__splits(const cf_schedule_desc *desc) {
-    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
-
 static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
     int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
-    int fits = 1;
+    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__is_limited(&m->desc);
     for (; id < end; id += n) {
         int64_t k;
         n = cf__unit_chunks(plan, id);
@@ -5987,6 +6864,7 @@ static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
         fits &= k > 0;
         most_bytes = cf__max(most_bytes, bytes);
         m->n_units++;
+        if (may_keep_fewer) k = cf__min(k, 1);
         m->n_replays += n - cf__max(k, 1);
     }
     if (!fits) return cf__fail_limit(m, most_bytes);
@@ -5998,9 +6876,11 @@ static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
 }
 
 /* Everything that can be refused without working space is refused here. */
-static cf_result cf__schedule_start(cf__maker *m, const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+static cf_result cf__schedule_start(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
+                                    cf_error *error) {
+    cf__maker *m = &search->maker;
     cf_result result;
-    memset(m, 0, sizeof *m);
+    memset(search, 0, sizeof *search);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
@@ -6035,23 +6915,6 @@ static cf_schedule cf__schedule_header(const cf__maker *m) {
     return schedule;
 }
 
-/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
-static int cf__is_plain(const cf_schedule_desc *desc) {
-    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
-}
-
-static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
-    if (cf__is_plain(&m->desc)) return;
-    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
-    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
-    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
-    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
-    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
-    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
-    cf__layout_pipeline(&m->pipe, carver);
-    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
-}
-
 /* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
 static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
     const cf_plan *plan = m->pipe.plan;
@@ -6071,48 +6934,9 @@ static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
     schedule->first[1] = schedule->n_actions;
 }
 
-/* Fills units, in plan order, and needs. */
-static void cf__collect_units(cf__maker *m) {
-    const cf_plan *plan = m->pipe.plan;
-    int64_t chunk, n, n_units = 0, bytes = 0;
-    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
-        cf__work_unit *unit = &m->units[n_units++];
-        n = cf__unit_chunks(plan, m->pipe.first_chunk + chunk);
-        unit->first = (int32_t)chunk;
-        unit->n = (int32_t)n;
-        unit->k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, m->pipe.first_chunk + chunk, n, &bytes);
-        if (m->needs != NULL) {
-            cf__holding h;
-            h.chunks = &m->pipe.chunks[chunk];
-            h.bytes = &m->desc.bytes;
-            h.n = n;
-            h.k = unit->k;
-            h.local = m->pipe.local;
-            h.dependent = h.chunks->group >= 0;
-            cf__unit_bytes(&h, plan, &m->needs[chunk]);
-        }
-    }
-}
-
-/* Dearest unit first; equal ones keep their order. */
-static void cf__sort_units(cf__maker *m) {
-    int64_t i, j;
-    int is_sorted = 1;
-    for (i = 0; i < m->n_units; i++) {
-        double seconds = 0;
-        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
-        m->unit_seconds[i] = -seconds;
-        m->sorted[i] = (int32_t)i;
-        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
-    }
-    if (is_sorted) return;
-    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
-    for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
-    memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
-}
-
 /* Writes actions and first, and sets n_actions to what was written. */
-static cf_result cf__write_schedule(cf__maker *m, cf_schedule *schedule) {
+static cf_result cf__write_schedule(cf__search *search, cf_schedule *schedule) {
+    cf__maker *m = &search->maker;
     cf_result result;
     if (cf__is_plain(&m->desc)) {
         cf__write_plain(m, schedule);
@@ -6120,24 +6944,24 @@ static cf_result cf__write_schedule(cf__maker *m, cf_schedule *schedule) {
     }
     cf__fill_pipeline(&m->pipe);
     if ((result = cf__check_total_time(&m->pipe, m->error)) != CF_OK) return result;
-    cf__collect_units(m);
-    if (m->desc.kind == CF_SCHEDULE_1F1B) cf__sort_units(m);
-    cf__build_pattern(m);
-    schedule->n_actions = cf__write_pattern(m, schedule);
+    cf__start_search(search, schedule);
+    if (m->desc.kind == CF_SCHEDULE_BEST) return cf__search_best(search);
+    if (cf__dispatches(m)) cf__dispatch_fixed(search, m->desc.kind);
+    else cf__write_fixed(search, m->desc.kind);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {
-    cf__maker m;
+    cf__search search;
     cf_schedule header;
     cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__schedule_start(&m, plan, desc, error);
+    cf_result result = cf__schedule_start(&search, plan, desc, error);
     if (result != CF_OK) return result;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
-    header = cf__schedule_header(&m);
+    header = cf__schedule_header(&search.maker);
     cf__layout_schedule(&header, &carver);
-    cf__layout_maker(&m, &carver);
+    cf__layout_search(&search, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     *bytes = carver.used;
     return CF_OK;
@@ -6145,41 +6969,41 @@ CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_
 
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error) {
-    cf__maker m;
+    cf__search search;
     cf_schedule header, *schedule;
     cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__schedule_start(&m, plan, desc, error);
+    cf_result result = cf__schedule_start(&search, plan, desc, error);
     if (result != CF_OK) return result;
     if (out == NULL) return cf__fail_null(error, "out");
-    header = cf__schedule_header(&m);
+    header = cf__schedule_header(&search.maker);
     cf__layout_schedule(&header, &carver);
-    cf__layout_maker(&m, &carver);
+    cf__layout_search(&search, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
     carver.base = (unsigned char *)memory;
     carver.used = 0;
     schedule = cf__layout_schedule(&header, &carver);
-    cf__layout_maker(&m, &carver);
+    cf__layout_search(&search, &carver);
     *schedule = header;
-    if ((result = cf__write_schedule(&m, schedule)) != CF_OK) return result;
+    if ((result = cf__write_schedule(&search, schedule)) != CF_OK) return result;
     *out = schedule;
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error) {
-    cf__maker m;
+    cf__search search;
     cf_allocator allocator;
     cf_schedule header, *schedule;
     cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
     void *memory, *scratch = NULL;
-    cf_result result = cf__schedule_start(&m, plan, desc, error);
+    cf_result result = cf__schedule_start(&search, plan, desc, error);
     if (result != CF_OK) return result;
     if (out == NULL) return cf__fail_null(error, "out");
     if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    header = cf__schedule_header(&m);
+    header = cf__schedule_header(&search.maker);
     cf__layout_schedule(&header, &block);
-    cf__layout_maker(&m, &space);
+    cf__layout_search(&search, &space);
     if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
     if (space.used > 0 && (scratch = allocator.alloc(space.used, allocator.user)) == NULL)
         return cf__fail_memory(error, space.used);
@@ -6192,10 +7016,10 @@ CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_
     space.base = (unsigned char *)scratch;
     block.used = space.used = 0;
     schedule = cf__layout_schedule(&header, &block);
-    cf__layout_maker(&m, &space);
+    cf__layout_search(&search, &space);
     *schedule = header;
     schedule->allocator = allocator;
-    result = cf__write_schedule(&m, schedule);
+    result = cf__write_schedule(&search, schedule);
     if (scratch != NULL) allocator.release(scratch, allocator.user);
     if (result == CF_OK) *out = schedule;
     else allocator.release(memory, allocator.user);
