@@ -63,8 +63,8 @@ static double seconds_now(void) {
 }
 
 /* What to add to this process's clock to get that of process 0: asks what time it is there and takes the quickest of
-   several answers, which arrived half of its way ago. */
-static double clock_offset(void) {
+   several answers, which is wrong by at most half of the time that it took. `error` is that bound. */
+static double clock_offset(double *error) {
     enum { ROUNDS = 16 };
     double offset = 0, quickest = INFINITY, time = 0;
     for (int other = 1; other < n_processes; other++) {
@@ -84,7 +84,28 @@ static double clock_offset(void) {
             }
         }
     }
+    *error = quickest / 2;
     return offset;
+}
+
+static int same_machine_as_process_0(void) {
+    MPI_Comm machine;
+    int lowest = process;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, process, MPI_INFO_NULL, &machine);
+    MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, machine);
+    MPI_Comm_free(&machine);
+    return lowest == 0;
+}
+
+/* Processes of one machine have one clock, which is better than any question, and shows whether the question was put well. */
+static double agreed_clock_offset(void) {
+    double error, offset = clock_offset(&error);
+    if (!same_machine_as_process_0()) return offset;
+    if (fabs(offset) > error + 1e-6) {
+        in_step = 0;
+        fail(EXIT_CHECK_FAILED, "process %d has the clock of process 0, but measures a difference of %g s", process, offset);
+    }
+    return 0;
 }
 
 /* ================================================================================================================
@@ -96,7 +117,7 @@ typedef enum fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_KILL, FAULT_NAN, FAULT_
 /* Something that goes wrong on purpose, to see what becomes of it. */
 typedef struct fault {
     fault_kind kind;
-    int64_t stage, action;
+    int64_t stage, action; /* a negative action counts from the end */
 } fault;
 
 typedef struct settings {
@@ -173,7 +194,7 @@ static void print_help(settings *s) {
            "Loss and gradients of one batch (" REAL_NAME ") by a pipeline of processes, one for each stage of the model,\n"
            "compared with those of the whole model on whole sequences.\n\n");
     print_options(list, n);
-    printf("\n--fail makes one action of one stage go wrong (they are counted from 0, transfers included): error reports it,\n"
+    printf("\n--fail makes one action of one stage go wrong (counted from 0, or back from -1, with transfers): error reports it,\n"
            "kill ends the process by a signal, nan puts a NaN into a gradient, skip leaves a pass out in silence.\n"
            "Exit status: 0 done, 1 a check or a process failed, 2 an option was not usable.\n");
 }
@@ -183,7 +204,7 @@ static fault parse_fault(const char *text) {
     fault f = {FAULT_ERROR, 0, 0};
     long long stage_number = -1, action = -1;
     int used = 0;
-    if (sscanf(text, "%lld:%lld%n", &stage_number, &action, &used) == 2 && stage_number >= 0 && action >= 0) {
+    if (sscanf(text, "%lld:%lld%n", &stage_number, &action, &used) == 2 && stage_number >= 0) {
         f.stage = stage_number;
         f.action = action;
         if (!text[used]) return f;
@@ -214,7 +235,7 @@ static void check_processes(const settings *s) {
              (long long)n_virtual);
     }
     if (n_virtual > s->model.layers / n_processes) {
-        fail(EXIT_BAD_INPUT, "%d processes with %lld virtual stages each want at least %lld layers, the model has %lld",
+        fail(EXIT_BAD_INPUT, "%d processes x %lld virtual stages want at least %lld layers, the model has %lld",
              n_processes, (long long)n_virtual, (long long)n_virtual * n_processes, (long long)s->model.layers);
     }
 }
@@ -231,7 +252,9 @@ static settings parse_settings(int argc, char **argv) {
     if (s.fail && s.fault.stage >= n_processes) {
         fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);
     }
-    if (s.sweep && (s.timeline || s.simulated)) fail(EXIT_BAD_INPUT, "--timeline and --simulated want one schedule, no --sweep");
+    if (s.sweep && (s.timeline || s.simulated || s.fail)) {
+        fail(EXIT_BAD_INPUT, "--timeline, --simulated and --fail are for one schedule, not for --sweep");
+    }
     if (s.packing.chunk_size > INT_MAX / s.model.hidden) {
         fail(EXIT_BAD_INPUT, "chunk-size x hidden is more than one message can hold");
     }
@@ -339,12 +362,30 @@ typedef struct stage_process {
     char why[160];               /* what a callback failed of */
 } stage_process;
 
-static int64_t n_passes(const cf_schedule *schedule, int64_t stage_index) {
+/* Of a lowered schedule: passes and transfers. */
+static int64_t n_actions_of(const cf_schedule *schedule, int64_t stage_index) {
     return schedule->first[stage_index + 1] - schedule->first[stage_index];
 }
 
 static int is_faulty(const stage_process *p, const cf_step *step) {
     return p->fault.kind != FAULT_NONE && p->fault.stage == process && p->fault.action == step->position;
+}
+
+/* The fault with its action counted from 0. One that would never happen is no test of anything, and refused. */
+static fault find_fault(fault f, const cf_schedule *lowered) {
+    if (f.kind == FAULT_NONE) return f;
+    int64_t n_actions = n_actions_of(lowered, f.stage), wanted = f.action;
+    if (f.action < 0) f.action += n_actions;
+    if (f.action < 0 || f.action >= n_actions) {
+        fail(EXIT_BAD_INPUT, "--fail: stage %lld has %lld actions, there is no action %lld", (long long)f.stage,
+             (long long)n_actions, (long long)wanted);
+    }
+    int kind = lowered->actions[lowered->first[f.stage] + f.action].pass;
+    if (kind >= CF_COMPUTE_PASS_COUNT && f.kind != FAULT_ERROR && f.kind != FAULT_KILL) {
+        fail(EXIT_BAD_INPUT, "--fail: action %lld of stage %lld is %s; nan and skip are for passes", (long long)f.action,
+             (long long)f.stage, cf_pass_name((cf_pass)kind));
+    }
+    return f;
 }
 
 /* What --fail wants to happen here. Returns non-zero for an error. */
@@ -359,7 +400,7 @@ static int meet_fault(stage_process *p, const cf_step *step) {
 /* One pass, timed. The schedule before lowering has the same passes in the same order. */
 static int timed_pass(stage_process *p, const cf_step *step, int (*work)(void *user, const cf_step *step)) {
     const cf_action *planned = &p->schedule->actions[p->schedule->first[process] + p->n_timed];
-    if (p->n_timed >= n_passes(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
+    if (p->n_timed >= n_actions_of(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
         snprintf(p->why, sizeof p->why, "the lowered list has another pass here than the schedule");
         return 1;
     }
@@ -405,7 +446,7 @@ static int on_receive(void *user, const cf_step *step) {
 NEVER_RETURNS static void stage_failed(const stage_process *p, const cf_error *error) {
     const cf_schedule *lowered = p->runner.schedule;
     const char *why = p->why[0] ? p->why : p->runner.feed_error.code != CF_OK ? p->runner.feed_error.text : error->text;
-    if (error->item < 0 || error->item >= n_passes(lowered, process)) {
+    if (error->item < 0 || error->item >= n_actions_of(lowered, process)) {
         fail(EXIT_CHECK_FAILED, "stage %d failed: %s; all stages are stopped", process, why);
     }
     const cf_action *a = &lowered->actions[lowered->first[process] + error->item];
@@ -469,7 +510,7 @@ static cf_timeline *simulate(const cf_plan *plan, const cf_schedule *schedule, c
 static void gather_actions(const cf_schedule *schedule, const void *own, void *all, MPI_Datatype type) {
     int *counts = TAKE(int, n_processes), *firsts = TAKE(int, n_processes);
     for (int s = 0; s < n_processes; s++) {
-        counts[s] = (int)n_passes(schedule, s);
+        counts[s] = (int)n_actions_of(schedule, s);
         firsts[s] = (int)schedule->first[s];
     }
     MPI_Gatherv(own, counts[process], type, all, counts, firsts, type, 0, MPI_COMM_WORLD);
@@ -516,26 +557,26 @@ static void measured_timeline(cf_timeline *timeline, const stage_process *p, con
     timeline->bound = 0;
 }
 
+static cf_pass_cost *stage_cost_member(cf_stage_cost *cost, int pass_kind) {
+    cf_pass_cost *members[CF_COMPUTE_PASS_COUNT] = {&cost->forward, &cost->replay, &cost->backward, &cost->input,
+                                                    &cost->weight};
+    return members[pass_kind];
+}
+
 /* The cost of one kind of pass: fitted, or, with too few samples for that, in proportion to tokens. */
-static cf_pass_cost pass_cost_of(const cf_sample *samples, int64_t n, cf_pass_cost *(*member)(cf_stage_cost *, int), int pass_kind) {
+static cf_pass_cost pass_cost_of(const cf_sample *samples, int64_t n) {
     cf_stage_cost fitted;
     cf_pass_cost cost = {0, 0, 0};
     double tokens = 0, seconds = 0;
     memset(&fitted, 0, sizeof fitted);
     if (n == 0) return cost;
-    if (cf_cost_fit(samples, n, &fitted, NULL, NULL) == CF_OK) return *member(&fitted, pass_kind);
+    if (cf_cost_fit(samples, n, &fitted, NULL, NULL) == CF_OK) return *stage_cost_member(&fitted, samples[0].pass);
     for (int64_t i = 0; i < n; i++) {
         tokens += (double)samples[i].tokens;
         seconds += samples[i].seconds;
     }
     cost.per_token = seconds / tokens;
     return cost;
-}
-
-static cf_pass_cost *stage_cost_member(cf_stage_cost *cost, int pass_kind) {
-    cf_pass_cost *members[CF_COMPUTE_PASS_COUNT] = {&cost->forward, &cost->replay, &cost->backward, &cost->input,
-                                                    &cost->weight};
-    return members[pass_kind];
 }
 
 /* What the passes of one of this process's virtual stages have cost. */
@@ -553,7 +594,7 @@ static cf_stage_cost measured_cost(const stage_process *p, int64_t virtual_stage
             cf_sample sample = {kind, chunk->padded, chunk->pairs, fmax(p->end[i] - p->start[i], 1e-9)};
             samples[n++] = sample;
         }
-        *stage_cost_member(&cost, kind) = pass_cost_of(samples, n, stage_cost_member, kind);
+        *stage_cost_member(&cost, kind) = pass_cost_of(samples, n);
     }
     free(samples);
     return cost;
@@ -693,7 +734,7 @@ static void print_stages(const stage_process *p, const cf_timeline *simulated, c
         printf("  stage  passes   sends  chunks kept (simulated)  state tokens (simulated)  busy, waiting (ms)\n");
         for (int64_t s = 0; s < n_processes; s++) {
             printf("  %5lld  %6lld  %6lld  %11lld %11lld  %12lld %11lld  %10.3f %8.3f\n", (long long)s,
-                   (long long)n_passes(p->schedule, s), (long long)all_sent[s], (long long)measured->peak_live[s],
+                   (long long)n_actions_of(p->schedule, s), (long long)all_sent[s], (long long)measured->peak_live[s],
                    (long long)simulated->peak_live[s], (long long)measured->peak_state_tokens[s],
                    (long long)simulated->peak_state_tokens[s], 1e3 * all[2 * s], 1e3 * all[2 * s + 1]);
         }
@@ -757,7 +798,7 @@ static void task_begin(task *t, const settings *s) {
     weights_init(&t->weights, &s->model, mix64_pair((uint64_t)s->seed, 2), 0.1);
     t->seed = mix64_pair((uint64_t)s->seed, 3);
     t->reference = reference_new(s, &t->weights, &t->batch, t->seed);
-    t->clock_offset = clock_offset();
+    t->clock_offset = agreed_clock_offset();
 }
 
 static void task_end(task *t) {
@@ -781,11 +822,11 @@ static void stage_process_begin(stage_process *p, task *t, const cf_schedule *sc
     p->runner.weights = &t->weights;
     p->runner.gradient = &t->gradient;
     p->runner.seed = t->seed;
-    p->fault = s->fault;
+    p->fault = find_fault(s->fault, lowered);
     p->schedule = schedule;
-    p->start = TAKE(double, n_passes(schedule, process));
-    p->end = TAKE(double, n_passes(schedule, process));
-    p->live = TAKE(int, n_passes(schedule, process));
+    p->start = TAKE(double, n_actions_of(schedule, process));
+    p->end = TAKE(double, n_actions_of(schedule, process));
+    p->live = TAKE(int, n_actions_of(schedule, process));
     p->clock_offset = t->clock_offset;
     transport_begin(&p->transport, lowered, p->runner.boundary_count, s->rendezvous);
 }
@@ -818,6 +859,7 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
         if (process == 0) print_line(schedule, &v, unit, fitted, measured);
     } else {
         if (process == 0) {
+            print_plan(s, t->plan, &t->batch);
             printf("schedule %s, %s replay, K %lld, %lld virtual stages on each: %lld passes, %lld replays, %lld transfers\n",
                    cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay), (long long)schedule->k,
                    (long long)schedule->n_virtual, (long long)schedule->n_actions, (long long)count_replays(schedule),
@@ -892,8 +934,8 @@ static int run(const settings *s) {
     task t;
     int ok = 0;
     task_begin(&t, s);
-    if (process == 0) print_plan(s, t.plan, &t.batch);
     if (s->sweep) {
+        if (process == 0) print_plan(s, t.plan, &t.batch);
         ok = run_sweep(&t);
     } else {
         cf_error error;
