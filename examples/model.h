@@ -712,8 +712,8 @@ static inline void backward_before_attention(const pass *p, int64_t i, const row
     rmsnorm_backward(s->stream, s->dnormed1, a.input, a.scale1, w->attention_norm, n, h);
 }
 
-/* Where the gradients of what a layer's matrices put out lie, until those of the weights are made of them. A backward in
-   one piece has them in its scratch. A backward in two, I and W, leaves them in activations that nothing else will
+/* Where the gradients of what a layer's matrices put out lie, until those of the weights are made of them. A backward
+   in one piece has them in its scratch. A backward in two, I and W, leaves them in activations that nothing else will
    read: the slot of the chunk, which stays in use until W, holds them without growing. */
 typedef struct output_gradients {
     real *q, *k, *v, *branch1, *gate, *up, *branch2;
@@ -769,7 +769,7 @@ static inline void layer_jobs(matrix_job jobs[LAYER_MATRICES], const pass *p, in
     memcpy(jobs, all, sizeof all);
 }
 
-/* Down to the layer's input. The gains of the norms, which cost next to nothing here, get their gradients on the way. */
+/* Down to the layer's input. The gains of the norms, which cost next to nothing, get their gradients on the way. */
 static inline void layer_backward_input(const pass *p, int64_t i, const weights *gradient) {
     const layer_weights *g = &gradient->layers[p->stage.first_layer + i];
     const layer_activations *a = &p->kept->layers[i];
@@ -892,9 +892,9 @@ static inline void model_backward(const pass *p, const weights *gradient, double
     if (p->stage.has_embedding) embed_backward(p, gradient, p->scratch->rows.stream);
 }
 
-/* The same in two passes. The first is all that the stage before waits for, and the group's earlier chunks: it leaves the
-   gradient of the stage's input in scratch->rows.stream. The second makes the gradients of the weights, at any later
-   time, from what the first has left in `kept`. (Those of the norms' gains come with the first.) Whichever way a
+/* The same in two passes. The first is all that the stage before waits for, and the group's earlier chunks: it leaves
+   the gradient of the stage's input in scratch->rows.stream. The second makes the gradients of the weights, at any
+   later time, from what the first has left in `kept`. (Those of the norms' gains come with the first.) Whichever way a
    backward is done, it adds the same numbers. */
 static inline void model_backward_input(const pass *p, const weights *gradient, double loss_weight) {
     prepare_rows(p);

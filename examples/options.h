@@ -55,7 +55,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"max-length", INTEGER, &o->longest, 0, MANY, NULL, "cut files into documents of at most this, 0: never"},
         {"prompt", INTEGER, &o->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
         {"prompt-fraction", NUMBER, &o->prompt_fraction, 0, 1, NULL, "the same as a part of each document"},
-        {"synthetic", LENGTHS, &o->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents of these lengths"},
+        {"synthetic", LENGTHS, &o->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
         {"checkpoint", TEXT, &o->checkpoint, 0, 0, NULL, "file to go on from, if it is there, and to write to"},
         {"checkpoint-every", INTEGER, &o->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
         {"stop-after", INTEGER, &o->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},

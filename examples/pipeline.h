@@ -8,9 +8,10 @@
        input, output    boundary tensors, (rows, hidden): residual stream on its way up, its gradient on its way down.
                         A receive fills the one that a pass will read, a send takes the one that a pass has made. With
                         local replay the stage's input stays in its buffer from F to R
+       host             rows of a state that are away from it, from OFFLOAD to PREFETCH
 
-   The program brings the two callbacks that send and receive. Nothing is allocated between the first action and the last, except
-   the states of groups, whose sizes differ. */
+   The program brings the two callbacks that send and receive. Nothing is allocated between the first action and the
+   last, except the states of groups, whose sizes differ. */
 
 #ifndef TRAIN_PIPELINE_H
 #define TRAIN_PIPELINE_H
@@ -32,12 +33,14 @@ typedef struct stage_runner {
     activations passing;         /* of forwards that keep nothing: one layer deep */
     group_state *states;         /* (n_states) empty while the slot is free */
     real **boundaries;           /* (n_boundaries) */
+    real **host;                 /* (n_virtual x chunks) rows of a state that are away; NULL where they are not */
     int64_t n_slots, n_states, n_boundaries;
     int64_t boundary_count;      /* numbers in a boundary */
     workspace scratch;
     chunk_feed feed;
 
     int64_t live_slots;          /* activation slots in use now */
+    int64_t n_offloads;
     double loss_sum;             /* last stage only */
     cf_error feed_error;         /* why a callback failed, where it was the library that said so */
 } stage_runner;
@@ -81,6 +84,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->slots = TAKE(activations, r->n_slots);
     r->states = TAKE(group_state, r->n_states);
     r->boundaries = TAKE(real *, r->n_boundaries);
+    r->host = TAKE(real *, schedule->n_virtual * plan->n_chunks);
     for (int64_t i = 0; i < r->n_slots; i++) {
         r->slots[i] = activations_new(config, &largest, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
     }
@@ -99,6 +103,7 @@ static inline void stage_runner_end(stage_runner *r) {
     free(r->slots);
     free(r->states);
     free(r->boundaries);
+    free(r->host);
     chunk_feed_free(&r->feed);
     memset(r, 0, sizeof *r);
 }
@@ -142,7 +147,8 @@ static inline int stage_forward(void *user, const cf_step *step) {
     if (step->input >= 0) copy_rows(stage_input(p.kept), r->boundaries[step->input], p.rows->rows, r->config->hidden);
     double loss = model_forward(&p);
     if (step->action.pass == CF_F) r->loss_sum += loss; /* a replay's loss has been counted already */
-    if (step->output >= 0) copy_rows(r->boundaries[step->output], stage_output(p.kept), p.rows->rows, r->config->hidden);
+    if (step->output < 0) return 0;
+    copy_rows(r->boundaries[step->output], stage_output(p.kept), p.rows->rows, r->config->hidden);
     return 0;
 }
 
@@ -160,6 +166,39 @@ static inline int stage_backward(void *user, const cf_step *step) {
     else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient, weight);
     else model_backward_weights(&p, r->gradient);
     if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p.rows->rows, r->config->hidden);
+    return 0;
+}
+
+/* The chunk's rows of one array of a state, and the same rows in host memory. A row that has left is worth nothing, and
+   NaN makes sure that whoever reads it learns of it. */
+static inline void move_rows(real *here, real *there, int64_t count, int leaves) {
+    if (!leaves) memcpy(here, there, (size_t)count * sizeof(real));
+    if (leaves) memcpy(there, here, (size_t)count * sizeof(real));
+    for (int64_t i = 0; i < count && leaves; i++) here[i] = (real)NAN;
+}
+
+/* OFFLOAD and PREFETCH. */
+static inline int stage_move_state(void *user, const cf_step *step) {
+    stage_runner *r = (stage_runner *)user;
+    int64_t part = step->action.stage / r->schedule->n_stages, kv = kv_width_of(r->config);
+    int64_t first = step->chunk->prefix * kv, count = cf_chunk_state_tokens(r->plan, step->action.chunk) * kv;
+    real **host = &r->host[part * r->plan->n_chunks + step->action.chunk];
+    stage s = part_of(r->config, r->schedule, step->action.stage);
+    int64_t n_layers = s.end_layer - s.first_layer;
+    int leaves = step->action.pass == CF_OFFLOAD;
+    if (leaves) *host = TAKE(real, 4 * count * n_layers);
+    for (int64_t i = 0; i < n_layers; i++) {
+        const layer_state *layer = &r->states[step->state].layers[i];
+        real *there = *host + 4 * count * i;
+        move_rows(layer->k + first, there, count, leaves);
+        move_rows(layer->v + first, there + count, count, leaves);
+        move_rows(layer->dk + first, there + 2 * count, count, leaves);
+        move_rows(layer->dv + first, there + 3 * count, count, leaves);
+    }
+    r->n_offloads += leaves;
+    if (leaves) return 0;
+    free(*host);
+    *host = NULL;
     return 0;
 }
 
@@ -182,8 +221,8 @@ static inline void stage_release(void *user, cf_resource what, int64_t slot, int
    >>parameters    whose they are
    ================================================================================================================ */
 
-/* Whether a virtual stage has this tensor. The embedding lies on the first one and, where it is the head too, also on the
-   last one: its gradient is the sum of what both have found. */
+/* Whether a virtual stage has this tensor. The embedding lies on the first one and, where it is the head too, also on
+   the last one: its gradient is the sum of what both have found. */
 static inline int part_has_tensor(const model_config *c, const stage *part, const weights *w, const tensor *t) {
     const real *at = w->flat + t->offset;
     if (at == w->embedding) return part->has_embedding || (part->has_head && !c->untied);

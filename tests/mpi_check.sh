@@ -22,8 +22,8 @@ OMPI_MCA_btl_base_warn_component_unused=0
 OMPI_MCA_plm_rsh_agent=
 OMPI_ALLOW_RUN_AS_ROOT=1
 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_btl_base_warn_component_unused OMPI_MCA_plm_rsh_agent
-export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+export OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_btl_base_warn_component_unused
+export OMPI_MCA_plm_rsh_agent OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 # MPI itself leaves memory behind at the end, and so do processes that are aborted.
 ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 export ASAN_OPTIONS
@@ -70,7 +70,8 @@ last_line() { cat "$work/out" "$work/err" | tail -n 1; }
 # expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
 expect() {
     if [ "$status" -ne "$2" ]; then bad "$1" "exit status $status, wanted $2: $(last_line)"
-    elif [ -n "$3" ] && ! cat "$work/out" "$work/err" | grep -q -e "$3"; then bad "$1" "it did not say \"$3\" but: $(last_line)"
+    elif [ -n "$3" ] && ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
+        bad "$1" "it did not say \"$3\" but: $(last_line)"
     else ok "$1"; fi
 }
 
@@ -99,14 +100,22 @@ sweep() {
     if [ "$largest_group" != "$wanted" ]; then bad "$name" "the largest group has $largest_group chunks"; fi
 }
 
+sweep "groups of 7 and 3 chunks, hybrid chunks" "$exact" 2 7 --synthetic 100,5,33,7,16,2
 for n in 2 4; do
-    sweep "groups of 7 and 3 chunks, hybrid chunks" "$exact" $n 7 --synthetic 100,5,33,7,16,2
     sweep "rendezvous, groups of 2, 5 and 3" "$exact" $n 5 --rendezvous --no-tails --synthetic 20,70,3,41,8
 done
+# Larger than what MPI buffers: a send that is not waited for ends only when it is received.
+OMPI_MCA_btl_vader_eager_limit=256
+export OMPI_MCA_btl_vader_eager_limit
+sweep "messages that are not buffered" "$exact" 4 7 --synthetic 100,5,33,7,16,2
+unset OMPI_MCA_btl_vader_eager_limit
 sweep "with sanitizers" "$checked" 2 4 --synthetic 9,60,21 --dropout 0.2
 sweep "one group of 13, dropout, untied, aligned" "$exact" 2 13 --synthetic 205 --dropout 0.3 --untied --align 4
 sweep "standalone chunks only" "$exact" 4 0 --synthetic 16,9,3,0,1,16,12,5
-sweep "prompts, slices of equal cost, fewer kept than K" "$exact" 2 5 --prompt 5 --split cost --limit 2 --synthetic 61,40,3,12,9
+sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prompt 5 --split cost --limit 2 \
+    --synthetic 61,40,3,12,9
+sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 70,41,16,9,66
+if grep -q ' 0 offloads' "$work/out"; then bad "state that waits in host memory" "not in every schedule"; fi
 
 # shellcheck disable=SC2086
 run 2 "$build/pipeline_mpi" $tiny --sweep --k 2 --layers 4 --synthetic 100,5,33,7,16,2
@@ -141,17 +150,19 @@ fault() {
     run 4 "$program" $common "$@"
     took=$(($(date +%s) - began))
     if [ $took -gt 15 ]; then bad "$name" "it took $took s"
-    elif [ "$(grep -c 'pipeline_mpi: ' "$work/err")" -gt 1 ]; then bad "$name" "more than one message: $(cat "$work/err")"
+    elif [ "$(grep -c 'pipeline_mpi: ' "$work/err")" -gt 1 ]; then
+        bad "$name" "more than one message: $(cat "$work/err")"
     else expect "$name" "$wanted" "$said"; fi
 }
 fault "a NaN in one gradient is seen" "$exact" 1 'difference inf.*NOT OK' --schedule 1f1b --fail 0:-1:nan
-fault "a backward that was left out is seen" "$exact" 1 'difference [0-9.]*e[+-]0[0-4] .*NOT OK' --schedule zero-bubble --fail 0:-1:skip
+fault "a backward that was left out is seen" "$exact" 1 'difference [0-9.]*e[+-]0[0-4] .*NOT OK' \
+    --schedule zero-bubble --fail 0:-1:skip
 
 # ---- failures: all stages come down, with one message ----
 
 injected='(.* of chunk .*): injected'
 fault "fails: first stage, first action" "$exact" 1 'stage 0 failed at action 0 (F of chunk 0): injected' --fail 0:0
-fault "fails: last stage, in the middle" "$checked" 1 "stage 3 failed at action 20 $injected" --schedule 1f1b --fail 3:20
+fault "fails: last stage, in the middle" "$checked" 1 "stage 3 failed at action 20 $injected" --fail 3:20
 fault "fails: a stage between, rendezvous" "$exact" 1 "stage 1 failed at action 31 $injected" --rendezvous --fail 1:31
 fault "fails: a stage that replays alone" "$exact" 1 "stage 2 failed at action 25 $injected" --replay local --fail 2:25
 fault "fails: a receive" "$exact" 1 "stage 1 failed at action 0 (RECV_F of chunk 0): injected" --fail 1:0
