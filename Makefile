@@ -29,6 +29,16 @@ endif
 
 PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
+# The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
+MPICC ?= mpicc
+MPI_COMPILE := OMPI_CC="$(CC)" MPICH_CC="$(CC)" $(MPICC)
+ifeq ($(shell d=$$(mktemp -d) && echo 'int main(void) { return MPI_SUCCESS; }' >$$d/t.c && \
+        $(MPI_COMPILE) -include mpi.h $$d/t.c -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d),yes)
+MPI_PROGRAMS := $(BUILD)/pipeline_mpi $(BUILD)/pipeline_mpi_f64
+MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
+PROGRAMS     += $(MPI_PROGRAMS)
+endif
+
 .PHONY: all demo test unit bench clean
 all: $(PROGRAMS)
 
@@ -63,6 +73,13 @@ $(BUILD)/train_cpu: examples/train_cpu.c $(TRAIN_HEADERS) | $(BUILD)
 $(BUILD)/train_cpu_f64: examples/train_cpu.c $(TRAIN_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
+# Without OpenMP: every process is a thread of the pipeline already.
+$(BUILD)/pipeline_mpi: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
+	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+
+$(BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
+	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+
 # Threads that spin while they wait are slow on a busy machine; results are the same either way.
 demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu --demo
@@ -94,18 +111,23 @@ $(TEST_BUILD)/trainer: tests/test_trainer.c tests/harness.h $(TRAIN_HEADERS) | $
 $(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(TOOL_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS) $(TOOL_LIBS)
 
+$(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+
 # The unit tests alone; UNIT names a substring of the tests to run.
 unit: $(TEST_BUILD)/unit
 	$(TEST_BUILD)/unit $(UNIT)
 
-test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkflow
+test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkflow $(MPI_TESTS)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_pipeline.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
 	    "$(TEST_BUILD)/trainer" \
 	    "sh tests/train_check.sh $(BUILD)" \
+	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/compile.sh"
 
 # ---- benchmarks ----

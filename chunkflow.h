@@ -3791,14 +3791,15 @@ static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
                   {"n_chunks", plan->n_chunks, 0, CF_MAX_CHUNKS},
                   {"n_idle", plan->n_idle, 0, plan->n_chunks},
                   {"n_groups", plan->n_groups, 0, plan->n_sequences},
-                  {"n_slices", plan->n_slices, 0, INT64_MAX},
-                  {"lower_bound", plan->lower_bound, 0, plan->n_chunks - plan->n_idle}};
+                  {"n_slices", plan->n_slices, 0, INT64_MAX}};
     size_t i;
     for (i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         int64_t value = counts[i].value, wanted = value < counts[i].least ? counts[i].least : counts[i].most;
         if (value < counts[i].least || value > counts[i].most)
             return cf__bad_plan(&check, counts[i].field, -1, wanted, value, "out of range");
     }
+    if (plan->lower_bound < 0 || plan->lower_bound > plan->n_chunks - plan->n_idle)
+        return cf__bad_plan(&check, "lower_bound", -1, plan->n_chunks - plan->n_idle, plan->lower_bound, "out of range");
     if (plan->n_chunks != plan->n_ranks * plan->n_steps)
         return cf__bad_plan(&check, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
                             "must be n_ranks x n_steps");

@@ -53,16 +53,26 @@ typedef float real;
 #define EXIT_CHECK_FAILED 1 /* a check of results failed, or the machine did (memory, disk) */
 #define EXIT_BAD_INPUT 2    /* an option, a file or a checkpoint was not acceptable */
 
+/* What fail() does with its message. A program that is more than one process defines OWN_END_PROGRAM and a function of
+   this name and type, because it has other processes to tell and to end. */
+NEVER_RETURNS static void end_program(int exit_code, const char *why);
+
+#ifndef OWN_END_PROGRAM
+NEVER_RETURNS static inline void end_program(int exit_code, const char *why) {
+    fflush(stdout);
+    fprintf(stderr, "train_cpu: %s\n", why);
+    exit(exit_code);
+}
+#endif
+
 /* Says why on standard error and ends the program. */
 NEVER_RETURNS PRINTF_LIKE(2, 3) static inline void fail(int exit_code, const char *format, ...) {
+    char why[1024];
     va_list arguments;
     va_start(arguments, format);
-    fflush(stdout);
-    fputs("train_cpu: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    vsnprintf(why, sizeof why, format, arguments);
     va_end(arguments);
-    exit(exit_code);
+    end_program(exit_code, why);
 }
 
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -287,6 +287,13 @@ static inline activations activations_new(const model_config *c, const stage *s,
     return a;
 }
 
+/* Lays the same memory out anew, for a stage that needs no more of it than the one that it was taken for: a process
+   with several parts of the model can use it for any of them. */
+static inline void activations_reshape(activations *a, const model_config *c, const stage *s, int64_t rows, int keep) {
+    carver from = {a->flat, 0};
+    activations_layout(a, &from, c, s, rows, keep);
+}
+
 static inline void activations_free(activations *a, memory_meter *meter) {
     memory_count(meter, a->kind, -a->bytes);
     free(a->flat);
@@ -705,30 +712,83 @@ static inline void backward_before_attention(const pass *p, int64_t i, const row
     rmsnorm_backward(s->stream, s->dnormed1, a.input, a.scale1, w->attention_norm, n, h);
 }
 
-static inline void layer_backward(const pass *p, int64_t i, const weights *gradient) {
+/* Where the gradients of what a layer's matrices put out lie, until those of the weights are made of them. A backward
+   in one piece has them in its scratch. A backward in two, I and W, leaves them in activations that nothing else will
+   read: the slot of the chunk, which stays in use until W, holds them without growing. */
+typedef struct output_gradients {
+    real *q, *k, *v, *branch1, *gate, *up, *branch2;
+} output_gradients;
+
+static inline output_gradients gradients_in_scratch(const pass *p) {
+    const row_scratch *s = &p->scratch->rows;
+    output_gradients g = {s->dq, s->dk, s->dv, s->branch1, s->dgate, s->dup, s->branch2};
+    return g;
+}
+
+static inline output_gradients gradients_in_slot(const pass *p, int64_t i) {
+    const layer_activations *a = &p->kept->layers[i];
+    output_gradients g = {a->q, a->k, a->v, a->input, a->gate, a->up, a->middle};
+    return g;
+}
+
+static inline void copy_rows(real *to, const real *from, int64_t rows, int64_t width) {
+    memcpy(to, from, (size_t)(rows * width) * sizeof(real));
+}
+
+static inline void move_gradients_to_slot(const pass *p, int64_t i) {
+    const model_config *c = p->config;
+    const output_gradients from = gradients_in_scratch(p), to = gradients_in_slot(p, i);
+    int64_t rows = p->rows->rows;
+    copy_rows(to.q, from.q, rows, c->hidden);
+    copy_rows(to.k, from.k, rows, kv_width_of(c));
+    copy_rows(to.v, from.v, rows, kv_width_of(c));
+    copy_rows(to.branch1, from.branch1, rows, c->hidden);
+    copy_rows(to.gate, from.gate, rows, c->ffn);
+    copy_rows(to.up, from.up, rows, c->ffn);
+    copy_rows(to.branch2, from.branch2, rows, c->hidden);
+}
+
+#define LAYER_MATRICES 7
+
+static inline void layer_jobs(matrix_job jobs[LAYER_MATRICES], const pass *p, int64_t i, const weights *gradient,
+                              output_gradients d) {
     const model_config *c = p->config;
     const layer_weights *w = &p->weights->layers[p->stage.first_layer + i];
     const layer_weights *g = &gradient->layers[p->stage.first_layer + i], *t = &p->scratch->transposed;
     const layer_activations *a = &p->kept->layers[i];
-    const row_scratch *s = &p->scratch->rows;
-    int64_t rows = p->rows->rows, h = c->hidden, kv = kv_width_of(c), f = c->ffn;
-    const matrix_job jobs[] = {
-        {w->wq, t->wq, g->wq, g->bq, a->normed1, s->dq, h, h},
-        {w->wk, t->wk, g->wk, g->bk, a->normed1, s->dk, h, kv},
-        {w->wv, t->wv, g->wv, g->bv, a->normed1, s->dv, h, kv},
-        {w->wo, t->wo, g->wo, NULL, a->attended, s->branch1, h, h},
-        {w->w_gate, t->w_gate, g->w_gate, NULL, a->normed2, s->dgate, h, f},
-        {w->w_up, t->w_up, g->w_up, NULL, a->normed2, s->dup, h, f},
-        {w->w_down, t->w_down, g->w_down, NULL, a->gated, s->branch2, f, h},
+    int64_t h = c->hidden, kv = kv_width_of(c), f = c->ffn;
+    const matrix_job all[LAYER_MATRICES] = {
+        {w->wq, t->wq, g->wq, g->bq, a->normed1, d.q, h, h},
+        {w->wk, t->wk, g->wk, g->bk, a->normed1, d.k, h, kv},
+        {w->wv, t->wv, g->wv, g->bv, a->normed1, d.v, h, kv},
+        {w->wo, t->wo, g->wo, NULL, a->attended, d.branch1, h, h},
+        {w->w_gate, t->w_gate, g->w_gate, NULL, a->normed2, d.gate, h, f},
+        {w->w_up, t->w_up, g->w_up, NULL, a->normed2, d.up, h, f},
+        {w->w_down, t->w_down, g->w_down, NULL, a->gated, d.branch2, f, h},
     };
-    const int64_t n_jobs = sizeof jobs / sizeof jobs[0];
-    run_transposes(jobs, n_jobs);
+    memcpy(jobs, all, sizeof all);
+}
+
+/* Down to the layer's input. The gains of the norms, which cost next to nothing, get their gradients on the way. */
+static inline void layer_backward_input(const pass *p, int64_t i, const weights *gradient) {
+    const layer_weights *g = &gradient->layers[p->stage.first_layer + i];
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int64_t rows = p->rows->rows, h = p->config->hidden;
+    matrix_job jobs[LAYER_MATRICES];
+    layer_jobs(jobs, p, i, gradient, gradients_in_scratch(p));
+    run_transposes(jobs, LAYER_MATRICES);
     for_row_blocks(p, i, backward_after_attention);
     attention_pass_backward(p, i);
     for_row_blocks(p, i, backward_before_attention);
-    run_gradients(jobs, n_jobs, rows);
     rmsnorm_backward_gain(g->attention_norm, s->dnormed1, a->input, a->scale1, rows, h);
     rmsnorm_backward_gain(g->ffn_norm, s->dnormed2, a->middle, a->scale2, rows, h);
+}
+
+static inline void layer_backward_weights(const pass *p, int64_t i, const weights *gradient, output_gradients d) {
+    matrix_job jobs[LAYER_MATRICES];
+    layer_jobs(jobs, p, i, gradient, d);
+    run_gradients(jobs, LAYER_MATRICES, p->rows->rows);
 }
 
 /* ---- the ends of the model ---- */
@@ -744,10 +804,11 @@ static inline void embed(const pass *p) {
     }
 }
 
-static inline void embed_backward(const pass *p, const weights *gradient) {
+/* dstream: gradient of the stream as it enters the first layer. */
+static inline void embed_backward(const pass *p, const weights *gradient, const real *dstream) {
     row_block all = {0, p->rows->rows, p->scratch->rows};
     dropout_mask mask = dropout_of(p, &all, -1, DROPOUT_EMBEDDING);
-    add_with_dropout(all.scratch.branch1, NULL, all.scratch.stream, &mask, all.count, p->config->hidden);
+    add_with_dropout(all.scratch.branch1, NULL, dstream, &mask, all.count, p->config->hidden);
     embedding_backward(gradient->embedding, p->rows->token, all.scratch.branch1, all.count, p->config->hidden);
 }
 
@@ -771,8 +832,9 @@ static inline double head_forward(const pass *p) {
     return sum;
 }
 
-/* The probabilities become gradients of the logits; scratch->rows.stream becomes that of the residual stream. */
-static inline void head_backward(const pass *p, const weights *gradient, double loss_weight) {
+/* The probabilities become gradients of the logits, which is where head_backward_weights looks for them;
+   scratch->rows.stream becomes that of the residual stream. */
+static inline void head_backward_input(const pass *p, const weights *gradient, double loss_weight) {
     const model_config *c = p->config;
     const activations *a = p->kept;
     int64_t rows = p->rows->rows, h = c->hidden, v = c->vocabulary, n_blocks = row_blocks(p);
@@ -786,9 +848,15 @@ static inline void head_backward(const pass *p, const weights *gradient, double 
         rmsnorm_backward(b.scratch.stream, b.scratch.dnormed2, a->output + b.first * h, a->scale + b.first,
                          p->weights->final_norm, b.count, h);
     }
-    const matrix_job job = {p->weights->head, NULL, gradient->head, NULL, a->probability, a->normed, v, h};
-    run_gradients(&job, 1, rows);
     rmsnorm_backward_gain(gradient->final_norm, p->scratch->rows.dnormed2, a->output, a->scale, rows, h);
+}
+
+static inline void head_backward_weights(const pass *p, const weights *gradient) {
+    const model_config *c = p->config;
+    const activations *a = p->kept;
+    const matrix_job job = {p->weights->head, NULL, gradient->head, NULL, a->probability, a->normed, c->vocabulary,
+                            c->hidden};
+    run_gradients(&job, 1, p->rows->rows);
 }
 
 /* ---- the whole stage ---- */
@@ -813,9 +881,37 @@ static inline double model_forward(const pass *p) {
    the whole batch), so that the gradients of all chunks add up to those of the batch's mean. */
 static inline void model_backward(const pass *p, const weights *gradient, double loss_weight) {
     prepare_rows(p);
-    if (p->stage.has_head) head_backward(p, gradient, loss_weight);
-    for (int64_t i = p->stage.end_layer - p->stage.first_layer - 1; i >= 0; i--) layer_backward(p, i, gradient);
-    if (p->stage.has_embedding) embed_backward(p, gradient);
+    if (p->stage.has_head) {
+        head_backward_input(p, gradient, loss_weight);
+        head_backward_weights(p, gradient);
+    }
+    for (int64_t i = p->stage.end_layer - p->stage.first_layer - 1; i >= 0; i--) {
+        layer_backward_input(p, i, gradient);
+        layer_backward_weights(p, i, gradient, gradients_in_scratch(p));
+    }
+    if (p->stage.has_embedding) embed_backward(p, gradient, p->scratch->rows.stream);
+}
+
+/* The same in two passes. The first is all that the stage before waits for, and the group's earlier chunks: it leaves
+   the gradient of the stage's input in scratch->rows.stream. The second makes the gradients of the weights, at any
+   later time, from what the first has left in `kept`. (Those of the norms' gains come with the first.) Whichever way a
+   backward is done, it adds the same numbers. */
+static inline void model_backward_input(const pass *p, const weights *gradient, double loss_weight) {
+    prepare_rows(p);
+    if (p->stage.has_head) head_backward_input(p, gradient, loss_weight);
+    for (int64_t i = p->stage.end_layer - p->stage.first_layer - 1; i >= 0; i--) {
+        layer_backward_input(p, i, gradient);
+        move_gradients_to_slot(p, i);
+    }
+    if (p->stage.has_embedding) copy_rows(p->kept->output, p->scratch->rows.stream, p->rows->rows, p->config->hidden);
+}
+
+static inline void model_backward_weights(const pass *p, const weights *gradient) {
+    if (p->stage.has_head) head_backward_weights(p, gradient);
+    for (int64_t i = p->stage.end_layer - p->stage.first_layer - 1; i >= 0; i--) {
+        layer_backward_weights(p, i, gradient, gradients_in_slot(p, i));
+    }
+    if (p->stage.has_embedding) embed_backward(p, gradient, p->kept->output);
 }
 
 #endif /* TRAIN_MODEL_H */

@@ -3,6 +3,7 @@
 #ifndef TRAIN_OPTIONS_H
 #define TRAIN_OPTIONS_H
 
+#include "arguments.h"
 #include "chunked.h"
 #include "optimizer.h"
 
@@ -15,28 +16,13 @@ typedef struct options {
     int64_t longest;         /* tokens of a document, 0: no limit */
     int64_t prompt;          /* first tokens of a document that are no targets */
     double prompt_fraction;  /* the same as a part of it */
-    int64_t *synthetic;      /* (n_synthetic) lengths of made-up documents, in place of files */
-    int64_t n_synthetic;
+    length_list synthetic;   /* made-up documents, in place of files */
     const char **paths;      /* (n_paths) files and directories */
     int64_t n_paths;
     const char *checkpoint;
     int64_t checkpoint_every, stop_after, print_every;
     int check, memory_table, demo, exact, help;
 } options;
-
-typedef enum option_kind { INTEGER, NUMBER, FLAG, TEXT, CHOICE, LENGTHS } option_kind;
-
-typedef struct option {
-    const char *name;
-    option_kind kind;
-    void *target;
-    double least, most;  /* INTEGER and NUMBER */
-    const char *choices; /* CHOICE: words separated by blanks; the first is 1, 0 means default */
-    const char *help;
-} option;
-
-#define MAX_OPTIONS 64
-#define MANY 1e12 /* a bound where there is none in principle */
 
 static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
     const option all[] = {
@@ -69,7 +55,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"max-length", INTEGER, &o->longest, 0, MANY, NULL, "cut files into documents of at most this, 0: never"},
         {"prompt", INTEGER, &o->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
         {"prompt-fraction", NUMBER, &o->prompt_fraction, 0, 1, NULL, "the same as a part of each document"},
-        {"synthetic", LENGTHS, o, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents of these lengths"},
+        {"synthetic", LENGTHS, &o->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
         {"checkpoint", TEXT, &o->checkpoint, 0, 0, NULL, "file to go on from, if it is there, and to write to"},
         {"checkpoint-every", INTEGER, &o->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
         {"stop-after", INTEGER, &o->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
@@ -113,14 +99,8 @@ static inline options options_default(void) {
 }
 
 static inline void options_free(options *o) {
-    free(o->synthetic);
+    free(o->synthetic.lengths);
     free((void *)o->paths);
-}
-
-static inline void print_default(const option *one) {
-    if (one->kind == INTEGER) printf(" [%lld]", (long long)*(const int64_t *)one->target);
-    if (one->kind == NUMBER) printf(" [%g]", *(const double *)one->target);
-    if (one->kind == CHOICE) printf(": %s", one->choices);
 }
 
 static inline void print_help(options *o) {
@@ -129,68 +109,8 @@ static inline void print_help(options *o) {
     printf("usage: train_cpu [options] [FILE|DIRECTORY ...]\n"
            "Trains a small byte-level decoder (" REAL_NAME ") on the files, each a document; default: this directory.\n"
            "Batches are cut and packed into chunks, so memory follows K x chunk-size, not the longest document.\n\n");
-    for (int64_t i = 0; i < n; i++) {
-        static const char *const values[] = {" N", " X", "", " FILE", " WORD", " LIST"};
-        char name[40];
-        snprintf(name, sizeof name, "--%s%s", list[i].name, values[list[i].kind]);
-        printf("  %-22s %s", name, list[i].help);
-        print_default(&list[i]);
-        printf("\n");
-    }
+    print_options(list, n);
     printf("\nExit status: 0 done, 1 a check (or memory, or the disk) failed, 2 an option or file was not usable.\n");
-}
-
-static inline double parse_number(const char *name, const char *text, double least, double most, int whole) {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value >= least && value <= most) || (whole && floor(value) != value)) {
-        fail(EXIT_BAD_INPUT, "--%s: wanted %s from %g to %g, got \"%s\"", name, whole ? "a whole number" : "a number",
-             least, most, text);
-    }
-    return value;
-}
-
-static inline void parse_choice(const option *one, const char *text) {
-    const char *word = one->choices;
-    for (int number = 1; *word; number++) {
-        size_t length = strcspn(word, " ");
-        if (strlen(text) == length && strncmp(word, text, length) == 0) {
-            *(unsigned *)one->target = (unsigned)number;
-            return;
-        }
-        word += length + (word[length] == ' ');
-    }
-    fail(EXIT_BAD_INPUT, "--%s: wanted one of \"%s\", got \"%s\"", one->name, one->choices, text);
-}
-
-/* "1,20,3" */
-static inline void parse_lengths(options *o, const char *text) {
-    int64_t n = 1;
-    for (const char *c = text; *c; c++) n += *c == ',';
-    free(o->synthetic);
-    o->synthetic = TAKE(int64_t, n);
-    o->n_synthetic = n;
-    for (int64_t i = 0; i < n; i++) {
-        char number[32];
-        size_t length = strcspn(text, ",");
-        snprintf(number, sizeof number, "%.*s", (int)min_of((int64_t)length, 31), text);
-        o->synthetic[i] = (int64_t)parse_number("synthetic", number, 0, 1e9, 1);
-        text += length + (text[length] == ',');
-    }
-}
-
-static inline void parse_value(options *o, const option *one, const char *text) {
-    if (one->kind == INTEGER) {
-        *(int64_t *)one->target = (int64_t)parse_number(one->name, text, one->least, one->most, 1);
-    } else if (one->kind == NUMBER) {
-        *(double *)one->target = parse_number(one->name, text, one->least, one->most, 0);
-    } else if (one->kind == TEXT) {
-        *(const char **)one->target = text;
-    } else if (one->kind == CHOICE) {
-        parse_choice(one, text);
-    } else {
-        parse_lengths(o, text);
-    }
 }
 
 /* Defaults, then the command line. Ends the program with a message if something is wrong. */
@@ -198,26 +118,10 @@ static inline options parse_options(int argc, char **argv) {
     options o = options_default();
     option list[MAX_OPTIONS];
     o.paths = TAKE(const char *, argc);
-    int64_t n = list_options(&o, list);
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--", 2) != 0) {
-            o.paths[o.n_paths++] = argv[i];
-            continue;
-        }
-        int64_t which = 0;
-        while (which < n && strcmp(list[which].name, argv[i] + 2) != 0) which++;
-        if (which == n) fail(EXIT_BAD_INPUT, "unknown option %s; --help lists all", argv[i]);
-        if (list[which].kind == FLAG) {
-            *(int *)list[which].target = 1;
-        } else if (++i < argc) {
-            parse_value(&o, &list[which], argv[i]);
-        } else {
-            fail(EXIT_BAD_INPUT, "--%s wants a value", list[which].name);
-        }
-    }
+    o.n_paths = parse_arguments(argc, argv, list, list_options(&o, list), o.paths);
     const char *fault = model_config_fault(&o.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
-    if (o.n_synthetic > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
+    if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;
 }

@@ -60,18 +60,20 @@ static chunk_runner runner_new(const options *o, memory_meter *meter) {
 static documents load_documents(const options *o) {
     documents d;
     memset(&d, 0, sizeof d);
-    for (int64_t i = 0; i < o->n_synthetic; i++) add_synthetic(&d, o->synthetic[i], seed_of(o, SEED_SYNTHETIC));
+    for (int64_t i = 0; i < o->synthetic.count; i++) {
+        add_synthetic(&d, o->synthetic.lengths[i], seed_of(o, SEED_SYNTHETIC));
+    }
     for (int64_t i = 0; i < o->n_paths; i++) add_path(&d, o->paths[i], o->longest);
-    if (o->n_synthetic == 0 && o->n_paths == 0) add_path(&d, ".", o->longest);
+    if (o->synthetic.count == 0 && o->n_paths == 0) add_path(&d, ".", o->longest);
     if (d.count == 0) fail(EXIT_BAD_INPUT, "there is no file to train on");
     return d;
 }
 
 /* The next documents in order; all of them, as they are, if they are synthetic. */
 static batch next_batch(const options *o, const documents *d, data_order *order) {
-    batch b = batch_new(o->n_synthetic > 0 ? d->count : o->batch);
+    batch b = batch_new(o->synthetic.count > 0 ? d->count : o->batch);
     for (int64_t i = 0; i < b.count; i++) {
-        int64_t document = o->n_synthetic > 0 ? i : data_order_next(order);
+        int64_t document = o->synthetic.count > 0 ? i : data_order_next(order);
         batch_put(&b, i, d, document, o->prompt, o->prompt_fraction);
     }
     return b;

@@ -556,8 +556,9 @@ TEST(gradients_add_to_what_is_there) {
     world_end(&x);
 }
 
-/* The model cut into stages, as a pipeline will run it: whole sequences, the boundary handed on by hand. */
-TEST(stages_in_a_row_are_the_whole_model) {
+/* The model cut into stages, as a pipeline runs it: whole sequences, the boundary handed on by hand. split: backward as I
+   on all stages, and only then W, in another order of stages. */
+static void check_stages(int split) {
     const int64_t n = 23;
     model_config c = tiny_model();
     world x;
@@ -590,7 +591,18 @@ TEST(stages_in_a_row_are_the_whole_model) {
         }
         for (int64_t s = n_stages - 1; s >= 0; s--) {
             pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed};
-            model_backward(&p, &x.gradient, batch_loss_weight(&x.batch));
+            if (split) model_backward_input(&p, &x.gradient, batch_loss_weight(&x.batch));
+            else model_backward(&p, &x.gradient, batch_loss_weight(&x.batch));
+        }
+        if (split) { /* no weight has a gradient yet, except the gains of the norms */
+            CHECK(largest_of(x.gradient.layers[1].wq, c.hidden * c.hidden) == 0);
+            CHECK(largest_of(x.gradient.embedding, c.vocabulary * c.hidden) == 0);
+        }
+        for (int64_t s = 0; s < n_stages; s++) {
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed};
+            /* W leans on nothing that I left in the scratch of rows */
+            memset(scratch.rows.stream, 0xff, (size_t)(scratch.transposed.wq - scratch.rows.stream) * sizeof(real));
+            if (split) model_backward_weights(&p, &x.gradient);
             activations_free(&kept[s], &x.meter);
         }
         CHECK(loss * batch_loss_weight(&x.batch) == wanted);
@@ -600,6 +612,9 @@ TEST(stages_in_a_row_are_the_whole_model) {
     weights_free(&whole);
     world_end(&x);
 }
+
+TEST(stages_in_a_row_are_the_whole_model) { check_stages(0); }
+TEST(backward_in_two_passes_is_backward_in_one) { check_stages(1); }
 
 TEST(a_batch_without_targets_has_no_loss_and_no_gradient) {
     const int64_t lengths[] = {1, 30, 0, 1};
@@ -954,7 +969,8 @@ SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_se
       CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
       CASE(k_changes_no_bit), CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
-      CASE(stages_in_a_row_are_the_whole_model), CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
+      CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
+      CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
       CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),
       CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays),
       CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),

@@ -1,0 +1,121 @@
+/* arguments.h - options of a command line, described by a list - MIT or public domain */
+
+#ifndef TRAIN_ARGUMENTS_H
+#define TRAIN_ARGUMENTS_H
+
+#include "base.h"
+
+typedef struct length_list {
+    int64_t *lengths; /* (count) */
+    int64_t count;
+} length_list;
+
+typedef enum option_kind { INTEGER, NUMBER, FLAG, TEXT, CHOICE, LENGTHS } option_kind;
+
+typedef struct option {
+    const char *name;
+    option_kind kind;
+    void *target;
+    double least, most;  /* INTEGER and NUMBER */
+    const char *choices; /* CHOICE: words separated by blanks; the first is 1, 0 means default */
+    const char *help;
+} option;
+
+#define MAX_OPTIONS 64
+#define MANY 1e12 /* a bound where there is none in principle */
+
+static inline void print_default(const option *one) {
+    if (one->kind == INTEGER) printf(" [%lld]", (long long)*(const int64_t *)one->target);
+    if (one->kind == NUMBER) printf(" [%g]", *(const double *)one->target);
+    if (one->kind == CHOICE) printf(": %s", one->choices);
+}
+
+/* One line for each option. */
+static inline void print_options(const option *list, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        static const char *const values[] = {" N", " X", "", " FILE", " WORD", " LIST"};
+        char name[40];
+        snprintf(name, sizeof name, "--%s%s", list[i].name, values[list[i].kind]);
+        printf("  %-22s %s", name, list[i].help);
+        print_default(&list[i]);
+        printf("\n");
+    }
+}
+
+static inline double parse_number(const char *name, const char *text, double least, double most, int whole) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= least && value <= most) || (whole && floor(value) != value)) {
+        fail(EXIT_BAD_INPUT, "--%s: wanted %s from %g to %g, got \"%s\"", name, whole ? "a whole number" : "a number",
+             least, most, text);
+    }
+    return value;
+}
+
+static inline void parse_choice(const option *one, const char *text) {
+    const char *word = one->choices;
+    for (int number = 1; *word; number++) {
+        size_t length = strcspn(word, " ");
+        if (strlen(text) == length && strncmp(word, text, length) == 0) {
+            *(unsigned *)one->target = (unsigned)number;
+            return;
+        }
+        word += length + (word[length] == ' ');
+    }
+    fail(EXIT_BAD_INPUT, "--%s: wanted one of \"%s\", got \"%s\"", one->name, one->choices, text);
+}
+
+/* "1,20,3" */
+static inline void parse_lengths(length_list *list, const char *text) {
+    int64_t n = 1;
+    for (const char *c = text; *c; c++) n += *c == ',';
+    free(list->lengths);
+    list->lengths = TAKE(int64_t, n);
+    list->count = n;
+    for (int64_t i = 0; i < n; i++) {
+        char number[32];
+        size_t length = strcspn(text, ",");
+        snprintf(number, sizeof number, "%.*s", (int)min_of((int64_t)length, 31), text);
+        list->lengths[i] = (int64_t)parse_number("synthetic", number, 0, 1e9, 1);
+        text += length + (text[length] == ',');
+    }
+}
+
+static inline void parse_value(const option *one, const char *text) {
+    if (one->kind == INTEGER) {
+        *(int64_t *)one->target = (int64_t)parse_number(one->name, text, one->least, one->most, 1);
+    } else if (one->kind == NUMBER) {
+        *(double *)one->target = parse_number(one->name, text, one->least, one->most, 0);
+    } else if (one->kind == TEXT) {
+        *(const char **)one->target = text;
+    } else if (one->kind == CHOICE) {
+        parse_choice(one, text);
+    } else {
+        parse_lengths((length_list *)one->target, text);
+    }
+}
+
+/* Reads the command line into the targets of the list. What is no option goes to paths[] (argc long), and its number is
+   returned; paths NULL: there must be no such thing. Ends the program with a message if something is wrong. */
+static inline int64_t parse_arguments(int argc, char **argv, const option *list, int64_t n, const char **paths) {
+    int64_t n_paths = 0;
+    for (int i = 1; i < argc; i++) {
+        if (paths && strncmp(argv[i], "--", 2) != 0) {
+            paths[n_paths++] = argv[i];
+            continue;
+        }
+        int64_t which = 0;
+        while (which < n && (strncmp(argv[i], "--", 2) != 0 || strcmp(list[which].name, argv[i] + 2) != 0)) which++;
+        if (which == n) fail(EXIT_BAD_INPUT, "unknown option %s; --help lists all", argv[i]);
+        if (list[which].kind == FLAG) {
+            *(int *)list[which].target = 1;
+        } else if (++i < argc) {
+            parse_value(&list[which], argv[i]);
+        } else {
+            fail(EXIT_BAD_INPUT, "--%s wants a value", list[which].name);
+        }
+    }
+    return n_paths;
+}
+
+#endif /* TRAIN_ARGUMENTS_H */

@@ -1,0 +1,244 @@
+/* pipeline.h - one stage of a pipeline: what cf_run calls back, however tensors travel - MIT or public domain
+
+   A stage has one part of the model, or several (virtual stages: part v x n_stages + s lies on stage s), and runs a
+   lowered schedule. cf_run numbers the buffers and says in every step which of them to use:
+
+       slot             activations that a forward keeps for its backward; in use until B, or until W
+       state            K, V, dK and dV of a group's tokens, in all layers of one part
+       input, output    boundary tensors, (rows, hidden): residual stream on its way up, its gradient on its way down.
+                        A receive fills the one that a pass will read, a send takes the one that a pass has made. With
+                        local replay the stage's input stays in its buffer from F to R
+       host             rows of a state that are away from it, from OFFLOAD to PREFETCH
+
+   The program brings the two callbacks that send and receive. Nothing is allocated between the first action and the
+   last, except the states of groups, whose sizes differ. */
+
+#ifndef TRAIN_PIPELINE_H
+#define TRAIN_PIPELINE_H
+
+#include "chunked.h"
+
+typedef struct stage_runner {
+    const model_config *config;
+    const cf_plan *plan;
+    const cf_schedule *schedule; /* lowered */
+    const batch *batch;
+    const weights *weights;
+    weights *gradient;
+    uint64_t seed;               /* of dropout */
+    int64_t stage;               /* this one */
+    memory_meter meter;
+
+    activations *slots;          /* (n_slots) */
+    activations passing;         /* of forwards that keep nothing: one layer deep */
+    group_state *states;         /* (n_states) empty while the slot is free */
+    real **boundaries;           /* (n_boundaries) */
+    real **host;                 /* (n_virtual x chunks) rows of a state that are away; NULL where they are not */
+    int64_t n_slots, n_states, n_boundaries;
+    int64_t boundary_count;      /* numbers in a boundary */
+    workspace scratch;
+    chunk_feed feed;
+
+    int64_t live_slots;          /* activation slots in use now */
+    int64_t n_offloads;
+    double loss_sum;             /* last stage only */
+    cf_error feed_error;         /* why a callback failed, where it was the library that said so */
+} stage_runner;
+
+/* The part of the model that a virtual stage has. */
+static inline stage part_of(const model_config *config, const cf_schedule *schedule, int64_t virtual_stage) {
+    return stage_of(config, virtual_stage, schedule->n_stages * schedule->n_virtual);
+}
+
+/* A part that is as large as any of those on this stage, for buffers which all of them use in turn. */
+static inline stage largest_part(const model_config *config, const cf_schedule *schedule, int64_t stage_index) {
+    stage largest = {0, 0, 0, 0};
+    for (int64_t v = 0; v < schedule->n_virtual; v++) {
+        stage part = part_of(config, schedule, v * schedule->n_stages + stage_index);
+        largest.end_layer = max_of(largest.end_layer, part.end_layer - part.first_layer);
+        largest.has_embedding |= part.has_embedding;
+        largest.has_head |= part.has_head;
+    }
+    return largest;
+}
+
+/* Takes all the memory that a run needs: a dry run of the schedule tells how many buffers there will be. */
+static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
+                                           const cf_schedule *schedule, int64_t stage_index, cf_error *error) {
+    cf_run_desc dry = {0};
+    cf_run_stats need;
+    int64_t longest_prefix = 0;
+    memset(r, 0, sizeof *r);
+    cf_result result = cf_run(plan, schedule, stage_index, &dry, &need, error);
+    if (result == CF_OK) result = chunk_feed_reserve(&r->feed, plan, error);
+    if (result != CF_OK) return result;
+    r->config = config;
+    r->plan = plan;
+    r->schedule = schedule;
+    r->stage = stage_index;
+    r->n_slots = need.peak_slots;
+    r->n_states = need.peak_states;
+    r->n_boundaries = need.peak_boundaries;
+    r->boundary_count = plan->chunk_size * config->hidden;
+    stage largest = largest_part(config, schedule, stage_index);
+    r->slots = TAKE(activations, r->n_slots);
+    r->states = TAKE(group_state, r->n_states);
+    r->boundaries = TAKE(real *, r->n_boundaries);
+    r->host = TAKE(real *, schedule->n_virtual * plan->n_chunks);
+    for (int64_t i = 0; i < r->n_slots; i++) {
+        r->slots[i] = activations_new(config, &largest, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
+    }
+    for (int64_t i = 0; i < r->n_boundaries; i++) r->boundaries[i] = TAKE(real, r->boundary_count);
+    for (int64_t i = 0; i < plan->n_chunks; i++) longest_prefix = max_of(longest_prefix, plan->chunks[i].prefix);
+    r->passing = activations_new(config, &largest, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
+    r->scratch = workspace_new(config, plan->chunk_size, longest_prefix, &r->meter);
+    return CF_OK;
+}
+
+static inline void stage_runner_end(stage_runner *r) {
+    for (int64_t i = 0; i < r->n_slots; i++) activations_free(&r->slots[i], &r->meter);
+    for (int64_t i = 0; i < r->n_boundaries; i++) free(r->boundaries[i]);
+    if (r->passing.flat) activations_free(&r->passing, &r->meter);
+    if (r->scratch.flat) workspace_free(&r->scratch, &r->meter);
+    free(r->slots);
+    free(r->states);
+    free(r->boundaries);
+    free(r->host);
+    chunk_feed_free(&r->feed);
+    memset(r, 0, sizeof *r);
+}
+
+static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *step) {
+    return step->chunk->padded * r->config->hidden;
+}
+
+/* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
+static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass *p) {
+    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, &r->feed_error);
+    if (result != CF_OK) return result;
+    activations *kept = step->slot >= 0 ? &r->slots[step->slot] : &r->passing;
+    memset(p, 0, sizeof *p);
+    p->config = r->config;
+    p->weights = r->weights;
+    p->rows = &r->feed.rows;
+    p->kept = kept;
+    p->scratch = &r->scratch;
+    p->stage = part_of(r->config, r->schedule, step->action.stage);
+    p->seed = r->seed;
+    activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
+    if (step->state >= 0 && step->action.pass != CF_W) {
+        group_state *state = &r->states[step->state];
+        if (!state->flat) { /* the group's first forward */
+            int64_t tokens = r->plan->groups[step->chunk->group].tokens;
+            *state = group_state_new(r->config, &p->stage, tokens, &r->meter);
+        }
+        p->state = state;
+    }
+    return CF_OK;
+}
+
+/* F and R. */
+static inline int stage_forward(void *user, const cf_step *step) {
+    stage_runner *r = (stage_runner *)user;
+    pass p;
+    if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
+    cf_result result = prepare_pass(r, step, &p);
+    if (result != CF_OK) return (int)result;
+    if (step->input >= 0) copy_rows(stage_input(p.kept), r->boundaries[step->input], p.rows->rows, r->config->hidden);
+    double loss = model_forward(&p);
+    if (step->action.pass == CF_F) r->loss_sum += loss; /* a replay's loss has been counted already */
+    if (step->output < 0) return 0;
+    copy_rows(r->boundaries[step->output], stage_output(p.kept), p.rows->rows, r->config->hidden);
+    return 0;
+}
+
+/* B, or I and W. */
+static inline int stage_backward(void *user, const cf_step *step) {
+    stage_runner *r = (stage_runner *)user;
+    double weight = batch_loss_weight(r->batch);
+    pass p;
+    if (step->chunk->n_slices == 0) return 0;
+    cf_result result = prepare_pass(r, step, &p);
+    if (result != CF_OK) return (int)result;
+    real *stream = r->scratch.rows.stream;
+    if (step->input >= 0) copy_rows(stream, r->boundaries[step->input], p.rows->rows, r->config->hidden);
+    if (step->action.pass == CF_B) model_backward(&p, r->gradient, weight);
+    else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient, weight);
+    else model_backward_weights(&p, r->gradient);
+    if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p.rows->rows, r->config->hidden);
+    return 0;
+}
+
+/* The chunk's rows of one array of a state, and the same rows in host memory. A row that has left is worth nothing, and
+   NaN makes sure that whoever reads it learns of it. */
+static inline void move_rows(real *here, real *there, int64_t count, int leaves) {
+    if (!leaves) memcpy(here, there, (size_t)count * sizeof(real));
+    if (leaves) memcpy(there, here, (size_t)count * sizeof(real));
+    for (int64_t i = 0; i < count && leaves; i++) here[i] = (real)NAN;
+}
+
+/* OFFLOAD and PREFETCH. */
+static inline int stage_move_state(void *user, const cf_step *step) {
+    stage_runner *r = (stage_runner *)user;
+    int64_t part = step->action.stage / r->schedule->n_stages, kv = kv_width_of(r->config);
+    int64_t first = step->chunk->prefix * kv, count = cf_chunk_state_tokens(r->plan, step->action.chunk) * kv;
+    real **host = &r->host[part * r->plan->n_chunks + step->action.chunk];
+    stage s = part_of(r->config, r->schedule, step->action.stage);
+    int64_t n_layers = s.end_layer - s.first_layer;
+    int leaves = step->action.pass == CF_OFFLOAD;
+    if (leaves) *host = TAKE(real, 4 * count * n_layers);
+    for (int64_t i = 0; i < n_layers; i++) {
+        const layer_state *layer = &r->states[step->state].layers[i];
+        real *there = *host + 4 * count * i;
+        move_rows(layer->k + first, there, count, leaves);
+        move_rows(layer->v + first, there + count, count, leaves);
+        move_rows(layer->dk + first, there + 2 * count, count, leaves);
+        move_rows(layer->dv + first, there + 3 * count, count, leaves);
+    }
+    r->n_offloads += leaves;
+    if (leaves) return 0;
+    free(*host);
+    *host = NULL;
+    return 0;
+}
+
+static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
+    stage_runner *r = (stage_runner *)user;
+    (void)slot;
+    (void)owner;
+    if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
+    return 0;
+}
+
+static inline void stage_release(void *user, cf_resource what, int64_t slot, int64_t owner) {
+    stage_runner *r = (stage_runner *)user;
+    (void)owner;
+    if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;
+    if (what == CF_RESOURCE_STATE && r->states[slot].flat) group_state_free(&r->states[slot], &r->meter);
+}
+
+/* ================================================================================================================
+   >>parameters    whose they are
+   ================================================================================================================ */
+
+/* Whether a virtual stage has this tensor. The embedding lies on the first one and, where it is the head too, also on
+   the last one: its gradient is the sum of what both have found. */
+static inline int part_has_tensor(const model_config *c, const stage *part, const weights *w, const tensor *t) {
+    const real *at = w->flat + t->offset;
+    if (at == w->embedding) return part->has_embedding || (part->has_head && !c->untied);
+    if (at == w->final_norm || at == w->head) return part->has_head;
+    int64_t layer = 0;
+    while (layer + 1 < c->layers && w->layers[layer + 1].attention_norm <= at) layer++;
+    return layer >= part->first_layer && layer < part->end_layer;
+}
+
+static inline int stage_has_tensor(const model_config *c, const cf_schedule *schedule, int64_t stage_index,
+                                   const weights *w, const tensor *t) {
+    for (int64_t v = 0; v < schedule->n_virtual; v++) {
+        stage part = part_of(c, schedule, v * schedule->n_stages + stage_index);
+        if (part_has_tensor(c, &part, w, t)) return 1;
+    }
+    return 0;
+}
+
+#endif /* TRAIN_PIPELINE_H */

@@ -1,0 +1,1012 @@
+/* pipeline_mpi.c - a model cut into stages, a process each, driven by any schedule over MPI - MIT or public domain
+
+       mpicc -std=c99 -O3 examples/pipeline_mpi.c -lm -o build/pipeline_mpi
+       mpirun -n 4 build/pipeline_mpi --layers 4 --schedule 1f1b --k 2 --synthetic 900,40,300,17
+       mpirun -n 4 build/pipeline_mpi --layers 8 --sweep --k 2      every schedule, both replays, K 1 and 2
+
+   Every process makes the same plan and the same schedule from the same options, lowers it, and gives the list of its
+   own stage to cf_run. That is all the coordination there is: cf_lower has put sends and receives into an order that
+   cannot deadlock, so a process does one action after the other and never looks at anybody else's list.
+
+   Then the gradients are compared with those of the whole model on whole sequences, the peaks that cf_run counted with
+   those that cf_simulate foretold, and the measured timeline is put beside the simulated one.
+
+   Read in this order: pipeline.h (a stage's passes), >>transport, >>run, >>verdict; the rest is options and reports. */
+
+#define _POSIX_C_SOURCE 200809L
+#define OWN_END_PROGRAM
+
+#define CHUNKFLOW_IMPLEMENTATION
+#define CHUNKFLOW_STATIC
+#include "../chunkflow.h"
+
+#include "arguments.h"
+#include "check.h"
+#include "pipeline.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <signal.h>
+#include <time.h>
+
+#ifdef TRAIN_FLOAT64
+#define MPI_REAL_NUMBER MPI_DOUBLE
+#else
+#define MPI_REAL_NUMBER MPI_FLOAT
+#endif
+
+/* ================================================================================================================
+   >>processes
+   ================================================================================================================ */
+
+static int process, n_processes; /* this one, of how many; process s is stage s */
+
+/* 1 while all processes do the same with the same numbers, so that what is wrong with an option is wrong for all. */
+static int in_step = 1;
+
+/* Ends all processes, with one message. A bad option ends each of them in order; anything else happens to one process
+   while the others may be waiting for it, so that one takes the others down. */
+static void end_program(int exit_code, const char *why) {
+    int together = in_step && exit_code == EXIT_BAD_INPUT;
+    fflush(stdout);
+    if (process == 0 || !together) fprintf(stderr, "pipeline_mpi: %s\n", why);
+    fflush(stderr);
+    if (together) MPI_Finalize();
+    else MPI_Abort(MPI_COMM_WORLD, exit_code);
+    exit(exit_code);
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* What to add to this process's clock to get that of process 0: asks what time it is there and takes the quickest of
+   several answers, which is wrong by at most half of the time that it took. `error` is that bound. */
+static double clock_offset(double *error) {
+    enum { ROUNDS = 16 };
+    double offset = 0, quickest = INFINITY, time = 0;
+    for (int other = 1; other < n_processes; other++) {
+        for (int round = 0; round < ROUNDS && process == 0; round++) {
+            MPI_Recv(&time, 1, MPI_DOUBLE, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            time = seconds_now();
+            MPI_Send(&time, 1, MPI_DOUBLE, other, 0, MPI_COMM_WORLD);
+        }
+        for (int round = 0; round < ROUNDS && process == other; round++) {
+            double asked = seconds_now();
+            MPI_Send(&asked, 1, MPI_DOUBLE, 0, 0, MPI_COMM_WORLD);
+            MPI_Recv(&time, 1, MPI_DOUBLE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            double answered = seconds_now();
+            if (answered - asked < quickest) {
+                quickest = answered - asked;
+                offset = time - (asked + answered) / 2;
+            }
+        }
+    }
+    *error = quickest / 2;
+    return offset;
+}
+
+static int same_machine_as_process_0(void) {
+    MPI_Comm machine;
+    int lowest = process;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, process, MPI_INFO_NULL, &machine);
+    MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, machine);
+    MPI_Comm_free(&machine);
+    return lowest == 0;
+}
+
+/* Processes of one machine have one clock, which is better than any question and shows whether it was put well. */
+static double agreed_clock_offset(void) {
+    double error, offset = clock_offset(&error);
+    if (!same_machine_as_process_0()) return offset;
+    if (fabs(offset) > error + 1e-6) {
+        in_step = 0;
+        fail(EXIT_CHECK_FAILED, "process %d has the clock of process 0, yet measures %g s between", process, offset);
+    }
+    return 0;
+}
+
+/* ================================================================================================================
+   >>options
+   ================================================================================================================ */
+
+typedef enum fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_KILL, FAULT_NAN, FAULT_SKIP } fault_kind;
+
+/* Something that goes wrong on purpose, to see what becomes of it. */
+typedef struct fault {
+    fault_kind kind;
+    int64_t stage, action; /* a negative action counts from the end */
+} fault;
+
+typedef struct settings {
+    model_config model;
+    cf_pack_desc packing;
+    cf_schedule_desc order;
+    length_list lengths;
+    int64_t stages;            /* processes that there must be; 0: any number */
+    int64_t prompt, seed, repeat;
+    double offload;            /* units per token of state moved to host memory, or back; 0: it stays */
+    int rendezvous, sweep, help;
+    const char *timeline, *simulated, *fail;
+    fault fault;
+} settings;
+
+static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
+    const option all[] = {
+        {"layers", INTEGER, &s->model.layers, 1, MANY, NULL, "layers, at least one for each (virtual) stage"},
+        {"hidden", INTEGER, &s->model.hidden, 1, MANY, NULL, "width of the residual stream"},
+        {"heads", INTEGER, &s->model.heads, 1, MANY, NULL, "query heads"},
+        {"kv-heads", INTEGER, &s->model.kv_heads, 1, MANY, NULL, "key and value heads"},
+        {"ffn", INTEGER, &s->model.ffn, 1, MANY, NULL, "width of the feed-forward part"},
+        {"untied", FLAG, &s->model.untied, 0, 0, NULL, "give the head a weight of its own"},
+        {"dropout", NUMBER, &s->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
+        {"synthetic", LENGTHS, &s->lengths, 0, 0, NULL, "LEN,LEN,...: tokens of each sequence of the batch"},
+        {"prompt", INTEGER, &s->prompt, 0, MANY, NULL, "first tokens of each sequence that are no targets"},
+        {"chunk-size", INTEGER, &s->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
+        {"method", CHOICE, &s->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
+        {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
+        {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
+        {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
+        {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
+        {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
+        {"virtual", INTEGER, &s->order.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
+        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: any"},
+        {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
+        {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
+        {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes that there must be, 0: any number"},
+        {"rendezvous", FLAG, &s->rendezvous, 0, 0, NULL, "sends that block until they are received, with no buffer"},
+        {"sweep", FLAG, &s->sweep, 0, 0, NULL, "every schedule, both replays, K from 1 to --k; one line for each"},
+        {"repeat", INTEGER, &s->repeat, 1, 1e6, NULL, "times to run; the last one is checked and measured"},
+        {"timeline", TEXT, &s->timeline, 0, 0, NULL, "write the measured schedule (JSON)"},
+        {"simulated", TEXT, &s->simulated, 0, 0, NULL, "write the schedule simulated with this run's costs (JSON)"},
+        {"seed", INTEGER, &s->seed, 0, MANY, NULL, "of weights, tokens and dropout"},
+        {"fail", TEXT, &s->fail, 0, 0, NULL, "STAGE:ACTION[:error|kill|nan|skip], see below"},
+        {"help", FLAG, &s->help, 0, 0, NULL, "this"},
+    };
+    memcpy(list, all, sizeof all);
+    return (int64_t)(sizeof all / sizeof all[0]);
+}
+
+static settings settings_default(void) {
+    settings s;
+    memset(&s, 0, sizeof s);
+    s.model.vocabulary = VOCABULARY;
+    s.model.layers = 8;
+    s.model.hidden = 64;
+    s.model.heads = 4;
+    s.model.kv_heads = 2;
+    s.model.ffn = 176;
+    s.model.rope_theta = 1e6;
+    s.model.norm_epsilon = 1e-6;
+    s.packing.chunk_size = 128;
+    s.packing = cf_pack_defaults(&s.packing);
+    s.order.k = 1;
+    s.seed = 1;
+    s.repeat = 1;
+    return s;
+}
+
+static void print_help(settings *s) {
+    option list[MAX_OPTIONS];
+    int64_t n = list_settings(s, list);
+    printf("usage: mpirun -n STAGES pipeline_mpi [options]\n"
+           "Loss and gradients of one batch (" REAL_NAME ") by a pipeline of processes, one for each stage of the\n"
+           "model, compared with those of the whole model on whole sequences.\n\n");
+    print_options(list, n);
+    printf("\n--fail makes one action of one stage go wrong (counted from 0, or back from -1, with transfers): error\n"
+           "reports it, kill ends the process by a signal, nan puts a NaN into a gradient, skip leaves a pass out.\n"
+           "Exit status: 0 done, 1 a check or a process failed, 2 an option was not usable.\n");
+}
+
+static fault parse_fault(const char *text) {
+    static const char *const kinds[] = {"", "error", "kill", "nan", "skip"};
+    fault f = {FAULT_ERROR, 0, 0};
+    long long stage_number = -1, action = -1;
+    int used = 0;
+    if (sscanf(text, "%lld:%lld%n", &stage_number, &action, &used) == 2 && stage_number >= 0) {
+        f.stage = stage_number;
+        f.action = action;
+        if (!text[used]) return f;
+        for (int kind = FAULT_ERROR; kind <= FAULT_SKIP && text[used] == ':'; kind++) {
+            f.kind = (fault_kind)kind;
+            if (strcmp(text + used + 1, kinds[kind]) == 0) return f;
+        }
+    }
+    fail(EXIT_BAD_INPUT, "--fail: wanted STAGE:ACTION[:HOW], HOW one of \"error kill nan skip\", got \"%s\"", text);
+}
+
+/* The virtual stages that a kind of schedule gets. */
+static int64_t virtual_stages(const settings *s, cf_schedule_kind kind) {
+    cf_schedule_desc order = s->order;
+    order.kind = kind;
+    return cf_schedule_defaults(&order).n_virtual;
+}
+
+static void check_processes(const settings *s) {
+    int64_t n_virtual = s->sweep ? 1 : virtual_stages(s, s->order.kind);
+    if (s->stages > 0 && s->stages != n_processes) {
+        fail(EXIT_BAD_INPUT, "--stages %lld wants as many processes, but there %s %d: start it with mpirun -n %lld",
+             (long long)s->stages, n_processes == 1 ? "is" : "are", n_processes, (long long)s->stages);
+    }
+    if (n_virtual > 1 && n_processes == 1) {
+        fail(EXIT_BAD_INPUT, "%lld virtual stages on each stage want at least 2 processes: start it with mpirun -n 2",
+             (long long)n_virtual);
+    }
+    if (n_virtual > s->model.layers / n_processes) {
+        fail(EXIT_BAD_INPUT, "%d processes x %lld virtual stages want at least %lld layers, the model has %lld",
+             n_processes, (long long)n_virtual, (long long)n_virtual * n_processes, (long long)s->model.layers);
+    }
+}
+
+static settings parse_settings(int argc, char **argv) {
+    settings s = settings_default();
+    option list[MAX_OPTIONS];
+    parse_arguments(argc, argv, list, list_settings(&s, list), NULL);
+    const char *problem = model_config_fault(&s.model);
+    if (problem) fail(EXIT_BAD_INPUT, "%s", problem);
+    if (s.help) return s;
+    if (s.lengths.count == 0) parse_lengths(&s.lengths, "500,20,90,33,128,64,7,300,45,11");
+    if (s.fail) s.fault = parse_fault(s.fail);
+    if (s.fail && s.fault.stage >= n_processes) {
+        fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);
+    }
+    if (s.sweep && (s.timeline || s.simulated || s.fail)) {
+        fail(EXIT_BAD_INPUT, "--timeline, --simulated and --fail are for one schedule, not for --sweep");
+    }
+    if (s.packing.chunk_size > INT_MAX / s.model.hidden) {
+        fail(EXIT_BAD_INPUT, "chunk-size x hidden is more than one message can hold");
+    }
+    check_processes(&s);
+    return s;
+}
+
+/* ================================================================================================================
+   >>transport    tensors between stages
+
+   A lowered schedule wants little: both ends of a link name its tensors in the same order, and no send relies on being
+   buffered. So every message is taken in the order in which it comes, and its tag only proves that it is the right one.
+
+   Sends do not wait: the tensor's buffer is swapped for a free one and sent from where it is. Only when N_SENDS are
+   under way does a send wait for one of them to end, which it will: the schedule would have let it wait at once.
+   ================================================================================================================ */
+
+#define N_SENDS 4
+
+typedef struct transport {
+    MPI_Comm comm;
+    int rendezvous;
+    int64_t n_virtual_stages;
+    MPI_Request requests[N_SENDS];
+    real *buffers[N_SENDS]; /* under way, or free where the request is MPI_REQUEST_NULL */
+    int64_t n_sent;
+} transport;
+
+static void transport_begin(transport *t, const cf_schedule *schedule, int64_t boundary_count, int rendezvous) {
+    memset(t, 0, sizeof *t);
+    MPI_Comm_dup(MPI_COMM_WORLD, &t->comm);
+    t->rendezvous = rendezvous;
+    t->n_virtual_stages = schedule->n_stages * schedule->n_virtual;
+    for (int i = 0; i < N_SENDS; i++) {
+        t->requests[i] = MPI_REQUEST_NULL;
+        t->buffers[i] = TAKE(real, boundary_count);
+    }
+}
+
+/* Waits until everything that was sent has left its buffer. */
+static void transport_finish(transport *t) { MPI_Waitall(N_SENDS, t->requests, MPI_STATUSES_IGNORE); }
+
+static void transport_end(transport *t) {
+    for (int i = 0; i < N_SENDS; i++) free(t->buffers[i]);
+    MPI_Comm_free(&t->comm);
+}
+
+/* Tells tensors apart, as far as the 32768 tags go that every MPI has: chunk, lower virtual stage of the two, kind. */
+static int tensor_tag(const transport *t, const cf_step *step) {
+    static const int kinds[] = {0, 0, 1, 1, 2, 2}; /* SEND_F, RECV_F, SEND_R, RECV_R, SEND_B, RECV_B */
+    int pass_number = step->action.pass - CF_SEND_F;
+    int from_below = step->action.pass == CF_RECV_F || step->action.pass == CF_RECV_R || step->action.pass == CF_SEND_B;
+    int64_t link = step->action.stage - from_below;
+    return (int)(((step->action.chunk * t->n_virtual_stages + link) * 3 + kinds[pass_number]) % 32768);
+}
+
+static int free_request(transport *t) {
+    int i = 0, n_ended = 0, ended[N_SENDS];
+    MPI_Testsome(N_SENDS, t->requests, &n_ended, ended, MPI_STATUSES_IGNORE);
+    while (i < N_SENDS && t->requests[i] != MPI_REQUEST_NULL) i++;
+    if (i == N_SENDS) MPI_Waitany(N_SENDS, t->requests, &i, MPI_STATUS_IGNORE);
+    return i;
+}
+
+static void send_tensor(transport *t, const cf_step *step, real **boundary, int64_t count) {
+    int tag = tensor_tag(t, step), peer = (int)step->peer;
+    t->n_sent++;
+    if (t->rendezvous) {
+        MPI_Ssend(*boundary, (int)count, MPI_REAL_NUMBER, peer, tag, t->comm);
+        return;
+    }
+    int i = free_request(t);
+    real *full = *boundary;
+    *boundary = t->buffers[i];
+    t->buffers[i] = full;
+    MPI_Isend(full, (int)count, MPI_REAL_NUMBER, peer, tag, t->comm, &t->requests[i]);
+}
+
+/* Returns NULL, or what is wrong with the message. */
+static const char *receive_tensor(transport *t, const cf_step *step, real *boundary, int64_t count, int64_t room) {
+    MPI_Status status;
+    int got = 0;
+    MPI_Recv(boundary, (int)room, MPI_REAL_NUMBER, (int)step->peer, MPI_ANY_TAG, t->comm, &status);
+    MPI_Get_count(&status, MPI_REAL_NUMBER, &got);
+    if (status.MPI_TAG != tensor_tag(t, step)) return "another tensor came than the one that was due";
+    if (got != count) return "a tensor came that has another size";
+    return NULL;
+}
+
+/* ================================================================================================================
+   >>run    one stage's list, with a clock
+   ================================================================================================================ */
+
+/* What cf_run's callbacks get. */
+typedef struct stage_process {
+    stage_runner runner; /* first, for the callbacks of pipeline.h get the same pointer */
+    transport transport;
+    fault fault;
+    const cf_schedule *schedule; /* before lowering: what is timed */
+    int64_t n_timed;             /* passes done, in the order of that schedule's list */
+    double *start, *end;         /* (actions of the stage) by process 0's clock */
+    int *live;                   /* (actions of the stage) chunks kept during each */
+    double waited;               /* seconds in receives and sends */
+    double clock_offset;
+    char why[160];               /* what a callback failed of */
+} stage_process;
+
+/* Of a lowered schedule: passes and transfers. */
+static int64_t n_actions_of(const cf_schedule *schedule, int64_t stage_index) {
+    return schedule->first[stage_index + 1] - schedule->first[stage_index];
+}
+
+static int is_faulty(const stage_process *p, const cf_step *step) {
+    return p->fault.kind != FAULT_NONE && p->fault.stage == process && p->fault.action == step->position;
+}
+
+/* The fault with its action counted from 0. One that would never happen is no test of anything, and refused. */
+static fault find_fault(fault f, const cf_schedule *lowered) {
+    if (f.kind == FAULT_NONE) return f;
+    int64_t n_actions = n_actions_of(lowered, f.stage), wanted = f.action;
+    if (f.action < 0) f.action += n_actions;
+    if (f.action < 0 || f.action >= n_actions) {
+        fail(EXIT_BAD_INPUT, "--fail: stage %lld has %lld actions, there is no action %lld", (long long)f.stage,
+             (long long)n_actions, (long long)wanted);
+    }
+    int kind = lowered->actions[lowered->first[f.stage] + f.action].pass;
+    if (kind >= CF_COMPUTE_PASS_COUNT && f.kind != FAULT_ERROR && f.kind != FAULT_KILL) {
+        fail(EXIT_BAD_INPUT, "--fail: action %lld of stage %lld is %s; nan and skip are for passes",
+             (long long)f.action, (long long)f.stage, cf_pass_name((cf_pass)kind));
+    }
+    return f;
+}
+
+/* What --fail wants to happen here. Returns non-zero for an error. */
+static int meet_fault(stage_process *p, const cf_step *step) {
+    if (!is_faulty(p, step)) return 0;
+    if (p->fault.kind == FAULT_KILL) raise(SIGKILL);
+    if (p->fault.kind != FAULT_ERROR) return 0;
+    snprintf(p->why, sizeof p->why, "injected by --fail");
+    return 1;
+}
+
+/* One pass, timed. The schedule before lowering has the same passes in the same order. */
+static int timed_pass(stage_process *p, const cf_step *step, int (*work)(void *user, const cf_step *step)) {
+    const cf_action *planned = &p->schedule->actions[p->schedule->first[process] + p->n_timed];
+    if (p->n_timed >= n_actions_of(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
+        snprintf(p->why, sizeof p->why, "the lowered list has another pass here than the schedule");
+        return 1;
+    }
+    int code = meet_fault(p, step);
+    if (code != 0) return code;
+    p->start[p->n_timed] = seconds_now() + p->clock_offset;
+    if (!is_faulty(p, step) || p->fault.kind != FAULT_SKIP) code = work(p, step);
+    if (is_faulty(p, step) && p->fault.kind == FAULT_NAN) {
+        stage part = part_of(p->runner.config, p->schedule, step->action.stage);
+        p->runner.gradient->layers[part.first_layer].bv[0] = (real)NAN;
+    }
+    p->end[p->n_timed] = seconds_now() + p->clock_offset;
+    p->live[p->n_timed] = (int)p->runner.live_slots;
+    p->n_timed++;
+    return code;
+}
+
+static int on_forward(void *user, const cf_step *step) {
+    return timed_pass((stage_process *)user, step, stage_forward);
+}
+
+static int on_backward(void *user, const cf_step *step) {
+    return timed_pass((stage_process *)user, step, stage_backward);
+}
+
+/* OFFLOAD and PREFETCH: on a CPU, host memory is just other memory. */
+static int on_move_state(void *user, const cf_step *step) {
+    stage_process *p = (stage_process *)user;
+    return meet_fault(p, step) != 0 ? 1 : stage_move_state(&p->runner, step);
+}
+
+static int on_send(void *user, const cf_step *step) {
+    stage_process *p = (stage_process *)user;
+    double begin = seconds_now();
+    if (meet_fault(p, step) != 0) return 1;
+    send_tensor(&p->transport, step, &p->runner.boundaries[step->output], boundary_numbers(&p->runner, step));
+    p->waited += seconds_now() - begin;
+    return 0;
+}
+
+static int on_receive(void *user, const cf_step *step) {
+    stage_process *p = (stage_process *)user;
+    double begin = seconds_now();
+    if (meet_fault(p, step) != 0) return 1;
+    const char *wrong = receive_tensor(&p->transport, step, p->runner.boundaries[step->input],
+                                       boundary_numbers(&p->runner, step), p->runner.boundary_count);
+    p->waited += seconds_now() - begin;
+    if (!wrong) return 0;
+    snprintf(p->why, sizeof p->why, "%s", wrong);
+    return 1;
+}
+
+/* Says what has become of this stage, once, and ends all of them. */
+NEVER_RETURNS static void stage_failed(const stage_process *p, const cf_error *error) {
+    const cf_schedule *lowered = p->runner.schedule;
+    const char *why = p->why[0] ? p->why : p->runner.feed_error.code != CF_OK ? p->runner.feed_error.text : error->text;
+    if (error->item < 0 || error->item >= n_actions_of(lowered, process)) {
+        fail(EXIT_CHECK_FAILED, "stage %d failed: %s; all stages are stopped", process, why);
+    }
+    const cf_action *a = &lowered->actions[lowered->first[process] + error->item];
+    fail(EXIT_CHECK_FAILED, "stage %d failed at action %lld (%s of chunk %d): %s; all stages are stopped", process,
+         (long long)error->item, cf_pass_name((cf_pass)a->pass), (int)a->chunk, why);
+}
+
+static cf_run_stats run_stage(stage_process *p) {
+    cf_run_desc run = {0};
+    cf_run_stats stats;
+    cf_error error;
+    memset(&stats, 0, sizeof stats);
+    memset(&error, 0, sizeof error);
+    run.user = p;
+    run.forward = on_forward;
+    run.backward = on_backward;
+    run.send = on_send;
+    run.receive = on_receive;
+    run.offload = run.prefetch = on_move_state;
+    run.acquire = stage_acquire;
+    run.release = stage_release;
+    p->n_timed = 0;
+    p->waited = 0;
+    p->runner.loss_sum = 0;
+    p->runner.n_offloads = 0;
+    p->transport.n_sent = 0;
+    MPI_Barrier(MPI_COMM_WORLD);
+    in_step = 0;
+    cf_result result = cf_run(p->runner.plan, p->runner.schedule, process, &run, &stats, &error);
+    if (result != CF_OK) stage_failed(p, &error);
+    transport_finish(&p->transport);
+    MPI_Barrier(MPI_COMM_WORLD);
+    in_step = 1;
+    return stats;
+}
+
+/* A tied embedding is the first stage's table and the last one's head: both need the sum of the two gradients. */
+static void sum_tied_embedding(const model_config *config, weights *gradient) {
+    if (config->untied || n_processes == 1 || (process > 0 && process < n_processes - 1)) return;
+    int64_t count = config->vocabulary * config->hidden;
+    int peer = process == 0 ? n_processes - 1 : 0;
+    real *other = TAKE(real, count);
+    MPI_Sendrecv(gradient->embedding, (int)count, MPI_REAL_NUMBER, peer, 0, other, (int)count, MPI_REAL_NUMBER, peer, 0,
+                 MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    for (int64_t i = 0; i < count; i++) gradient->embedding[i] += other[i];
+    free(other);
+}
+
+/* ================================================================================================================
+   >>timelines    simulated and measured, in one form
+   ================================================================================================================ */
+
+typedef struct timelines {
+    cf_timeline *unit;     /* simulated with unit costs, by which the schedule was made */
+    cf_timeline *fitted;   /* simulated with the costs that this run has measured */
+    cf_timeline *measured; /* complete on process 0 only */
+} timelines;
+
+static cf_timeline *simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing) {
+    cf_simulate_desc desc = {0};
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    desc.timing = timing;
+    if (cf_simulate(plan, schedule, &desc, &timeline, &error) != CF_OK) fail(EXIT_BAD_INPUT, "%s", error.text);
+    return timeline;
+}
+
+/* On process 0: all stages' parts of an array, which lie there as they do in the schedule. */
+static void gather_actions(const cf_schedule *schedule, const void *own, void *all, MPI_Datatype type) {
+    int *counts = TAKE(int, n_processes), *firsts = TAKE(int, n_processes);
+    for (int s = 0; s < n_processes; s++) {
+        counts[s] = (int)n_actions_of(schedule, s);
+        firsts[s] = (int)schedule->first[s];
+    }
+    MPI_Gatherv(own, counts[process], type, all, counts, firsts, type, 0, MPI_COMM_WORLD);
+    free(counts);
+    free(firsts);
+}
+
+/* The first action starts at 0, and all sums follow from the times. */
+static void add_up_timeline(cf_timeline *timeline, const cf_schedule *schedule) {
+    double first = INFINITY, last = -INFINITY;
+    timeline->busy = timeline->replayed = 0;
+    for (int64_t i = 0; i < schedule->n_actions; i++) {
+        double seconds = timeline->end[i] - timeline->start[i];
+        first = fmin(first, timeline->start[i]);
+        last = fmax(last, timeline->end[i]);
+        timeline->busy += seconds;
+        if (schedule->actions[i].pass == CF_R) timeline->replayed += seconds;
+    }
+    for (int64_t i = 0; i < schedule->n_actions; i++) {
+        timeline->start[i] -= first;
+        timeline->end[i] -= first;
+    }
+    timeline->makespan = last - first;
+    double capacity = (double)n_processes * timeline->makespan;
+    timeline->bubble_useful = 1 - (timeline->busy - timeline->replayed) / capacity;
+    timeline->bubble_busy = 1 - timeline->busy / capacity;
+    timeline->n_bounds = 0; /* bounds are of costs, not of clocks */
+    timeline->bound = 0;
+}
+
+/* The measured timeline: a simulated one of the same schedule in which every time and every peak is replaced. */
+static cf_timeline *measured_timeline(const stage_process *p, const cf_run_stats *stats) {
+    const cf_schedule *schedule = p->schedule;
+    cf_timeline *timeline = simulate(p->runner.plan, schedule, NULL);
+    int64_t peaks[] = {stats->peak_slots, stats->peak_tokens, stats->peak_state_tokens,
+                       p->runner.meter.peak[MEMORY_ACTIVATIONS] + p->runner.meter.peak[MEMORY_STATE]};
+    int64_t *all = TAKE(int64_t, 4 * n_processes);
+    gather_actions(schedule, p->start, timeline->start, MPI_DOUBLE);
+    gather_actions(schedule, p->end, timeline->end, MPI_DOUBLE);
+    gather_actions(schedule, p->live, timeline->live, MPI_INT32_T);
+    MPI_Gather(peaks, 4, MPI_INT64_T, all, 4, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    for (int64_t s = 0; s < n_processes; s++) {
+        timeline->peak_live[s] = all[4 * s];
+        timeline->peak_tokens[s] = all[4 * s + 1];
+        timeline->peak_state_tokens[s] = all[4 * s + 2];
+        timeline->peak_bytes[s] = all[4 * s + 3];
+    }
+    free(all);
+    if (process == 0) add_up_timeline(timeline, schedule);
+    return timeline;
+}
+
+static cf_pass_cost *stage_cost_member(cf_stage_cost *cost, int pass_kind) {
+    cf_pass_cost *members[CF_COMPUTE_PASS_COUNT] = {&cost->forward, &cost->replay, &cost->backward, &cost->input,
+                                                    &cost->weight};
+    return members[pass_kind];
+}
+
+/* The cost of one kind of pass: fitted, or, with too few samples for that, in proportion to tokens. */
+static cf_pass_cost pass_cost_of(const cf_sample *samples, int64_t n) {
+    cf_stage_cost fitted;
+    cf_pass_cost cost = {0, 0, 0};
+    double tokens = 0, seconds = 0;
+    memset(&fitted, 0, sizeof fitted);
+    if (n == 0) return cost;
+    if (cf_cost_fit(samples, n, &fitted, NULL, NULL) == CF_OK) return *stage_cost_member(&fitted, samples[0].pass);
+    for (int64_t i = 0; i < n; i++) {
+        tokens += (double)samples[i].tokens;
+        seconds += samples[i].seconds;
+    }
+    cost.per_token = seconds / tokens;
+    return cost;
+}
+
+/* What the passes of one of this process's virtual stages have cost. */
+static cf_stage_cost measured_cost(const stage_process *p, int64_t virtual_stage) {
+    const cf_plan *plan = p->runner.plan;
+    const cf_action *actions = p->schedule->actions + p->schedule->first[process];
+    cf_sample *samples = TAKE(cf_sample, p->n_timed);
+    cf_stage_cost cost;
+    memset(&cost, 0, sizeof cost);
+    for (int kind = 0; kind < CF_COMPUTE_PASS_COUNT; kind++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < p->n_timed; i++) {
+            if (actions[i].stage != virtual_stage || actions[i].pass != kind) continue;
+            const cf_chunk *chunk = &plan->chunks[actions[i].chunk];
+            cf_sample sample = {kind, chunk->padded, chunk->pairs, fmax(p->end[i] - p->start[i], 1e-9)};
+            samples[n++] = sample;
+        }
+        *stage_cost_member(&cost, kind) = pass_cost_of(samples, n);
+    }
+    free(samples);
+    return cost;
+}
+
+/* The schedule simulated with the costs that this run has measured, stage by stage, and transfers that take no time. */
+static cf_timeline *simulate_as_measured(const stage_process *p) {
+    const cf_schedule *schedule = p->schedule;
+    int64_t n_virtual = schedule->n_virtual;
+    cf_stage_cost *own = TAKE(cf_stage_cost, n_virtual), *all = TAKE(cf_stage_cost, n_virtual * n_processes);
+    cf_stage_cost *ordered = TAKE(cf_stage_cost, n_virtual * n_processes);
+    cf_timing timing = {0};
+    for (int64_t v = 0; v < n_virtual; v++) own[v] = measured_cost(p, v * n_processes + process);
+    int bytes = (int)((size_t)n_virtual * sizeof *own);
+    MPI_Allgather(own, bytes, MPI_BYTE, all, bytes, MPI_BYTE, MPI_COMM_WORLD);
+    for (int64_t v = 0; v < n_virtual; v++) {
+        for (int64_t s = 0; s < n_processes; s++) ordered[v * n_processes + s] = all[s * n_virtual + v];
+    }
+    timing.stages = ordered;
+    cf_timeline *timeline = simulate(p->runner.plan, schedule, &timing);
+    free(own);
+    free(all);
+    free(ordered);
+    return timeline;
+}
+
+static int write_piece(const char *text, size_t bytes, void *user) {
+    return fwrite(text, 1, bytes, (FILE *)user) != bytes;
+}
+
+/* On process 0 only. */
+static void write_timeline(const char *path, const cf_schedule *schedule, const cf_timeline *timeline) {
+    FILE *file = fopen(path, "wb");
+    in_step = 0;
+    int ok = file && cf_write_schedule_json(schedule, timeline, write_piece, file, NULL) == CF_OK;
+    if (file && fclose(file) != 0) ok = 0;
+    if (!ok) fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
+    in_step = 1;
+}
+
+/* ================================================================================================================
+   >>verdict    gradients and peaks
+   ================================================================================================================ */
+
+static int64_t count_actions(const cf_schedule *schedule, cf_pass kind) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < schedule->n_actions; i++) n += schedule->actions[i].pass == kind;
+    return n;
+}
+
+/* What the whole model finds on whole sequences. */
+typedef struct reference {
+    weights gradient;
+    double loss;
+} reference;
+
+static reference reference_new(const settings *s, const weights *w, const batch *b, uint64_t seed) {
+    reference r;
+    memory_meter meter;
+    memset(&meter, 0, sizeof meter);
+    r.gradient = weights_new(&s->model);
+    r.loss = 0;
+    if (process == 0) r.loss = unchunked_gradients(&s->model, w, &r.gradient, b, seed, &meter);
+    MPI_Bcast(&r.loss, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(r.gradient.flat, (int)r.gradient.count, MPI_REAL_NUMBER, 0, MPI_COMM_WORLD);
+    return r;
+}
+
+typedef struct verdict {
+    double loss;       /* of the pipeline */
+    double difference; /* the largest relative one, over all tensors of all stages, and of the losses */
+    int64_t tensor;    /* where; -1: the loss */
+    int64_t n_compared;
+    int peaks_agree;   /* what the interpreter counted is what the simulation foretold, on every stage */
+    int ok;
+} verdict;
+
+/* Every stage compares the gradients of its own parameters. All processes get the same verdict. */
+static verdict judge(const stage_process *p, const reference *right, const cf_run_stats *stats,
+                     const cf_timeline *simulated) {
+    const weights *gradient = p->runner.gradient;
+    const model_config *config = p->runner.config;
+    struct {
+        double difference;
+        int process;
+    } own = {0, process}, worst;
+    verdict v = {p->runner.loss_sum * batch_loss_weight(p->runner.batch), 0, -1, 0, 0, 0};
+    int64_t n_wanted = gradient->n_tensors + (!config->untied && n_processes > 1);
+    int moves = count_actions(p->runner.schedule, CF_OFFLOAD) > 0; /* the simulation leaves the state where it is */
+    MPI_Bcast(&v.loss, 1, MPI_DOUBLE, n_processes - 1, MPI_COMM_WORLD);
+    own.difference = relative_difference_of_losses(v.loss, right->loss);
+    for (int64_t i = 0; i < gradient->n_tensors; i++) {
+        const tensor *t = &gradient->tensors[i];
+        if (!stage_has_tensor(config, p->schedule, process, gradient, t)) continue;
+        v.n_compared++;
+        double d = relative_difference(gradient->flat + t->offset, right->gradient.flat + t->offset, t->count);
+        if (d > own.difference) {
+            own.difference = d;
+            v.tensor = i;
+        }
+    }
+    MPI_Allreduce(&own, &worst, 1, MPI_DOUBLE_INT, MPI_MAXLOC, MPI_COMM_WORLD);
+    v.difference = worst.difference;
+    MPI_Bcast(&v.tensor, 1, MPI_INT64_T, worst.process, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &v.n_compared, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+    v.peaks_agree = stats->peak_slots == simulated->peak_live[process] &&
+                    stats->peak_tokens == simulated->peak_tokens[process] &&
+                    stats->peak_state_tokens <= simulated->peak_state_tokens[process] &&
+                    (moves || stats->peak_state_tokens == simulated->peak_state_tokens[process]);
+    MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
+    v.ok = is_rounding(v.difference) && v.n_compared == n_wanted && v.peaks_agree;
+    return v;
+}
+
+/* ================================================================================================================
+   >>report    what process 0 prints
+   ================================================================================================================ */
+
+static void print_plan(const settings *s, const cf_plan *plan, const batch *b) {
+    cf_plan_stats stats;
+    cf_plan_measure(plan, NULL, &stats);
+    printf("pipeline " REAL_NAME ": %d processes, %lld layers, %s sends; %lld sequences, %lld tokens, %lld targets in "
+           "%lld chunks of %lld, largest group %lld, %lld hybrid\n",
+           n_processes, (long long)s->model.layers, s->rendezvous ? "rendezvous" : "non-blocking", (long long)b->count,
+           (long long)b->n_tokens, (long long)b->n_targets, (long long)plan->n_chunks, (long long)plan->chunk_size,
+           (long long)stats.largest_group, (long long)stats.n_hybrid);
+}
+
+static void print_schedule(const cf_schedule *schedule, const cf_schedule *lowered) {
+    int64_t n_sends = count_actions(lowered, CF_SEND_F) + count_actions(lowered, CF_SEND_R) +
+                      count_actions(lowered, CF_SEND_B);
+    printf("schedule %s, %s replay, K %lld, %lld virtual stages on each: %lld passes, %lld replays, %lld tensors sent, "
+           "%lld times rows of state leave and return\n",
+           cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay), (long long)schedule->k,
+           (long long)schedule->n_virtual, (long long)schedule->n_actions, (long long)count_actions(schedule, CF_R),
+           (long long)n_sends, (long long)count_actions(lowered, CF_OFFLOAD));
+}
+
+static void print_timeline(const char *name, const cf_timeline *t, const char *unit) {
+    printf("  %-30s %12.6g %-8s %6.2f %%  %6.2f %%\n", name, t->makespan, unit, 100 * t->bubble_useful,
+           100 * t->bubble_busy);
+}
+
+static void print_stages(const stage_process *p, const cf_timeline *simulated, const cf_timeline *measured) {
+    double own[2] = {0, p->waited}, *all = TAKE(double, 2 * n_processes);
+    int64_t sent = p->transport.n_sent, *all_sent = TAKE(int64_t, n_processes);
+    for (int64_t i = 0; i < p->n_timed; i++) own[0] += p->end[i] - p->start[i];
+    MPI_Gather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    MPI_Gather(&sent, 1, MPI_INT64_T, all_sent, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    if (process == 0) {
+        printf("  stage  passes   sends  chunks kept (simulated)  state tokens (simulated)  busy, waiting (ms)\n");
+        for (int64_t s = 0; s < n_processes; s++) {
+            printf("  %5lld  %6lld  %6lld  %11lld %11lld  %12lld %11lld  %10.3f %8.3f\n", (long long)s,
+                   (long long)n_actions_of(p->schedule, s), (long long)all_sent[s], (long long)measured->peak_live[s],
+                   (long long)simulated->peak_live[s], (long long)measured->peak_state_tokens[s],
+                   (long long)simulated->peak_state_tokens[s], 1e3 * all[2 * s], 1e3 * all[2 * s + 1]);
+        }
+    }
+    free(all);
+    free(all_sent);
+}
+
+static void print_verdict(const verdict *v, const reference *right) {
+    printf("loss %.9f, unchunked %.9f\n", v->loss, right->loss);
+    if (!v->peaks_agree) printf("NOT OK: a stage kept another number of chunks or tokens than was simulated\n");
+    printf("largest relative difference %.2e (%s), limit %.0e: %s\n", v->difference,
+           v->tensor < 0 ? "loss" : right->gradient.tensors[v->tensor].name, CHECK_LIMIT,
+           v->ok ? "ok, it is rounding" : "NOT OK");
+}
+
+/* A schedule of a sweep. */
+static void print_line(const stage_process *p, const verdict *v, const timelines *t) {
+    const cf_schedule *schedule = p->schedule;
+    printf("%-6s %-11s %-8s K %lld  virtual %lld  %3lld replays  %3lld offloads  difference %.1e  peaks %s  "
+           "bubble: unit costs %5.1f %%, costs as measured %5.1f %%, measured %5.1f %% (%.3f ms)\n",
+           v->ok ? "ok" : "NOT OK", cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay),
+           (long long)schedule->k, (long long)schedule->n_virtual, (long long)count_actions(schedule, CF_R),
+           (long long)count_actions(p->runner.schedule, CF_OFFLOAD), v->difference, v->peaks_agree ? "agree" : "DIFFER",
+           100 * t->unit->bubble_useful, 100 * t->fitted->bubble_useful, 100 * t->measured->bubble_useful,
+           1e3 * t->measured->makespan);
+    fflush(stdout);
+}
+
+/* ================================================================================================================
+   >>program
+   ================================================================================================================ */
+
+/* What stays the same for all schedules. */
+typedef struct task {
+    const settings *settings;
+    documents documents;
+    batch batch;
+    weights weights, gradient;
+    reference reference;
+    cf_plan *plan;
+    uint64_t seed;
+    double clock_offset;
+} task;
+
+static void task_begin(task *t, const settings *s) {
+    cf_error error;
+    memset(t, 0, sizeof *t);
+    memset(&error, 0, sizeof error);
+    t->settings = s;
+    t->batch = batch_new(s->lengths.count);
+    for (int64_t i = 0; i < s->lengths.count; i++) {
+        add_synthetic(&t->documents, s->lengths.lengths[i], mix64_pair((uint64_t)s->seed, 1));
+    }
+    for (int64_t i = 0; i < s->lengths.count; i++) batch_put(&t->batch, i, &t->documents, i, s->prompt, 0);
+    if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to check");
+    if (cf_pack(t->batch.length, t->batch.count, &s->packing, &t->plan, &error) != CF_OK) {
+        fail(EXIT_BAD_INPUT, "%s", error.text);
+    }
+    t->weights = weights_new(&s->model);
+    t->gradient = weights_new(&s->model);
+    if (t->weights.count > INT_MAX) fail(EXIT_BAD_INPUT, "the model is too large for this example");
+    weights_init(&t->weights, &s->model, mix64_pair((uint64_t)s->seed, 2), 0.1);
+    t->seed = mix64_pair((uint64_t)s->seed, 3);
+    t->reference = reference_new(s, &t->weights, &t->batch, t->seed);
+    t->clock_offset = agreed_clock_offset();
+}
+
+static void task_end(task *t) {
+    cf_plan_free(t->plan);
+    weights_free(&t->reference.gradient);
+    weights_free(&t->weights);
+    weights_free(&t->gradient);
+    batch_free(&t->batch);
+    documents_free(&t->documents);
+}
+
+static void stage_process_begin(stage_process *p, task *t, const cf_schedule *schedule, const cf_schedule *lowered) {
+    const settings *s = t->settings;
+    cf_error error;
+    memset(p, 0, sizeof *p);
+    memset(&error, 0, sizeof error);
+    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, process, &error) != CF_OK) {
+        fail(EXIT_BAD_INPUT, "%s", error.text);
+    }
+    p->runner.batch = &t->batch;
+    p->runner.weights = &t->weights;
+    p->runner.gradient = &t->gradient;
+    p->runner.seed = t->seed;
+    p->fault = find_fault(s->fault, lowered);
+    p->schedule = schedule;
+    p->start = TAKE(double, n_actions_of(schedule, process));
+    p->end = TAKE(double, n_actions_of(schedule, process));
+    p->live = TAKE(int, n_actions_of(schedule, process));
+    p->clock_offset = t->clock_offset;
+    transport_begin(&p->transport, lowered, p->runner.boundary_count, s->rendezvous);
+}
+
+static void stage_process_end(stage_process *p) {
+    transport_end(&p->transport);
+    stage_runner_end(&p->runner);
+    free(p->start);
+    free(p->end);
+    free(p->live);
+}
+
+/* All that one schedule is worth saying; every process must call it. */
+static void report(const task *t, const stage_process *p, const timelines *lines, const verdict *v) {
+    const settings *s = t->settings;
+    if (process == 0) {
+        print_plan(s, t->plan, &t->batch);
+        print_schedule(p->schedule, p->runner.schedule);
+    }
+    print_stages(p, lines->unit, lines->measured);
+    if (process > 0) return;
+    printf("  %-30s %12s %-8s %s\n", "", "makespan", "", "bubble with R as waste, as work");
+    print_timeline("simulated, unit costs", lines->unit, "units");
+    print_timeline("simulated, costs as measured", lines->fitted, "s");
+    print_timeline("measured", lines->measured, "s");
+    print_verdict(v, &t->reference);
+    if (s->timeline) write_timeline(s->timeline, p->schedule, lines->measured);
+    if (s->simulated) write_timeline(s->simulated, p->schedule, lines->fitted);
+}
+
+/* Runs one schedule and reports. Returns whether all was well. */
+static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule *lowered) {
+    const settings *s = t->settings;
+    stage_process p;
+    cf_run_stats stats;
+    timelines lines;
+    memset(&stats, 0, sizeof stats);
+    stage_process_begin(&p, t, schedule, lowered);
+    for (int64_t i = 0; i < s->repeat; i++) {
+        weights_clear(&t->gradient);
+        stats = run_stage(&p);
+    }
+    sum_tied_embedding(&s->model, &t->gradient);
+    lines.unit = simulate(t->plan, schedule, NULL);
+    lines.fitted = simulate_as_measured(&p);
+    lines.measured = measured_timeline(&p, &stats);
+    verdict v = judge(&p, &t->reference, &stats, lines.unit);
+    if (!s->sweep) report(t, &p, &lines, &v);
+    else if (process == 0) print_line(&p, &v, &lines);
+    cf_timeline_free(lines.unit);
+    cf_timeline_free(lines.fitted);
+    cf_timeline_free(lines.measured);
+    stage_process_end(&p);
+    return v.ok;
+}
+
+/* Makes one schedule, adds its transfers, checks it and runs it. CF_OK: it ran, and *ok says how. */
+static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, cf_error *error) {
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_timing timing = {0};
+    cf_lower_desc lower = {0};
+    cf_schedule_desc desc = *order;
+    desc.n_stages = n_processes;
+    timing.offload_seconds_per_token = t->settings->offload;
+    lower.timing = &timing;
+    lower.offload = t->settings->offload > 0;
+    cf_result result = cf_schedule_make(t->plan, &desc, &schedule, error);
+    if (result == CF_OK) result = cf_schedule_lower(t->plan, schedule, &lower, &lowered, error);
+    if (result == CF_OK) result = cf_schedule_validate(t->plan, lowered, NULL, NULL, error);
+    if (result == CF_OK) *ok = run_schedule(t, schedule, lowered);
+    cf_schedule_free(lowered);
+    cf_schedule_free(schedule);
+    return result;
+}
+
+/* One schedule of a sweep. What the library refuses, say for a limit, is skipped with its reason. */
+static int run_sweep_item(task *t, const cf_schedule_desc *order) {
+    cf_error error;
+    int ok = 1;
+    memset(&error, 0, sizeof error);
+    cf_result result = try_schedule(t, order, &ok, &error);
+    if (result == CF_ERROR_MEMORY) fail(EXIT_CHECK_FAILED, "%s", error.text);
+    if (result != CF_OK && process == 0) {
+        printf("skipped %s %s K %lld: %s\n", cf_schedule_kind_name(order->kind), cf_replay_name(order->replay),
+               (long long)order->k, error.text);
+    }
+    return ok;
+}
+
+/* Every kind of schedule, both replays, K from 1 to that of the options. */
+static int run_sweep(task *t) {
+    const settings *s = t->settings;
+    int ok = 1;
+    for (int kind = CF_SCHEDULE_PAPER; kind < CF_SCHEDULE_COUNT; kind++) {
+        cf_schedule_desc order = s->order;
+        order.kind = (cf_schedule_kind)kind;
+        order.n_virtual = kind == CF_SCHEDULE_INTERLEAVED ? virtual_stages(s, order.kind) : 1;
+        if (order.n_virtual > 1 && (n_processes == 1 || order.n_virtual > s->model.layers / n_processes)) {
+            if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(order.kind));
+            continue;
+        }
+        for (int replay = CF_REPLAY_PIPELINE; replay < CF_REPLAY_COUNT; replay++) {
+            order.replay = (cf_replay)replay;
+            for (order.k = 1; order.k <= s->order.k; order.k++) ok = run_sweep_item(t, &order) && ok;
+        }
+    }
+    return ok;
+}
+
+static int run(const settings *s) {
+    task t;
+    int ok = 0;
+    task_begin(&t, s);
+    if (s->sweep) {
+        if (process == 0) print_plan(s, t.plan, &t.batch);
+        ok = run_sweep(&t);
+    } else {
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        cf_result result = try_schedule(&t, &s->order, &ok, &error);
+        if (result != CF_OK) {
+            fail(result == CF_ERROR_MEMORY ? EXIT_CHECK_FAILED : EXIT_BAD_INPUT, "%s", error.text);
+        }
+    }
+    task_end(&t);
+    return ok ? 0 : EXIT_CHECK_FAILED;
+}
+
+int main(int argc, char **argv) {
+    int code = 0;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &process);
+    MPI_Comm_size(MPI_COMM_WORLD, &n_processes);
+    settings s = parse_settings(argc, argv);
+    if (!s.help) code = run(&s);
+    else if (process == 0) print_help(&s);
+    free(s.lengths.lengths);
+    MPI_Finalize();
+    return code;
+}

@@ -1,0 +1,293 @@
+#!/bin/sh
+# mpi_check.sh - the pipeline of processes: every schedule, failures, timelines - MIT or public domain
+#
+#     tests/mpi_check.sh [BUILD]      tests BUILD/pipeline_mpi (float32), BUILD/pipeline_mpi_f64 and, where it is there,
+#                                     BUILD/test/pipeline_mpi_f64 (with sanitizers); default: build
+#
+# Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
+# Without MPI the programs are not there, and all of it is one skipped test.
+
+build=${1:-build}
+work=$build/mpi_check.tmp
+passed=0
+failed=0
+skipped=0
+
+LC_ALL=C
+export LC_ALL
+# All processes are on this machine, perhaps in a container, where not every way to move memory is allowed.
+OMPI_MCA_btl=self,vader
+OMPI_MCA_btl_vader_single_copy_mechanism=none
+OMPI_MCA_btl_base_warn_component_unused=0
+OMPI_MCA_plm_rsh_agent=
+OMPI_ALLOW_RUN_AS_ROOT=1
+OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_btl_base_warn_component_unused
+export OMPI_MCA_plm_rsh_agent OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+# MPI itself leaves memory behind at the end, and so do processes that are aborted.
+ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
+export ASAN_OPTIONS
+
+ok() {
+    echo "ok $1"
+    passed=$((passed + 1))
+}
+
+bad() {
+    echo "FAIL $1: $2"
+    failed=$((failed + 1))
+}
+
+if [ ! -x "$build/pipeline_mpi_f64" ] || ! command -v mpirun >/dev/null 2>&1; then
+    echo "skipped pipelines: built without MPI (mpicc, mpirun)"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+rm -rf "$work"
+mkdir -p "$work" || exit 1
+
+exact=$build/pipeline_mpi_f64
+checked=$exact
+if [ -x "$build/test/pipeline_mpi_f64" ]; then checked=$build/test/pipeline_mpi_f64; fi
+
+# run PROCESSES PROGRAM OPTIONS...: output in $work/out and $work/err, exit status in $status (124: it hung)
+run() {
+    processes=$1
+    shift
+    timeout -k 5 60 mpirun --quiet --oversubscribe -n "$processes" "$@" >"$work/out" 2>"$work/err"
+    status=$?
+    largest_group=$(sed -n 's/.*largest group \([0-9]*\),.*/\1/p' "$work/out")
+}
+
+# alone PROGRAM OPTIONS...: as run, but one process without mpirun, which takes less time to start
+alone() {
+    timeout -k 5 60 "$@" >"$work/out" 2>"$work/err"
+    status=$?
+}
+
+last_line() { cat "$work/out" "$work/err" | tail -n 1; }
+
+# expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
+expect() {
+    if [ "$status" -ne "$2" ]; then bad "$1" "exit status $status, wanted $2: $(last_line)"
+    elif [ -n "$3" ] && ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
+        bad "$1" "it did not say \"$3\" but: $(last_line)"
+    else ok "$1"; fi
+}
+
+# expect_lines NAME COUNT: a sweep of as many schedules, every one of them all right
+expect_lines() {
+    if [ "$status" -ne 0 ]; then bad "$1" "exit status $status: $(grep -v '^ok' "$work/out" "$work/err" | tail -n 1)"
+    elif [ "$(grep -c '^ok ' "$work/out")" -ne "$2" ] || grep -q -e '^NOT OK' -e '^skipped' "$work/out"; then
+        bad "$1" "wanted $2 schedules, all of them ok: $(grep -c '^ok ' "$work/out") were; $(last_line)"
+    else ok "$1"; fi
+}
+
+tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
+
+# ---- gradients: every schedule x both replays x K 1 .. 3 (6 x 2 x 3 runs each) ----
+
+# sweep NAME PROGRAM PROCESSES LARGEST_GROUP OPTIONS...
+sweep() {
+    name="gradients: $1, $3 processes"
+    program=$2
+    processes=$3
+    wanted=$4
+    shift 4
+    # shellcheck disable=SC2086
+    run "$processes" "$program" $tiny --sweep --k 3 --layers $((2 * processes)) "$@"
+    expect_lines "$name" 36
+    if [ "$largest_group" != "$wanted" ]; then bad "$name" "the largest group has $largest_group chunks"; fi
+}
+
+sweep "groups of 7 and 3 chunks, hybrid chunks" "$exact" 2 7 --synthetic 100,5,33,7,16,2
+for n in 2 4; do
+    sweep "rendezvous, groups of 2, 5 and 3" "$exact" $n 5 --rendezvous --no-tails --synthetic 20,70,3,41,8
+done
+# Larger than what MPI buffers: a send that is not waited for ends only when it is received.
+OMPI_MCA_btl_vader_eager_limit=256
+export OMPI_MCA_btl_vader_eager_limit
+sweep "messages that are not buffered" "$exact" 4 7 --synthetic 100,5,33,7,16,2
+unset OMPI_MCA_btl_vader_eager_limit
+sweep "with sanitizers" "$checked" 2 4 --synthetic 9,60,21 --dropout 0.2
+sweep "one group of 13, dropout, untied, aligned" "$exact" 2 13 --synthetic 205 --dropout 0.3 --untied --align 4
+sweep "standalone chunks only" "$exact" 4 0 --synthetic 16,9,3,0,1,16,12,5
+sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prompt 5 --split cost --limit 2 \
+    --synthetic 61,40,3,12,9
+sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 70,41,16,9,66
+if grep -q ' 0 offloads' "$work/out"; then bad "state that waits in host memory" "not in every schedule"; fi
+
+# shellcheck disable=SC2086
+run 2 "$build/pipeline_mpi" $tiny --sweep --k 2 --layers 4 --synthetic 100,5,33,7,16,2
+expect_lines "gradients: float32, 2 processes" 24
+if ! grep -q 'pipeline float32' "$work/out"; then bad "gradients: float32, 2 processes" "that was no float32"; fi
+
+common="$tiny --k 2 --layers 8 --synthetic 100,5,33,7,16,2"
+# shellcheck disable=SC2086
+alone "$exact" $common --schedule paper
+expect "gradients: one process" 0 'limit 1e-10: ok'
+# shellcheck disable=SC2086
+run 3 "$exact" $common --schedule 1f1b
+expect "gradients: 3 processes with 2, 3 and 3 layers" 0 'limit 1e-10: ok'
+# shellcheck disable=SC2086
+run 2 "$exact" $common --schedule interleaved --virtual 4 --replay local
+expect "gradients: 4 virtual stages on each of 2" 0 'limit 1e-10: ok'
+# shellcheck disable=SC2086
+run 2 "$exact" $common --schedule best --split-backward --rendezvous --repeat 3
+expect "gradients: best with I and W, three times" 0 'limit 1e-10: ok'
+
+# ---- what the check itself must see ----
+
+# fault NAME PROGRAM STATUS TEXT OPTIONS...: it ends within seconds, with one message where there is one
+fault() {
+    name=$1
+    program=$2
+    wanted=$3
+    said=$4
+    shift 4
+    began=$(date +%s)
+    # shellcheck disable=SC2086
+    run 4 "$program" $common "$@"
+    took=$(($(date +%s) - began))
+    if [ $took -gt 15 ]; then bad "$name" "it took $took s"
+    elif [ "$(grep -c 'pipeline_mpi: ' "$work/err")" -gt 1 ]; then
+        bad "$name" "more than one message: $(cat "$work/err")"
+    else expect "$name" "$wanted" "$said"; fi
+}
+fault "a NaN in one gradient is seen" "$exact" 1 'difference inf.*NOT OK' --schedule 1f1b --fail 0:-1:nan
+fault "a backward that was left out is seen" "$exact" 1 'difference [0-9.]*e[+-]0[0-4] .*NOT OK' \
+    --schedule zero-bubble --fail 0:-1:skip
+
+# ---- failures: all stages come down, with one message ----
+
+injected='(.* of chunk .*): injected'
+fault "fails: first stage, first action" "$exact" 1 'stage 0 failed at action 0 (F of chunk 0): injected' --fail 0:0
+fault "fails: last stage, in the middle" "$checked" 1 "stage 3 failed at action 20 $injected" --fail 3:20
+fault "fails: a stage between, rendezvous" "$exact" 1 "stage 1 failed at action 31 $injected" --rendezvous --fail 1:31
+fault "fails: a stage that replays alone" "$exact" 1 "stage 2 failed at action 25 $injected" --replay local --fail 2:25
+fault "fails: a receive" "$exact" 1 "stage 1 failed at action 0 (RECV_F of chunk 0): injected" --fail 1:0
+fault "fails: the last action" "$exact" 1 "stage 2 failed at action [0-9]* $injected" --schedule gpipe --fail 2:-1
+fault "dies by a signal: first stage" "$exact" 137 '' --fail 0:12:kill
+fault "dies by a signal: last stage" "$exact" 137 '' --schedule zero-bubble --rendezvous --fail 3:5:kill
+
+# ---- options ----
+
+# refused NAME TEXT: the last run ended with status 2 and one message
+refused() {
+    if [ -s "$work/out" ]; then bad "refused: $1" "it printed: $(head -n 1 "$work/out")"
+    elif [ "$(wc -l <"$work/err")" -ne 1 ]; then bad "refused: $1" "it said: $(cat "$work/err")"
+    else expect "refused: $1" 2 "pipeline_mpi: .*$2"; fi
+}
+
+# refuse TEXT OPTIONS...
+refuse() {
+    said=$1
+    shift
+    # shellcheck disable=SC2086
+    alone "$exact" $tiny --synthetic 20,3 --layers 4 "$@"
+    refused "$*" "$said"
+}
+refuse 'unknown option' --nonsense
+refuse 'unknown option' 12
+refuse '--schedule: wanted one of' --schedule worst
+refuse 'want at least 2 processes' --schedule interleaved
+refuse 'no target tokens' --synthetic 1,0,1
+refuse '--fail: there is no stage 2' --fail 2:0
+refuse '--fail: stage 0 has .* actions' --fail 0:9999
+refuse '--fail: wanted STAGE:ACTION' --fail 0:2:explode
+refuse 'are for one schedule' --sweep --timeline x
+# shellcheck disable=SC2086
+run 2 "$exact" $common --stages 3
+refused "--stages 3 of 2 processes" '--stages 3 wants as many processes.*mpirun -n 3'
+# shellcheck disable=SC2086
+run 2 "$exact" $common --schedule interleaved --virtual 5
+refused "5 virtual stages on 2 processes with 8 layers" 'want at least 10 layers, the model has 8'
+# shellcheck disable=SC2086
+run 2 "$exact" $common --fail 1:0:skip
+refused "leaving out a receive" 'nan and skip are for passes'
+run 2 "$exact" --help
+expect "help" 0 'usage: mpirun'
+if [ "$(grep -c usage "$work/out")" -ne 1 ]; then bad "help" "not printed once"; fi
+# shellcheck disable=SC2086
+run 2 "$exact" $common --timeline "$work/none/file"
+expect "a timeline that cannot be written" 1 'cannot be written'
+
+# ---- timelines: the measured one has the form of the simulated one, and keeps to the order of things ----
+
+# timeline NAME PROCESSES OPTIONS...
+timeline() {
+    name="timeline: $1"
+    processes=$2
+    shift 2
+    # shellcheck disable=SC2086
+    run "$processes" "$exact" $common --timeline "$work/measured.json" --simulated "$work/simulated.json" "$@"
+    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
+    elif python3 "$work/timeline.py" "$work/measured.json" "$work/simulated.json" >"$work/said" 2>&1; then ok "$name"
+    else bad "$name" "$(tail -n 1 "$work/said")"; fi
+}
+
+cat >"$work/timeline.py" <<'PYTHON'
+import json
+import sys
+
+measured, simulated = (json.load(open(path)) for path in sys.argv[1:])
+times = ("makespan", "busy", "replayed", "bubble_useful", "bubble_busy", "bounds", "peak_bytes")
+assert list(measured) == list(simulated), "other members"
+assert measured["format"] == "chunkflow-schedule" and measured["lowered"] == 0
+for member in measured:
+    if member not in times and member != "actions":
+        assert measured[member] == simulated[member], member
+
+
+def plan(schedule):
+    keys = ("pass", "chunk", "stage", "keep", "live")
+    return [[{k: a.get(k) for k in keys} for a in row] for row in schedule["actions"]]
+
+
+assert plan(measured) == plan(simulated), "other actions, or other chunks live"
+n_virtual = measured["stages"] * measured["virtual_stages"]
+local = measured["replay"] == "local"
+for schedule in measured, simulated:
+    rows, end, busy, replayed = schedule["actions"], {}, 0, 0
+    for a in (a for row in rows for a in row):
+        assert a["end"] >= a["start"] >= 0
+        end[a["pass"], a["chunk"], a["stage"]] = a["end"]
+        busy += a["end"] - a["start"]
+        replayed += (a["end"] - a["start"]) * (a["pass"] == "R")
+    for row in rows:
+        for before, after in zip(row, row[1:]):
+            assert after["start"] >= before["end"], "a stage did two things at once"
+    n_waits = 0
+    for a in (a for row in rows for a in row):
+        chunk, stage, below, above = a["chunk"], a["stage"], a["stage"] - 1, a["stage"] + 1
+        wanted = []
+        if a["pass"] == "F" or (a["pass"] == "R" and not local):
+            wanted = [(a["pass"], chunk, below)] if below >= 0 else []
+        elif a["pass"] in "BI":
+            wanted = [(p, chunk, above) for p in "BI" if (p, chunk, above) in end]
+            assert len(wanted) == (above < n_virtual)
+        for what in wanted:
+            n_waits += 1
+            assert end[what] <= a["start"], "%s began before %s had ended" % (a, what)
+    assert n_waits > 0 or measured["stages"] == 1
+    last, slots = max(end.values()), len(rows) * schedule["makespan"]
+    assert min(a["start"] for row in rows for a in row) == 0, "the first action does not start at 0"
+    assert abs(last - schedule["makespan"]) <= 1e-9 * last
+    assert abs(busy - schedule["busy"]) <= 1e-9 * busy and abs(replayed - schedule["replayed"]) <= 1e-9 * busy
+    assert abs(1 - busy / slots - schedule["bubble_busy"]) < 1e-9
+    assert abs(1 - (busy - replayed) / slots - schedule["bubble_useful"]) < 1e-9
+assert 0 < measured["bubble_busy"] < 1 and all(0 < b for b in measured["peak_bytes"])
+PYTHON
+if command -v python3 >/dev/null 2>&1; then
+    timeline "paper on 4" 4
+    timeline "zero-bubble with local replay on 2" 2 --schedule zero-bubble --replay local
+    timeline "interleaved on 4" 4 --schedule interleaved
+else
+    echo "skipped timelines: there is no python3"
+    skipped=1
+fi
+
+rm -rf "$work"
+if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
+else echo "$passed passed, $failed failed"; fi
+[ "$failed" -eq 0 ]
