@@ -311,14 +311,14 @@ TEST(bad_options_are_named) {
         change;                      \
         check_refused(plan, &bad, code, field); \
     } while (0)
-    REFUSED(bad.kind = (cf_schedule_kind)99, CF_ERROR_LIMIT, "kind");
-    REFUSED(bad.replay = (cf_replay)9, CF_ERROR_LIMIT, "replay");
+    REFUSED(bad.kind = (cf_schedule_kind)99, CF_ERROR_ARGUMENT, "kind");
+    REFUSED(bad.replay = (cf_replay)9, CF_ERROR_ARGUMENT, "replay");
     REFUSED(bad.n_stages = -1, CF_ERROR_ARGUMENT, "n_stages");
     REFUSED(bad.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_stages");
     REFUSED(bad.n_virtual = 2, CF_ERROR_ARGUMENT, "n_virtual");
     REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "n_virtual");
     REFUSED(bad.k = -1, CF_ERROR_ARGUMENT, "k");
-    REFUSED(bad.rank = 1, CF_ERROR_LIMIT, "rank");
+    REFUSED(bad.rank = 1, CF_ERROR_ARGUMENT, "rank");
     REFUSED(bad.limit = -1, CF_ERROR_ARGUMENT, "limit");
     REFUSED(bad.limits = negative, CF_ERROR_ARGUMENT, "limits");
     REFUSED(bad.limit_bytes = -1, CF_ERROR_ARGUMENT, "limit_bytes");
