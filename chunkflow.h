@@ -3195,14 +3195,19 @@ static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
+/* Heads, tails and the critical path alone; linear in the passes. */
+static void cf__find_critical_path(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
+    bounds->paths.pipe = pipe;
+    bounds->paths.split = split;
+    cf__find_paths(&bounds->paths);
+    bounds->critical_path = bounds->paths.critical;
+}
+
 /* limits: most chunks on each stage, 0: none. NULL: none at all. */
 static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit, const int64_t *limits) {
     int64_t s;
-    bounds->paths.pipe = pipe;
-    bounds->paths.split = split;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
-    cf__find_paths(&bounds->paths);
-    bounds->critical_path = bounds->paths.critical;
+    cf__find_critical_path(bounds, pipe, split);
     if (limit > 0 || limits != NULL) cf__sum_slot_seconds(&bounds->paths, bounds->slot_seconds);
     for (s = 0; s < pipe->n_stages; s++) {
         int64_t own = limits != NULL ? limits[s] : limit;
@@ -4396,19 +4401,20 @@ static void cf__start_search(cf__search *search, cf_schedule *schedule) {
     cf__maker *m = &search->maker;
     const cf_schedule_desc *desc = &m->desc;
     int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    int split;
     search->schedule = schedule;
     search->budget = desc->budget > 0 ? desc->budget : cf__default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = &m->pipe;
     search->report.makespan = DBL_MAX;
     search->goal = DBL_MAX;
-    if (desc->kind == CF_SCHEDULE_BEST || desc->kind == CF_SCHEDULE_INTERLEAVED) {
-        cf__find_bounds(&search->bounds[0], &m->pipe, 0, desc->limit, desc->limits);
-        search->goal = cf__strongest_bound(&search->bounds[0]);
-    }
-    if (cf__splits(desc)) {
-        cf__find_bounds(&search->bounds[1], &m->pipe, 1, desc->limit, desc->limits);
-        if (cf__strongest_bound(&search->bounds[1]) < search->goal) search->goal = cf__strongest_bound(&search->bounds[1]);
+    if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__find_critical_path(&search->bounds[0], &m->pipe, 0);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) cf__find_critical_path(&search->bounds[1], &m->pipe, 1);
+    if (desc->kind != CF_SCHEDULE_BEST) return;
+    for (split = 0; split <= (desc->split_backward != 0); split++) {
+        cf__find_bounds(&search->bounds[split], &m->pipe, split, desc->limit, desc->limits);
+        if (cf__strongest_bound(&search->bounds[split]) < search->goal)
+            search->goal = cf__strongest_bound(&search->bounds[split]);
     }
     if (search->nudges == NULL) return;
     for (i = 0; i < passes; i++) search->nudges[i] = 0;
