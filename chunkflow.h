@@ -75,8 +75,8 @@
    activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>schedule >>simulate >>run >>write, first
-   declared, then implemented in the same order. A section calls only sections above it. */
+   Sections, each found by its tag: >>base >>cost >>pack >>schedule >>simulate >>run >>write, first declared,
+   then implemented in the same order. A section calls only sections above it. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -485,14 +485,16 @@ typedef struct cf_schedule {
 typedef struct cf_bytes {
     int64_t per_token_activations;    /* of a chunk whose activations are kept, padding included */
     int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
-    int64_t per_token_state_gradient; /* dK and dV of a group's token, from the start of the group's first backward to the same end */
-    int64_t per_token_boundary;       /* local replay: the saved input of a chunk whose activations were dropped, from F to R */
+    int64_t per_token_state_gradient; /* dK and dV of the same, from the start of the group's first backward to that end */
+    int64_t per_token_boundary;       /* local replay: the saved input of a dropped chunk, from the start of its F to that
+                                         of its R */
 } cf_bytes;
 
-/* What CF_SCHEDULE_BEST tried. */
+/* What CF_SCHEDULE_BEST tried. The fixed schedules are candidates, too, and are always tried; a search that reaches the
+   bound stops there. */
 typedef struct cf_search_report {
     int64_t budget;              /* candidates that it was allowed */
-    int64_t n_tried;             /* candidates that were built and timed, the fixed schedules included */
+    int64_t n_tried;             /* candidates that were built and timed */
     int64_t n_improved;          /* times a candidate became the best so far */
     cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
     double fixed_makespan;       /* its makespan */
@@ -532,7 +534,9 @@ typedef struct cf_schedule_desc {
 
    Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
    below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No kind
-   can deadlock.
+   can deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order. `best` is never longer
+   than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with split_backward); the
+   same budget gives the same schedule.
 
    *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the
    counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the
