@@ -20,12 +20,17 @@
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed an attention       cf_metadata_size + cf_metadata_fill (cu_seqlens_q/k, max_seqlen), cf_position_ids,
          kernel                cf_sequence_ids
+       what waits for what     cf_graph_make, cf_graph_size + cf_graph_into, cf_graph_defaults, cf_graph_node, cf_graph_free,
+                               cf_critical_make (longest path, slack), cf_critical_size + cf_critical_into, cf_critical_free
+         with your executor    cf_graph_start, cf_graph_complete
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
+       add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
-       check                   cf_plan_validate (any plan, also a hand-made one)
-       write                   cf_write_plan_json, cf_write_schedule_json
+       check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source, also hand-made ones)
+       write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
+       read                    cf_read_schedule_csv
        errors                  cf_result_name, cf_result_text, the cf_error record
        cost numbers            cf_cost_seconds, cf_cost_estimate (model x GPU), cf_cost_fit (your measurements)
        describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
@@ -126,12 +131,12 @@ extern "C" {
     X(CF_ERROR_SPACE, "the caller's memory is too small or misaligned")               \
     X(CF_ERROR_PLAN, "the plan breaks a rule")                                        \
     X(CF_ERROR_SCHEDULE, "the schedule breaks a rule")                                \
-    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
-    X(CF_ERROR_TEXT, "the text breaks its format")                                    \
-    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
     X(CF_ERROR_CALLBACK, "a callback reported an error")                              \
     X(CF_ERROR_CANCELLED, "the progress callback asked to stop")                      \
-    X(CF_ERROR_WRITE, "the write callback reported an error")
+    X(CF_ERROR_WRITE, "the write callback reported an error")                         \
+    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
+    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
+    X(CF_ERROR_TEXT, "the text breaks its format")
 
 typedef enum cf_result {
 #define CF__ENUM(name, text) name,
@@ -825,11 +830,12 @@ typedef struct cf_graph_desc {
     const cf_allocator *allocator;
 } cf_graph_desc;
 
-/* Builds the graph in time and space linear in its nodes. An executor that starts a pass when all its edges are satisfied keeps
-   at most K chunks of a group on every virtual stage, the slot edges see to that.
+/* Builds the graph in time and space linear in its nodes. An executor that starts a pass when all its edges are
+   satisfied keeps at most K chunks of a group on every virtual stage, the slot edges see to that.
 
-   *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more
-   than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN, CF_ERROR_MEMORY. */
+   *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT
+   (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN,
+   CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
 /* The same into the caller's memory; cf_graph_size is exact. Rules as for cf_pack_into. */
@@ -837,7 +843,7 @@ CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *
 CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
                                       cf_graph **out, cf_error *error);
 
-/* A copy of desc with every default filled in. */
+/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 
 /* Frees a graph made by cf_graph_make. NULL is allowed. */
@@ -846,9 +852,9 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 /* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node. */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
-/* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node waits
-   for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the
-   item one node on it. Scratch: 4 bytes a node and more from `allocator` (NULL: malloc). */
+/* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node
+   waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the item one
+   node on it. Scratch: 4 bytes a node and more from `allocator` (NULL: malloc). */
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
 
 /* The longest path, and the play that every node has. All arrays are by node. */
@@ -872,10 +878,11 @@ CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, si
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
-/* For an application with an executor of its own. cf_graph_start fills waiting[] (count >= n_nodes numbers, the caller's) with
-   how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done and puts the nodes
-   which became ready by that into ready[], at most CF_MAX_SUCCESSORS, by rising number. Completing a node twice, or
-   before it was ready, is CF_ERROR_ARGUMENT and changes nothing. Calls on one waiting[] must not overlap. */
+/* For an application with an executor of its own. cf_graph_start fills waiting[] (count >= n_nodes numbers, the
+   caller's) with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done
+   and puts the nodes which became ready by that into ready[], at most CF_MAX_SUCCESSORS, by rising number. Completing a
+   node twice, or before it was ready, is CF_ERROR_ARGUMENT and changes nothing. Calls on one waiting[] must not
+   overlap. */
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
@@ -913,7 +920,7 @@ typedef struct cf_action {
 
 /* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after the other. */
 typedef struct cf_schedule {
-    cf_schedule_kind kind;
+    cf_schedule_kind kind;  /* who made it; 0: none of the generators */
     cf_replay replay;
     int64_t n_stages;
     int64_t n_virtual;      /* virtual stages of each stage */
@@ -1105,20 +1112,20 @@ typedef struct cf_lower_desc {
     const cf_allocator *allocator;
 } cf_lower_desc;
 
-/* Adds the transfers to a schedule: a copy whose lists hold SEND_* and RECV_* actions, none between virtual stages on one
-   stage, and whose `lowered` is 1. It cannot deadlock even where a send blocks until it is received: passes and transfers are
-   put into one order, by the time at which `timing` lets them begin (a transfer: when its tensor is made), and every stage
-   runs its part of that one order.
+/* Adds the transfers to a schedule: a copy whose lists hold SEND_* and RECV_* actions, none between virtual stages on
+   one stage, and whose `lowered` is 1. It cannot deadlock even where a send blocks until it is received: passes and
+   transfers are put into one order, by the time at which `timing` lets them begin (a transfer: when its tensor is
+   made), and every stage runs its part of that one order.
 
-   offload: later chunks attend to the whole prefix, so a group's state can leave a stage only between two passes of the group,
-   while the stage runs other units or waits. Where such a gap lasts at least as long as moving rows out and back, with the
-   bandwidth of `timing`, the rows of the group's first chunks leave right after the pass before it (as many chunks as there is
-   time for) and come back just early enough for the next pass, beside compute. Copies of two groups at once are taken to be
-   as fast as one.
+   offload: later chunks attend to the whole prefix, so a group's state can leave a stage only between two passes of the
+   group, while the stage runs other units or waits. Where such a gap lasts at least as long as moving rows out and
+   back, with the bandwidth of `timing`, the rows of the group's first chunks leave right after the pass before it (as
+   many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
+   groups at once are taken to be as fast as one.
 
    *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The schedule is validated first, without
-   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already; CF_ERROR_LIMIT past
-   CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
+   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already; CF_ERROR_LIMIT
+   past CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1236,14 +1243,15 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
-/* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient dashed, slots
-   dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is CF_ERROR_LIMIT, and
-   nothing is written. */
+/* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient
+   dashed, slots dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is
+   CF_ERROR_LIMIT, and nothing is written. */
 CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
                                            cf_error *error);
 
 /* Schedules as CSV in the form that PyTorch's pipelining reads and writes: a row per stage and no header; a cell is
-   <virtual stage><pass><chunk of the rank, from 0>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without work. */
+   <virtual stage><pass><chunk of the rank, from 0>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without
+   work. */
 typedef enum cf_csv_format {
     CF_CSV_AUTO = 0,       /* writing: COMMS if the schedule is lowered. Reading: COMMS if there is a transfer in the text */
     CF_CSV_COMPUTE_ONLY,   /* passes and empty cells */
@@ -1263,19 +1271,20 @@ typedef struct cf_csv_desc {
     const cf_allocator *allocator;
 } cf_csv_desc;
 
-/* Writes a schedule, with CRLF line ends and without empty cells. COMPUTE_ONLY leaves the transfers of a lowered schedule out;
-   COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT. A pass that needs `extensions` is CF_ERROR_ARGUMENT without
-   them, with its index in error->item, and nothing is written: PyTorch runs no forward twice, so such a file is only for this
-   library and for people. desc: NULL for all zero. */
+/* Writes a schedule, with CRLF line ends and without empty cells. COMPUTE_ONLY leaves the transfers of a lowered
+   schedule out; COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT. A pass that needs `extensions` is
+   CF_ERROR_ARGUMENT without them, with its index in error->item, and nothing is written: PyTorch runs no forward twice,
+   so such a file is only for this library and for people. desc: NULL for all zero. */
 CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
                                               cf_write_fn write, void *user, cf_error *error);
 
-/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one action from its
-   first character to its last, spaces and tabs around it apart. The number of rows is the number of stages, the virtual
-   stages lie on them in loops (v on row v mod rows); an F keeps its activations unless R of that chunk is in the row.
+/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one
+   action from its first character to its last, spaces and tabs around it apart. The number of rows is the number of
+   stages, the virtual stages lie on them in loops (v on row v mod rows); an F keeps its activations unless R of that
+   chunk is in the row.
 
-   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure. Errors:
-   CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of
+   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure.
+   Errors: CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of
    cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
                                              cf_schedule **out, cf_error *error);
@@ -2264,7 +2273,7 @@ CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost
     cf__shard shard;
     cf_result r;
     int64_t s, span, most_layers = 0;
-    double step;
+    double step = 0;
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (stages == NULL) return cf__fail_null(error, "stages");
     if (timing == NULL) return cf__fail_null(error, "timing");
@@ -4275,7 +4284,9 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
 }
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
-    cf_graph_desc full = *desc;
+    cf_graph_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.n_stages == 0) full.n_stages = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
     if (full.k == 0) full.k = 1;
@@ -4619,7 +4630,8 @@ static cf_result cf__check_graph_counts(const cf_graph *graph, cf_error *error) 
     return CF_OK;
 }
 
-/* An index array: from 0, never falling, up to `end`. Stops at the first bad number, which is read from the array itself. */
+/* An index array: from 0, never falling, up to `end`. Stops at the first bad number, which is read from the array
+   itself. */
 static cf_result cf__check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_error *error) {
     int64_t i;
     if (first[0] != 0) return cf__bad_graph(error, field, 0, 0, first[0], "must start at 0");
@@ -4634,10 +4646,9 @@ static cf_result cf__check_first(const int64_t *first, int64_t n, int64_t end, c
 static cf_result cf__check_nodes(const cf_graph *graph, cf_error *error) {
     int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
     for (i = 0; i < graph->n_steps; i++) {
-        int64_t passes = (graph->first[i + 1] - graph->first[i]) / n_stages;
-        if (passes * n_stages != graph->first[i + 1] - graph->first[i] || passes < 2 + graph->split || passes > 3 + graph->split)
-            return cf__bad_graph(error, "first", i + 1, (2 + graph->split) * n_stages, graph->first[i + 1] - graph->first[i],
-                                 "wrong number of nodes for a chunk");
+        int64_t n = graph->first[i + 1] - graph->first[i], least = 2 + graph->split;
+        if (n != least * n_stages && n != (least + 1) * n_stages)
+            return cf__bad_graph(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
     }
     for (i = 0; i < graph->n_nodes; i++) {
         const cf_node *node = &graph->nodes[i];
@@ -4683,20 +4694,19 @@ static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
     return CF_OK;
 }
 
-static cf_result cf__check_graph_arrays(const cf_graph *graph, cf_error *error) {
+static cf_result cf__check_graph_arrays(const cf_graph *g, cf_error *error) {
     cf_result result;
-    if (graph == NULL) return cf__fail_null(error, "graph");
-    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
-    if ((result = cf__check_first(graph->first, graph->n_steps, graph->n_nodes, "first", error)) != CF_OK) return result;
-    if ((result = cf__check_first(graph->first_in, graph->n_nodes, graph->n_edges, "first_in", error)) != CF_OK) return result;
-    if ((result = cf__check_first(graph->first_out, graph->n_nodes, graph->n_edges, "first_out", error)) != CF_OK)
-        return result;
-    if ((result = cf__check_nodes(graph, error)) != CF_OK) return result;
-    return cf__check_edges(graph, error);
+    if (g == NULL) return cf__fail_null(error, "graph");
+    if ((result = cf__check_graph_counts(g, error)) != CF_OK) return result;
+    if ((result = cf__check_first(g->first, g->n_steps, g->n_nodes, "first", error)) != CF_OK) return result;
+    if ((result = cf__check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error)) != CF_OK) return result;
+    if ((result = cf__check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error)) != CF_OK) return result;
+    if ((result = cf__check_nodes(g, error)) != CF_OK) return result;
+    return cf__check_edges(g, error);
 }
 
-/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a node
-   for the second time. waiting[] is spent by this. */
+/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
+   node for the second time. waiting[] is spent by this. */
 static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
     int64_t node = 0, i;
     while (waiting[node] <= 0) node++;
@@ -4791,7 +4801,7 @@ static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
     }
 }
 
-/* Walks back from the node that ends last, each time to a node that set the start. Rounding apart, these have no slack. */
+/* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
 static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
     int64_t i, n = 0;
     while (node >= 0) {
@@ -4801,7 +4811,8 @@ static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t 
         critical->path[n++] = (int32_t)node;
         for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++) {
             const cf_edge *edge = &graph->edges[i];
-            if (!(critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds < start)) before = edge->from;
+            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
+            if (!(after < start)) before = edge->from;
         }
         node = before;
     }
@@ -5982,7 +5993,7 @@ typedef struct cf__worker {
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     int32_t *coming, *fresh, *begun, *replays, *returning, *weights;
-    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights, n_taken_weights;
+    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights;
     int32_t *done;                   /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__worker;
@@ -6069,7 +6080,7 @@ static void cf__supply(cf__dispatch *d, int64_t cell, int kind, int64_t stage, d
     if (when > d->ready_at[pass]) d->ready_at[pass] = when;
     if (--d->missing[pass] > 0) return;
     if (kind == CF__WEIGHT) {
-        worker->weights[worker->n_weights++] = pass;
+        cf__heap_push(worker->weights, worker->n_weights++, pass, d->urgency);
         return;
     }
     cf__heap_push(worker->coming, worker->n_coming++, pass, d->ready_at);
@@ -6097,20 +6108,22 @@ static void cf__count_missing(cf__dispatch *d) {
         }
 }
 
+/* A W that nothing waits for is the least urgent of all. */
+static double cf__urgency_of(const cf__dispatch *d, int kind, int64_t cell) {
+    double urgency = -cf__latest_start(d->paths, kind, cell);
+    if (kind == CF__FORWARD)
+        return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
+    return kind == CF__WEIGHT && !(d->paths->tail[kind][cell] > 0) ? 0 : urgency - d->policy.bias;
+}
+
 static void cf__set_urgency(cf__dispatch *d) {
-    const cf__pipeline *pipe = d->pipe;
-    int64_t v, i;
-    int kind;
-    for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < pipe->n; i++)
-            for (kind = 0; kind < CF__WEIGHT; kind++) {
-                int64_t cell = v * pipe->n + i;
-                int32_t pass = cf__pass_id(cell, kind);
-                double urgency = -cf__latest_start(d->paths, kind, cell);
-                if (kind != CF__FORWARD) urgency -= d->policy.bias;
-                else if (d->policy.deep > 0) urgency -= cf__product(d->policy.deep, (double)(v / pipe->n_stages));
-                d->urgency[pass] = d->nudges != NULL ? urgency + d->nudges[pass] : urgency;
-            }
+    int64_t cells = d->pipe->n * d->pipe->n_v, i;
+    int kind, n_kinds = d->policy.split ? CF__KINDS : CF__WEIGHT;
+    for (i = 0; i < cells; i++)
+        for (kind = 0; kind < n_kinds; kind++) {
+            int32_t pass = cf__pass_id(i, kind);
+            d->urgency[pass] = cf__urgency_of(d, kind, i) + (d->nudges != NULL ? d->nudges[pass] : 0);
+        }
 }
 
 static void cf__start_workers(cf__dispatch *d) {
@@ -6125,7 +6138,7 @@ static void cf__start_workers(cf__dispatch *d) {
         worker->room_bytes = limits.bytes;
         worker->next_unit = worker->n_ahead = 0;
         worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_replays = worker->n_returning = 0;
-        worker->n_weights = worker->n_taken_weights = worker->n_done = 0;
+        worker->n_weights = worker->n_done = 0;
     }
 }
 
@@ -6322,16 +6335,15 @@ static int32_t cf__best_return(const cf__dispatch *d, int64_t stage) {
     return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
 }
 
-/* The pass that a free stage likes best; -1: none is ready. W comes last: it only has to be done some time. */
+/* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
     const cf__worker *worker = &d->workers[stage];
-    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage);
-    if (forward >= 0 && returning >= 0) {
-        if (d->policy.ahead != NULL) return worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
-        return d->urgency[returning] <= d->urgency[forward] ? returning : forward;
-    }
-    if (forward >= 0 || returning >= 0) return (int32_t)cf__max(forward, returning);
-    return worker->n_taken_weights < worker->n_weights ? worker->weights[worker->n_taken_weights] : -1;
+    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage), best;
+    if (forward < 0 || returning < 0) best = (int32_t)cf__max(forward, returning);
+    else if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    else best = d->urgency[returning] <= d->urgency[forward] ? returning : forward;
+    if (worker->n_weights == 0) return best;
+    return best < 0 || d->urgency[worker->weights[0]] < d->urgency[best] ? worker->weights[0] : best;
 }
 
 /* Takes a chosen pass out of where it waited. */
@@ -6339,7 +6351,7 @@ static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
     cf__worker *worker = &d->workers[stage];
     int kind = (int)(pass % CF__KINDS);
     if (kind == CF__WEIGHT) {
-        worker->n_taken_weights++;
+        cf__heap_pop(worker->weights, worker->n_weights--, d->urgency);
     } else if (kind == CF__BACKWARD) {
         cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
     } else if (kind == CF__AGAIN) {
@@ -6438,13 +6450,13 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__FIXED_KINDS = 3 };
+enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
 
 /* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed schedules
    alone. */
 static int64_t cf__default_budget(const cf__maker *m) {
     if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
-    return cf__max(CF__FIXED_KINDS + 3, cf__min(4000, 1000000 / cf__max(m->n_actions, 1)));
+    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 700000 / cf__max(m->n_actions, 1)));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no dispatch. */
@@ -6532,11 +6544,11 @@ static cf_result cf__try_patterns(cf__search *search) {
 
 /* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a better
    one is written down as `kind`. */
-static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind) {
+static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
     cf__dispatch *d = &search->dispatch;
     d->paths = &search->bounds[d->policy.split].paths;
     search->report.n_tried++;
-    if (!cf__run_dispatch(d, search->report.makespan)) return 0;
+    if (!cf__run_dispatch(d, most)) return 0;
     search->best_policy = d->policy;
     if (!(d->makespan < search->report.makespan)) return 1;
     search->schedule->n_actions = cf__write_dispatch(d, search->schedule);
@@ -6582,7 +6594,7 @@ static void cf__set_order(cf__maker *m, int order) {
 static void cf__try_grid(cf__search *search) {
     static const int orders[CF__ORDERS] = {2, 0, 4, 1, 3};
     cf__maker *m = &search->maker;
-    double much = 4 * search->bounds[0].critical_path;
+    double much = search->bounds[0].critical_path;
     int risks = cf__is_limited(&m->desc), splits = m->desc.split_backward != 0;
     int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
     for (i = 0; i < n; i++)
@@ -6591,7 +6603,7 @@ static void cf__try_grid(cf__search *search) {
             int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
             cf__set_order(m, orders[o]);
             search->dispatch.policy = cf__policy_of(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
-            if (cf__try_dispatch(search, CF_SCHEDULE_BEST)) best_order = orders[o];
+            if (cf__try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
         }
     cf__set_order(m, best_order);
 }
@@ -6663,7 +6675,7 @@ static cf__move cf__make_move(cf__search *search) {
         case CF__NUDGE:
             move.pass = cf__below(search, passes);
             move.nudge = search->nudges[move.pass];
-            search->nudges[move.pass] += cf__product(search->bounds[0].critical_path / 4, cf__unit_random(search));
+            search->nudges[move.pass] += cf__product(search->bounds[0].critical_path / (double)(1 << cf__below(search, 5)), cf__unit_random(search));
             break;
         default: cf__change_policy(search); break;
     }
@@ -6679,11 +6691,34 @@ static void cf__undo_move(cf__search *search, const cf__move *move) {
     search->dispatch.policy = move->policy;
 }
 
-static void cf__walk(cf__search *search) {
-    search->dispatch.policy = search->best_policy;
-    while (!cf__is_over(search)) {
+/* One walk, up to candidate `until`, from where the search stands; `current` is the makespan there. */
+static void cf__walk(cf__search *search, int64_t until, double current) {
+    while (!cf__is_over(search) && search->report.n_tried < until) {
         cf__move move = cf__make_move(search);
-        if (!cf__try_dispatch(search, CF_SCHEDULE_BEST)) cf__undo_move(search, &move);
+        if (cf__try_dispatch(search, CF_SCHEDULE_BEST, current)) current = search->dispatch.makespan;
+        else cf__undo_move(search, &move);
+    }
+}
+
+/* Another point to walk from, far from the best. */
+static void cf__jump(cf__search *search) {
+    cf__maker *m = &search->maker;
+    double much = search->bounds[0].critical_path;
+    int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    int risk = cf__is_limited(&m->desc) && cf__below(search, 2), split = m->desc.split_backward && cf__below(search, 2);
+    for (i = 0; i < passes; i++) search->nudges[i] = 0;
+    cf__set_order(m, (int)cf__below(search, CF__ORDERS));
+    search->dispatch.policy = cf__policy_of(split, risk, cf__product(much, cf__unit_random(search)), 0);
+}
+
+/* The first walk starts at the best point so far, later ones, where the budget is ample, at others. */
+static void cf__walk_about(cf__search *search) {
+    int64_t left = search->budget - search->report.n_tried, n_walks = 1 + left / CF__WALK, i;
+    search->dispatch.policy = search->best_policy;
+    for (i = 0; i < n_walks; i++) {
+        int64_t until = search->budget - left / n_walks * (n_walks - 1 - i);
+        if (i > 0) cf__jump(search);
+        cf__walk(search, until, i == 0 ? search->report.makespan : DBL_MAX);
     }
 }
 
@@ -6708,7 +6743,7 @@ static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
 
 static void cf__dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__set_fixed_policy(search, kind);
-    cf__try_dispatch(search, kind);
+    cf__try_dispatch(search, kind, search->report.makespan);
 }
 
 /* ---- the whole search ---- */
@@ -6748,7 +6783,7 @@ static cf_result cf__search_best(cf__search *search) {
     if (desc->split_backward) cf__dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
     if (cf__dispatches(&search->maker) && !cf__is_over(search)) {
         cf__try_grid(search);
-        cf__walk(search);
+        cf__walk_about(search);
     }
     if (desc->n_virtual == 1 && search->holder != CF_SCHEDULE_BEST && search->holder != CF_SCHEDULE_ZERO_BUBBLE)
         cf__write_fixed(search, search->holder);
@@ -7406,8 +7441,9 @@ static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error 
     if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
     for (i = 0; i < schedule->n_stages; i++)
         if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1, first[i + 1] < first[i] ? first[i] : schedule->n_actions,
-                            first[i + 1], "action lists overlap or run out of range");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1,
+                            first[i + 1] < first[i] ? first[i] : schedule->n_actions, first[i + 1],
+                            "action lists overlap or run out of range");
     if (first[i] != schedule->n_actions)
         return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
     return CF_OK;
@@ -7620,7 +7656,8 @@ static cf_result cf__check_offload(cf__checker *k, const cf_action *a) {
     if (away && (!cf__has(cell, CF_F) || (cell->seen & CF__BACKWARDS) != 0))
         return cf__violation_of(k, a, "actions.pass", 1, 0, "has no rows: they live from F to the backward");
     if (cell->away == away)
-        return cf__violation_of(k, a, "actions.pass", !away, away, away ? "moves rows that are away" : "moves rows that are here");
+        return cf__violation_of(k, a, "actions.pass", !away, away,
+                                away ? "moves rows that are away" : "moves rows that are here");
     cell->away = (uint8_t)away;
     cf__group_cell(k, a)->group_away += away ? 1 : -1;
     rows = cf_chunk_state_tokens(k->plan, a->chunk);
@@ -7679,13 +7716,14 @@ static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage
     if (!cf__has(cell, CF_F)) return cf__missing(k, CF_F, chunk, stage);
     if ((cell->seen & CF__BACKWARDS) == 0) return cf__missing(k, CF_B, chunk, stage);
     if (cf__has(cell, CF_I) && !cf__has(cell, CF_W)) return cf__missing(k, CF_W, chunk, stage);
-    if (cell->away) return cf__missing(k, CF_PREFETCH, chunk, stage);
     if (pipeline && behind != NULL && cf__has(behind, CF_R) && !cf__has(cell, CF_R))
         return cf__missing(k, CF_R, chunk, stage);
     if (crosses && behind != NULL && !cf__has(cell, CF_SEND_F)) return cf__missing(k, CF_SEND_F, chunk, stage);
     if (crosses && stage > 0 && !cf__has(cell, CF_SEND_B)) return cf__missing(k, CF_SEND_B, chunk, stage);
-    if (crosses && behind != NULL && cf__has(cell, CF_SEND_R) != cf__has(behind, CF_RECV_R))
-        return cf__has(cell, CF_SEND_R) ? cf__missing(k, CF_RECV_R, chunk, stage + 1) : cf__missing(k, CF_SEND_R, chunk, stage);
+    if (crosses && behind != NULL && cf__has(cell, CF_SEND_R) && !cf__has(behind, CF_RECV_R))
+        return cf__missing(k, CF_RECV_R, chunk, stage + 1);
+    if (crosses && behind != NULL && cf__has(behind, CF_RECV_R) && !cf__has(cell, CF_SEND_R))
+        return cf__missing(k, CF_SEND_R, chunk, stage);
     if (crosses && cf__has(cell, CF_RECV_R) && !cf__has(cell, CF_R)) return cf__missing(k, CF_R, chunk, stage);
     return CF_OK;
 }
@@ -8381,7 +8419,7 @@ static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *te
 
 /* The tensor that a pass reads, -1: none that crosses stages. */
 static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
-    int64_t stage = step->action.stage, last = r->schedule->n_stages * r->schedule->n_virtual - 1;
+    int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
     if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
     if (stage == 0) return -1;
@@ -8417,10 +8455,10 @@ static void cf__after_boundary(cf__runner *r, const cf_step *step) {
 /* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
 static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
     static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
-    int64_t n_stages = r->schedule->n_stages * r->schedule->n_virtual, other;
+    int64_t other;
     *tensor = tensors[step->action.pass - CF_SEND_F];
     other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
-    if (r->n_tensors == 0 || other < 0 || other >= n_stages)
+    if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
         return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
     step->peer = other % r->schedule->n_stages;
     return CF_OK;
@@ -8917,7 +8955,8 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
     if (write == NULL) return cf__fail_null(error, "write");
     if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
     if (graph->n_nodes > most)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes, "too many nodes to draw; raise max_nodes or draw fewer chunks");
+        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
+                        "too many nodes to draw; raise max_nodes or draw fewer chunks");
     memset(&w, 0, sizeof w);
     w.write = write;
     w.user = user;
@@ -8973,7 +9012,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
     if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
     if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
     if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
         return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format, "lower the schedule first");
     if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
@@ -9030,12 +9069,14 @@ static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, co
     return CF_ERROR_TEXT;
 }
 
-static cf_result cf__bad_cell(const cf__csv *r, const char *why) { return cf__bad_text(r, r->cell_line, r->cell_column, why); }
+static cf_result cf__bad_cell(const cf__csv *r, const char *why) {
+    return cf__bad_text(r, r->cell_line, r->cell_column, why);
+}
 
 static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
 
-/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty one; *none
-   says so. */
+/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty
+   one; *none says so. */
 static int cf__next_cell(cf__csv *r, int *none) {
     size_t begin = r->at, end = begin;
     if (!r->more) return 0;
@@ -9060,7 +9101,7 @@ static int cf__next_cell(cf__csv *r, int *none) {
     return 1;
 }
 
-/* A number without sign and leading zeros that fits in 31 bits; returns how many characters it has, 0 if there is none. */
+/* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
 static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
     size_t n = 0;
     int64_t sum = 0;
@@ -9148,7 +9189,8 @@ static cf_result cf__count_cells(cf__csv *r) {
     return CF_OK;
 }
 
-/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked for. */
+/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked
+   for. */
 static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
     int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
     memset(header, 0, sizeof *header);
@@ -9181,7 +9223,8 @@ static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
         for (; row < r->row; row++) schedule->first[row + 1] = n;
         if (none || r->cell_bytes == 0) continue;
         (void)cf__read_cell(r, action); /* it could be read the first time */
-        if (action->stage % r->n_rows != r->row) return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
+        if (action->stage % r->n_rows != r->row)
+            return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
         action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
         n++;
     }
@@ -9189,7 +9232,8 @@ static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
     return CF_OK;
 }
 
-/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a number per chunk and virtual stage, 0. */
+/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a zero per chunk and virtual
+   stage. */
 static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
     int64_t i, first = schedule->rank * plan->n_steps;
     for (i = 0; i < schedule->n_actions; i++) {
@@ -9226,11 +9270,11 @@ static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const
     r->plan = plan;
     r->error = error;
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__range((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__range(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
     return cf__count_cells(r);
 }
 

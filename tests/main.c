@@ -4,9 +4,9 @@
 #define HARNESS_IMPLEMENTATION
 #include "harness.h"
 
-#define SUITES(X)                                                                                                   \
-    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule) X(check) X(run) \
-    X(write)
+#define SUITES(X)                                                                                              \
+    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule) X(check)  \
+    X(lower) X(run) X(run_lowered) X(write) X(csv)
 
 #define DECLARE(name) extern const harness_suite suite_##name;
 SUITES(DECLARE)

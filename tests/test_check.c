@@ -159,7 +159,16 @@ TEST(rules_of_lowered_lists) {
     static const char *const lost[] = {"F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
     static const char *const edge[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1 SEND_B1",
                                        "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const replays[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 RECV_B0 B0",
+                                          "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 B0 SEND_B0"};
+    static const char *const needless[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 SEND_R0 RECV_B0 B0",
+                                           "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 RECV_R0 B0 SEND_B0"};
+    cf_plan *group = plan_of(2, 0);
     cf_error error;
+    accepts(group, 1, 2, CF_REPLAY_PIPELINE, replays, 2); /* stage 1 keeps both chunks, so nobody waits for R on stage 0 */
+    CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");
+    CHECK(strstr(error.text, "R of chunk 0 on virtual stage 1 is missing") != NULL);
+    cf_plan_free(group);
     accepts(plan, 1, 1, CF_REPLAY_PIPELINE, good, 2);
     CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, order, 2, &error), "transfers");
     CHECK(strstr(error.text, "stage 0: SEND_F of chunk 1 on virtual stage 0 waits for ever") != NULL);
@@ -469,24 +478,114 @@ TEST(missing_arguments_are_named_by_validate) {
     cf_plan_free(plan);
 }
 
+/* What the generators make is sound, within the limits that they were given, and stays sound when it is lowered. */
 TEST(generated_schedules_are_accepted) {
     harness_rng rng = {9};
-    int round;
-    for (round = 0; round < 500; round++) {
-        cf_plan *plan = naive_plan(&rng, 20, 1);
-        cf_schedule *s = NULL;
+    int round, made[CF_SCHEDULE_COUNT];
+    memset(made, 0, sizeof made);
+    for (round = 0; round < 3000; round++) {
+        cf_plan *plan = naive_plan(&rng, 12, harness_between(&rng, 1, 2));
+        cf_schedule *s = NULL, *low = NULL;
         cf_schedule_desc desc;
+        cf_validate_desc limits;
         cf_error error;
+        cf_result result;
         memset(&desc, 0, sizeof desc);
-        desc.k = harness_between(&rng, 1, 6);
-        REQUIRE(cf_schedule_make(plan, &desc, &s, &error) == CF_OK);
-        CHECK_INT(validate(plan, s, &error), CF_OK);
+        memset(&limits, 0, sizeof limits);
+        memset(&error, 0, sizeof error);
+        desc.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
+        desc.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        desc.n_stages = harness_between(&rng, 1, 5);
+        desc.k = harness_between(&rng, 1, 5);
+        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        if (desc.kind == CF_SCHEDULE_INTERLEAVED || desc.kind == CF_SCHEDULE_BEST) desc.n_virtual = harness_between(&rng, 0, 3);
+        if (desc.kind == CF_SCHEDULE_BEST) {
+            desc.budget = 5;
+            desc.split_backward = harness_chance(&rng, 0.5);
+        }
+        if (harness_chance(&rng, 0.3)) desc.limit = limits.limit = harness_between(&rng, 1, 8);
+        if (harness_chance(&rng, 0.3)) {
+            desc.limit_bytes = limits.limit_bytes = harness_between(&rng, 1, 300);
+            desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
+            desc.bytes.per_token_state = harness_between(&rng, 0, 2);
+            desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
+            desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
+            limits.bytes = desc.bytes;
+        }
+        result = cf_schedule_make(plan, &desc, &s, &error);
+        harness_note("round %d, kind %d", round, (int)desc.kind);
+        if (result == CF_ERROR_INFEASIBLE && (desc.limit > 0 || desc.limit_bytes > 0)) {
+            cf_plan_free(plan);
+            continue;
+        }
+        if (!CHECK_INT(result, CF_OK)) FAIL("%s", error.text);
+        if (s != NULL) {
+            made[desc.kind]++;
+            if (cf_schedule_validate(plan, s, &limits, NULL, &error) != CF_OK) FAIL("%s", error.text);
+            if (round % 10 == 0) CHECK_STR(naive_fault(plan, s), NULL);
+            if (!CHECK_INT(cf_schedule_lower(plan, s, NULL, &low, &error), CF_OK)) FAIL("%s", error.text);
+            if (low != NULL) CHECK_STR(naive_rendezvous(plan, low), NULL);
+            if (low != NULL && cf_schedule_validate(plan, low, &limits, NULL, &error) != CF_OK) FAIL("%s", error.text);
+            cf_schedule_free(low);
+        }
         cf_schedule_free(s);
         cf_plan_free(plan);
     }
+    for (round = 1; round < CF_SCHEDULE_COUNT; round++) CHECK(made[round] > 100);
+    harness_note("%s", "");
+}
+
+/* Three books of the same thing: the simulator's, the interpreter's on a dry run, and the validator's limits. */
+TEST(peaks_agree_with_simulator_and_interpreter) {
+    harness_rng rng = {10};
+    int round;
+    for (round = 0; round < 400; round++) {
+        cf_plan *plan = naive_plan(&rng, 8, 1);
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *s = naive_schedule(&rng, plan, &shape);
+        cf_simulate_desc desc;
+        cf_validate_desc limits;
+        cf_run_desc run;
+        cf_timeline *timeline = NULL;
+        cf_error error;
+        int64_t stage;
+        REQUIRE(s != NULL);
+        memset(&desc, 0, sizeof desc);
+        memset(&limits, 0, sizeof limits);
+        memset(&run, 0, sizeof run);
+        memset(&error, 0, sizeof error);
+        harness_note("round %d", round);
+        desc.no_bounds = 1;
+        desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
+        desc.bytes.per_token_state = harness_between(&rng, 0, 2);
+        desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
+        desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
+        if (!CHECK_INT(cf_simulate(plan, s, &desc, &timeline, &error), CF_OK)) FAIL("%s", error.text);
+        REQUIRE(timeline != NULL);
+        limits.bytes = desc.bytes;
+        limits.limits = timeline->peak_live;
+        limits.limits_bytes = timeline->peak_bytes;
+        CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_OK);
+        for (stage = 0; stage < s->n_stages; stage++) {
+            cf_run_stats stats;
+            CHECK_INT(cf_run(plan, s, stage, &run, &stats, &error), CF_OK);
+            CHECK_INT(stats.peak_slots, timeline->peak_live[stage]);
+            CHECK_INT(stats.peak_tokens, timeline->peak_tokens[stage]);
+            CHECK_INT(stats.peak_state_tokens, timeline->peak_state_tokens[stage]);
+            if (timeline->peak_live[stage] < 2) continue;
+            timeline->peak_live[stage]--;
+            CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_SCHEDULE);
+            timeline->peak_live[stage]++;
+        }
+        cf_timeline_free(timeline);
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
 }
 
 SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
-      CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted));
+      CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),
+      CASE(peaks_agree_with_simulator_and_interpreter));

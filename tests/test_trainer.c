@@ -27,7 +27,7 @@
    ================================================================================================================ */
 
 static model_config tiny_model(void) {
-    model_config c = {VOCABULARY, 2, 12, 2, 1, 10, 0, 0, 1e4, 1e-6};
+    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6}; /* matrices of more than one GRADIENT_BLOCK */
     return c;
 }
 
@@ -456,9 +456,9 @@ TEST(any_chunking_gives_the_same_gradients) {
         p->no_tails = harness_chance(&rng, 0.5);
         p->max_slices = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 0;
         p->n_ranks = harness_chance(&rng, 0.3) ? harness_between(&rng, 2, 4) : 1;
-        harness_note("trial %d: chunk size %d, K %d, align %d, method %d, split %d, tails %d, slices %d, ranks %d", trial,
-                     (int)chunk_size, (int)x.runner.order.k, (int)p->align, (int)p->method, (int)p->split, !p->no_tails,
-                     (int)p->max_slices, (int)p->n_ranks);
+        harness_note("trial %d: chunks of %d, K %d, align %d, method %d, split %d, tails %d, slices %d, ranks %d",
+                     trial, (int)chunk_size, (int)x.runner.order.k, (int)p->align, (int)p->method, (int)p->split,
+                     !p->no_tails, (int)p->max_slices, (int)p->n_ranks);
         check_same_gradients(&x);
         world_end(&x);
         harness_note("%s", "");
@@ -788,7 +788,7 @@ static void write_file(const char *path, const void *bytes, size_t count) {
     CHECK(fclose(file) == 0);
 }
 
-static char folder[] = "build/test_trainer.XXXXXX"; /* below the directory that the tests run in */
+static char folder[200]; /* a new one below $BUILD */
 
 static const char *in_folder(const char *name) {
     static char path[256];
@@ -980,6 +980,8 @@ SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_se
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_trainer};
+    const char *build = getenv("BUILD");
+    snprintf(folder, sizeof folder, "%s/test_trainer.XXXXXX", build && *build ? build : "build");
     if (!mkdtemp(folder)) {
         perror(folder);
         return 1;
