@@ -1,6 +1,6 @@
 # chunkflow. Everything is built under $(BUILD); nothing is written outside it.
 #
-#   make            the command (build/chunkflow) and the examples
+#   make            the command (build/chunkflow) and the examples; the pipeline of processes where there is MPI
 #   make demo       trains a small model through chunks on real text and proves that nothing changed (under a minute)
 #   make test       all CPU tests, with AddressSanitizer and UBSan
 #   make unit       only the unit tests, UNIT=substring chooses

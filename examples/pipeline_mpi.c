@@ -998,9 +998,17 @@ static int run(const settings *s) {
     return ok ? 0 : EXIT_CHECK_FAILED;
 }
 
+/* MPI comes with handlers that print a trace of a crash, and take memory for it. In a process that has crashed inside
+   malloc they would wait for ever, and all other processes with them; it is better to die. */
+static void crash_at_once(void) {
+    static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) signal(signals[i], SIG_DFL);
+}
+
 int main(int argc, char **argv) {
     int code = 0;
     MPI_Init(&argc, &argv);
+    crash_at_once();
     MPI_Comm_rank(MPI_COMM_WORLD, &process);
     MPI_Comm_size(MPI_COMM_WORLD, &n_processes);
     settings s = parse_settings(argc, argv);

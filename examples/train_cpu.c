@@ -199,7 +199,7 @@ static int training_step(training *t) {
     const options *o = t->options;
     data_order before = t->order;
     double begin = seconds_now();
-    chunked_result result;
+    chunked_result result = {0};
     cf_error error;
     memset(&error, 0, sizeof error);
     batch b = next_batch(o, &t->documents, &t->order);
