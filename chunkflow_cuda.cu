@@ -424,6 +424,14 @@ cf_result current_arch(int64_t *arch, cf_error *error) {
     return CF_OK;
 }
 
+/* An enum from a caller in C may hold any int; in C++ only a look at its bytes may find that out. */
+template <typename E> int number_of(const E &value) {
+    int number;
+    static_assert(sizeof value == sizeof number, "enums are ints");
+    memcpy(&number, &value, sizeof number);
+    return number;
+}
+
 /* Bytes of shared memory that a block can have. */
 int64_t block_memory(int64_t arch) {
     if (arch == 80 || arch == 87) return 166912;
@@ -457,9 +465,11 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
         return fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
     if (d->head_size < 8 || d->head_size > 256 || d->head_size % 8 != 0)
         return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size, "must be a multiple of 8, at most 256");
+    if (number_of(d->dtype) < 0 || number_of(d->dtype) > CF_DTYPE_FP32)
+        return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
-    if (d->dtype < CF_DTYPE_BF16 || d->dtype > CF_DTYPE_FP32)
-        return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, d->dtype, "unknown");
+    if (number_of(d->path) < 0 || number_of(d->path) > CF_ATTENTION_MMA)
+        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_MMA, number_of(d->path), "unknown");
     if (d->window < 0) return fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
     if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
     if (!(d->scale > 1e-30 && d->scale < 1e30))
@@ -612,17 +622,14 @@ template <int M, int N> CF_DEVICE void clear(float (&c)[M][N][4]) {
     }
 }
 
-/* b[2 j], b[2 j + 1]: one k step of two neighbouring n tiles. */
+/* One k step of all m tiles and of n tiles 2 j and 2 j + 1, whose fragments ldmatrix has put into b. */
 template <typename T, int M, int N>
-CF_DEVICE void multiply_step(float (&c)[M][N][4], const uint32_t (&a)[M][4], const uint32_t (&b)[N / 2][4]) {
+CF_DEVICE void multiply_pair(float (&c)[M][N][4], int j, const uint32_t (&a)[M][4], const uint32_t (&b)[4]) {
+    const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
     CF_UNROLL
-    for (int j = 0; j < N / 2; j++) {
-        const uint32_t low[2] = {b[j][0], b[j][1]}, high[2] = {b[j][2], b[j][3]};
-        CF_UNROLL
-        for (int i = 0; i < M; i++) {
-            mma_16x8x16<T>(c[i][2 * j], a[i], low);
-            mma_16x8x16<T>(c[i][2 * j + 1], a[i], high);
-        }
+    for (int i = 0; i < M; i++) {
+        mma_16x8x16<T>(c[i][2 * j], a[i], low);
+        mma_16x8x16<T>(c[i][2 * j + 1], a[i], high);
     }
 }
 
@@ -631,12 +638,15 @@ template <typename T, int K, int ROW, int M, int N>
 CF_DEVICE void multiply_by_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
     CF_UNROLL
     for (int k = 0; k < K; k++) {
-        uint32_t fa[M][4], fb[N / 2][4];
+        uint32_t fa[M][4];
         CF_UNROLL
         for (int i = 0; i < M; i++) ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW));
         CF_UNROLL
-        for (int j = 0; j < N / 2; j++) ldmatrix_x4(fb[j], (b ^ (shared_address)(k << 5)) + (shared_address)(j * 16 * ROW));
-        multiply_step<T>(c, fa, fb);
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4(fb, (b ^ (shared_address)(k << 5)) + (shared_address)(j * 16 * ROW));
+            multiply_pair<T>(c, j, fa, fb);
+        }
     }
 }
 
@@ -645,14 +655,16 @@ template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
 CF_DEVICE void multiply_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
     CF_UNROLL
     for (int k = 0; k < K; k++) {
-        uint32_t fa[M][4], fb[N / 2][4];
+        uint32_t fa[M][4];
         CF_UNROLL
         for (int i = 0; i < M; i++)
             ldmatrix_x4_transposed(fa[i], (a ^ (shared_address)(i << 5)) + (shared_address)(k * 16 * ROW_A));
         CF_UNROLL
-        for (int j = 0; j < N / 2; j++)
-            ldmatrix_x4_transposed(fb[j], (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
-        multiply_step<T>(c, fa, fb);
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
+            multiply_pair<T>(c, j, fa, fb);
+        }
     }
 }
 
@@ -661,13 +673,15 @@ template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
 CF_DEVICE void multiply(float (&c)[M][N][4], shared_address a, shared_address b) {
     CF_UNROLL
     for (int k = 0; k < K; k++) {
-        uint32_t fa[M][4], fb[N / 2][4];
+        uint32_t fa[M][4];
         CF_UNROLL
         for (int i = 0; i < M; i++) ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW_A));
         CF_UNROLL
-        for (int j = 0; j < N / 2; j++)
-            ldmatrix_x4_transposed(fb[j], (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
-        multiply_step<T>(c, fa, fb);
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
+            multiply_pair<T>(c, j, fa, fb);
+        }
     }
 }
 
@@ -676,7 +690,7 @@ template <typename T, int ROW, int M, int KEYS, int N>
 CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], shared_address b) {
     CF_UNROLL
     for (int k = 0; k < KEYS / 2; k++) {
-        uint32_t fa[M][4], fb[N / 2][4];
+        uint32_t fa[M][4];
         CF_UNROLL
         for (int i = 0; i < M; i++) {
             fa[i][0] = pack<T>(p[i][2 * k][0], p[i][2 * k][1]);
@@ -685,9 +699,11 @@ CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], 
             fa[i][3] = pack<T>(p[i][2 * k + 1][2], p[i][2 * k + 1][3]);
         }
         CF_UNROLL
-        for (int j = 0; j < N / 2; j++)
-            ldmatrix_x4_transposed(fb[j], (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW));
-        multiply_step<T>(c, fa, fb);
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW));
+            multiply_pair<T>(c, j, fa, fb);
+        }
     }
 }
 
@@ -1275,6 +1291,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
             differentiate(s[0], dp[0], half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
         multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0));
     }
+    __syncwarp(); /* the warp's rows of Q are free, and only its own */
     CF_UNROLL
     for (int half = 0; half < 2; half++)
         stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
@@ -1825,7 +1842,7 @@ const int N_PATHS = (int)(sizeof paths / sizeof paths[0]);
 
 const path_entry *find_path(cf_attention_path path) {
     for (int i = 0; i < N_PATHS; i++)
-        if (paths[i].path == path) return &paths[i];
+        if (paths[i].path == number_of(path)) return &paths[i];
     return NULL;
 }
 
@@ -1838,8 +1855,7 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
         return CF_OK;
     }
     *out = find_path(wanted);
-    if (*out == NULL) return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_MMA, wanted, "unknown");
-    if (!(*out)->can(p))
+    if (*out == NULL || !(*out)->can(p))
         return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_UNFUSED, wanted, "cannot do this problem");
     return CF_OK;
 }
@@ -1915,7 +1931,7 @@ extern "C" {
 
 CHUNKFLOW_API const char *cf_attention_path_name(cf_attention_path path) {
     const path_entry *entry = find_path(path);
-    return path == CF_ATTENTION_AUTO ? "auto" : entry ? entry->name : "?";
+    return number_of(path) == CF_ATTENTION_AUTO ? "auto" : entry ? entry->name : "?";
 }
 
 CHUNKFLOW_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {

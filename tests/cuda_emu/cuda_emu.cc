@@ -131,7 +131,7 @@ struct fiber {
 static const size_t STACK_BYTES = 256 * 1024;
 static fiber outside; /* the caller of the launch */
 static fiber *now = &outside;
-static std::vector<fiber *> fibers;
+static std::vector<fiber *> &fibers = *new std::vector<fiber *>(); /* never freed: a fiber lives as long as the program */
 static const std::function<void()> *thread_body;
 
 #if defined(__x86_64__)
@@ -195,7 +195,7 @@ static void start_fiber(fiber *f) {
     __asan_unpoison_memory_region(f->stack, f->stack_bytes);
 #endif
 #if defined(__x86_64__)
-    void **top = (void **)(f->stack + f->stack_bytes) - 2; /* after `ret`, the stack is as after a call */
+    void **top = (void **)(f->stack + f->stack_bytes) - 1; /* after `ret`, the stack is as after a call */
     top[0] = nullptr;
     *--top = (void *)fiber_main;
     top -= 6;
@@ -737,8 +737,8 @@ static void run_block(const dim3 &b) {
     n_done = n_at_barrier = 0;
     abandoned = false;
     epoch++;
-    memset(shared_written.data(), 0, shared_written.size());
-    memset(shared_bytes.data(), 0xFF, shared_bytes.size());
+    std::fill(shared_written.begin(), shared_written.end(), (unsigned char)0);
+    std::fill(shared_bytes.begin(), shared_bytes.end(), (unsigned char)0xFF);
     if (__start_cuda_emu_shared)
         memset(__start_cuda_emu_shared, 0xFF, (size_t)(__stop_cuda_emu_shared - __start_cuda_emu_shared));
     prepare_block(b);
