@@ -204,6 +204,14 @@ CF_DEVICE float tanh_fast(float x) {
     return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x));
 }
 
+/* The same number, but what follows from it is computed here, and not earlier and kept in registers across a loop. */
+CF_DEVICE int compute_here(int x) {
+#ifndef CHUNKFLOW_CUDA_EMULATION
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 template <typename T> CF_DEVICE float to_float(T x);
 template <> CF_DEVICE float to_float<float>(float x) { return x; }
 template <> CF_DEVICE float to_float<__nv_bfloat16>(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -707,18 +715,25 @@ CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], 
     }
 }
 
+/* Where a thread's part of a tile's rows begins: its first row and chunk. It keeps this pointer and steps it from tile to
+   tile, which takes fewer registers than the tile's address and the thread's place in it. */
+template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const char *first, int64_t row_bytes) {
+    const int CHUNKS = HEAD / 8;
+    return first + (int)threadIdx.x / CHUNKS * row_bytes + (int)threadIdx.x % CHUNKS * 16;
+}
+
 /* Starts the copy of ROWS rows of one head. Rows from n_rows on, and chunks from n_chunks on, become zeros: what lies there
-   may be another document, or anything. */
+   may be another document, or anything; it is not read. */
 template <int ROWS, int HEAD, int THREADS>
-CF_DEVICE void load_rows(shared_address to, const char *first, int64_t row_bytes, int n_rows, int n_chunks) {
+CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t row_bytes, int n_rows, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
     const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
-    const char *from = first + row * row_bytes + chunk * 16;
     to = chunk_address<2 * HEAD>(to, row, chunk);
+    if (chunk >= n_chunks) n_rows = 0;
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
-        const bool wanted = row + i * STEP < n_rows && chunk < n_chunks;
-        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), wanted ? from + i * STEP * row_bytes : first, wanted);
+        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), thread_first, row + i * STEP < n_rows);
+        thread_first += STEP * row_bytes;
     }
 }
 
@@ -781,6 +796,7 @@ CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const 
 template <int M>
 CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, int group, int first_row) {
     const int lane = (int)threadIdx.x % 32;
+    first_row = compute_here(first_row);
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
@@ -923,8 +939,6 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group;
     const int last_row = (n_rows < first_row + FORWARD_ROWS ? n_rows : first_row + FORWARD_ROWS) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
-    const char *k_rows = p.k.data + (t.k_start * p.k.row + head * p.k.head) * 2;
-    const char *v_rows = p.v.data + (t.k_start * p.v.row + head * p.v.head) * 2;
 
     /* Key blocks first .. end - 1; those from full_begin to full_end - 1 are seen whole by every row. */
     const int first_token = first_row / p.group, last_token = last_row / p.group;
@@ -932,6 +946,10 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     const int first = key_start / KEYS, end = key_limit > key_start ? (key_limit + KEYS - 1) / KEYS : first;
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
+
+    const int64_t last_key = t.k_start + (int64_t)(end - 1) * KEYS;
+    const char *k_from = thread_rows<HEAD, FORWARD_THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+    const char *v_from = thread_rows<HEAD, FORWARD_THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
     float o[2][HEAD / 8][4];
     running<2> r;
@@ -945,19 +963,18 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         load_packed_rows<FORWARD_ROWS, HEAD, FORWARD_THREADS>(
             q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group, first_row,
             0, n_rows, p.n_chunks);
-        load_rows<KEYS, HEAD, FORWARD_THREADS>(k, k_rows + (int64_t)(end - 1) * KEYS * p.k.row * 2, p.k.row * 2,
-                                               t.k_length - (end - 1) * KEYS, p.n_chunks);
+        load_rows<KEYS, HEAD, FORWARD_THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
         copy_async_commit();
     }
     for (int n = end - 1, stage = 0; n >= first; n--, stage ^= 1) {
         copy_async_wait<0>(); /* K of n is here, and ... */
         __syncthreads();      /* ... everyone is done with V of n + 1 and K of n + 1 */
-        load_rows<KEYS, HEAD, FORWARD_THREADS>(v, v_rows + (int64_t)n * KEYS * p.v.row * 2, p.v.row * 2,
-                                               t.k_length - n * KEYS, p.n_chunks);
+        load_rows<KEYS, HEAD, FORWARD_THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_chunks);
         copy_async_commit();
+        k_from -= KEYS * p.k.row * 2;
+        v_from -= KEYS * p.v.row * 2;
         if (n > first)
-            load_rows<KEYS, HEAD, FORWARD_THREADS>(k + (shared_address)((stage ^ 1) * STAGE),
-                                                   k_rows + (int64_t)(n - 1) * KEYS * p.k.row * 2, p.k.row * 2, KEYS,
+            load_rows<KEYS, HEAD, FORWARD_THREADS>(k + (shared_address)((stage ^ 1) * STAGE), k_from, p.k.row * 2, KEYS,
                                                    p.n_chunks);
         copy_async_commit();
 
@@ -1109,10 +1126,12 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward_kernel
     clear(dk);
     clear(dv);
     if (t.begin < t.end) {
-        load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, p.k.data + ((t.k_start + first_key) * p.k.row + head * p.k.head) * 2,
-                                                p.k.row * 2, keys, p.n_chunks);
-        load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, p.v.data + ((t.k_start + first_key) * p.v.row + head * p.v.head) * 2,
-                                                p.v.row * 2, keys, p.n_chunks);
+        const char *k_from = p.k.data + ((t.k_start + first_key) * p.k.row + head * p.k.head) * 2;
+        const char *v_from = p.v.data + ((t.k_start + first_key) * p.v.row + head * p.v.head) * 2;
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, thread_rows<HEAD, BACKWARD_THREADS>(k_from, p.k.row * 2), p.k.row * 2, keys,
+                                                p.n_chunks);
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, thread_rows<HEAD, BACKWARD_THREADS>(v_from, p.v.row * 2), p.v.row * 2, keys,
+                                                p.n_chunks);
         load_row_tile<HEAD, BACKWARD_THREADS>(p, t, head, t.begin, start + layout::Q, start + layout::DOUT,
                                               start + layout::STATS);
         copy_async_commit();
@@ -1233,13 +1252,15 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     const int last_row = (n_rows < first_row + ROW_TILE ? n_rows : first_row + ROW_TILE) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
-    const char *k_rows = p.k.data + (t.k_start * p.k.row + head * p.k.head) * 2;
-    const char *v_rows = p.v.data + (t.k_start * p.v.row + head * p.v.head) * 2;
     const int first_token = first_row / p.group, last_token = last_row / p.group;
     const int key_limit = key_end(p.visible, t, last_token), key_start = key_begin(p.visible, t, first_token);
     const int first = key_start / KEYS, end = key_limit > key_start ? (key_limit + KEYS - 1) / KEYS : first;
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
+
+    const int64_t first_key = t.k_start + (int64_t)first * KEYS;
+    const char *k_from = thread_rows<HEAD, DQ_THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+    const char *v_from = thread_rows<HEAD, DQ_THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
     float dq[1][HEAD / 8][4], log_sum[2], dot[2];
     clear(dq);
@@ -1262,13 +1283,13 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
         copy_async_wait<0>();
         __syncthreads();
         if (n < end) {
-            load_rows<KEYS, HEAD, DQ_THREADS>(k + (shared_address)(stage * layout::KEYS),
-                                              k_rows + (int64_t)n * KEYS * p.k.row * 2, p.k.row * 2, t.k_length - n * KEYS,
-                                              p.n_chunks);
-            load_rows<KEYS, HEAD, DQ_THREADS>(v + (shared_address)(stage * layout::KEYS),
-                                              v_rows + (int64_t)n * KEYS * p.v.row * 2, p.v.row * 2, t.k_length - n * KEYS,
-                                              p.n_chunks);
+            load_rows<KEYS, HEAD, DQ_THREADS>(k + (shared_address)(stage * layout::KEYS), k_from, p.k.row * 2,
+                                              t.k_length - n * KEYS, p.n_chunks);
+            load_rows<KEYS, HEAD, DQ_THREADS>(v + (shared_address)(stage * layout::KEYS), v_from, p.v.row * 2,
+                                              t.k_length - n * KEYS, p.n_chunks);
             copy_async_commit();
+            k_from += KEYS * p.k.row * 2;
+            v_from += KEYS * p.v.row * 2;
         }
         if (n == first) continue;
         const int here = n - 1;
