@@ -600,9 +600,9 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cf_w
    >>cuda    attention on a GPU; implemented in chunkflow_cuda.cu
    ================================================================================================================ */
 
-/* Compile chunkflow_cuda.cu with nvcc and link it with cudart and cublas; this header itself needs no CUDA. A stream is a
-   cudaStream_t, `cublas` a cublasHandle_t; both names are CUDA's own. Everything is put on the stream that comes last in
-   every signature; nothing is allocated and nothing waits for the device. */
+/* Compile chunkflow_cuda.cu with nvcc and link it with cudart and cublas; this header itself needs no CUDA. A stream is
+   a cudaStream_t, `cublas` a cublasHandle_t; both names are CUDA's own. All work is put on the stream, which comes last
+   but for the error in every signature; nothing is allocated and nothing waits for the device. */
 struct CUstream_st;
 struct cublasContext;
 typedef struct CUstream_st *cf_cuda_stream;
@@ -616,17 +616,17 @@ typedef enum cf_dtype {
 
 typedef enum cf_attention_path {
     CF_ATTENTION_AUTO = 0,        /* the fastest path that can do the problem on the device */
-    CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: every type, every head size; needs `cublas` */
-    CF_ATTENTION_MMA              /* fused, mma.sync: 16-bit types, head sizes up to 128, compute capability 8.0 and up */
+    CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
+    CF_ATTENTION_MMA              /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up */
 } cf_attention_path;
 
 /* "auto", "unfused", "mma"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_attention_path_name(cf_attention_path path);
 
 /* One attention problem: the slices of one chunk. Slice s has queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1] and keys
-   likewise, as many of either as you like, also none. The mask is aligned bottom-right: with Sq queries and Sk keys, query
-   i sees key j if j <= i + Sk - Sq; so a carried prefix is nothing but more keys than queries. cf_metadata has the arrays.
-   Query head h uses key head h / (n_heads / n_kv_heads). Zero means default in every member. */
+   likewise, as many of either as you like, also none. The mask is aligned bottom-right: with Sq queries and Sk keys,
+   query i sees key j if j <= i + Sk - Sq; so a carried prefix is nothing but more keys than queries. cf_metadata has
+   the arrays. Query head h uses key head h / (n_heads / n_kv_heads). Zero means default in every member. */
 typedef struct cf_attention_desc {
     int64_t n_heads;              /* query heads; must be given */
     int64_t n_kv_heads;           /* 0: n_heads; must divide n_heads */
@@ -634,8 +634,8 @@ typedef struct cf_attention_desc {
     int64_t n_slices;
     const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling */
     const int32_t *cu_seqlens_k;  /* likewise */
-    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where slices are padded (cf_metadata's padded
-                                     twins); NULL: cu_seqlens_q. Slices must not overlap */
+    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where slices are padded (cf_metadata's
+                                     padded twins); NULL: cu_seqlens_q. Slices must not overlap */
     const int32_t *starts_k;      /* likewise for keys */
     cf_dtype dtype;               /* of q, k, v, out and their gradients, but dk and dv are fp32 */
     int full;                     /* 0: causal; 1: a query sees all keys of its slice */
@@ -643,8 +643,8 @@ typedef struct cf_attention_desc {
                                      j > i + Sk - Sq - window). 0: no limit */
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
-    int deterministic;            /* 1: the backward gives the same bits in every run, at two more products in seven (MMA);
-                                     everything else always does */
+    int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (MMA);
+                                     everything else always has */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
     int64_t arch;                 /* compute capability x 10 of the device that will run it; 0: the current device's */
 } cf_attention_desc;
@@ -653,8 +653,8 @@ typedef struct cf_attention_desc {
 typedef struct cf_attention {
     cf_attention_desc desc;       /* defaults filled in; its arrays are copies inside this object */
     cf_attention_path path;       /* what will run */
-    int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x head_size
-                                     floating-point operations, a backward 2.5 times that */
+    int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x
+                                     head_size floating-point operations, a backward 2.5 times that */
     int64_t rows_q, rows_k;       /* rows that the slices span: end of the last one */
     size_t forward_bytes;         /* of device workspace */
     size_t backward_bytes;
@@ -666,16 +666,17 @@ typedef struct cf_attention {
     int64_t n_all_key_tiles;
 } cf_attention;
 
-/* cf_attention_size: bytes of host memory that cf_attention_prepare needs, at any alignment of CF_MEMORY_ALIGNMENT. The
-   device must be able to read `tiles` after you copied them: for an asynchronous copy, put the object into pinned memory.
-   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_OVERFLOW, CF_ERROR_SPACE, CF_ERROR_DEVICE (arch was 0 and there is no
-   device). Outputs are untouched on failure. */
+/* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
+   `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, but to ask
+   for its compute capability where arch is 0. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x
+   heads per key head), CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on
+   failure. */
 CHUNKFLOW_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
                                              const cf_attention **out, cf_error *error);
 
-/* A (rows, heads, head_size) array on the device, its last dimension contiguous. The address must be a multiple of 16, the
-   strides (in elements) of 8 for 16-bit numbers and of 4 for fp32. */
+/* A (rows, heads, head_size) array on the device, its last dimension contiguous. The address must be a multiple of 16,
+   the strides (in elements) of 8 for 16-bit numbers and of 4 for fp32. */
 typedef struct cf_tensor {
     void *data;
     int64_t row_stride;           /* 0: heads x head_size */
@@ -686,8 +687,8 @@ typedef struct cf_tensor {
 typedef struct cf_attention_tensors {
     cf_tensor q, k, v;            /* read */
     cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */
-    float *lse;                   /* (n_heads, lse_stride) natural log of the sum of exp(score); -inf where a query sees no
-                                     key. Written by the forward (NULL: not wanted), read by the backward */
+    float *lse;                   /* (n_heads, lse_stride) natural log of the sum of exp(score); -inf where a query sees
+                                     no key. Written by the forward (NULL: not wanted), read by the backward */
     int64_t lse_stride;           /* from head to head. 0: rows_q */
     cf_tensor dout;               /* read by the backward */
     cf_tensor dq;                 /* written by the backward */
@@ -696,11 +697,11 @@ typedef struct cf_attention_tensors {
     const void *tiles;            /* cf_attention.tiles, on the device */
     void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
     size_t workspace_bytes;
-    struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` unless it has that already */
+    struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
 } cf_attention_tensors;
 
-/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or cuBLAS refused
-   a launch; error->got is its number). A kernel's own failure shows where the caller next asks the device. */
+/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or
+   cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the device. */
 CHUNKFLOW_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                              cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,

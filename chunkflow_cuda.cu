@@ -3,9 +3,11 @@
    The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. Needs the CUDA Toolkit
    and cuBLAS, nothing else:
 
-       nvcc -O3 -std=c++17 -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a -c chunkflow_cuda.cu
+       nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
+           -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
 
-   Layers, each found by its tag. A layer calls only layers above it; in each, kernels come first, then what launches them.
+   Layers, each found by its tag. A layer calls only layers above it; in each, kernels come first, then what launches
+   them.
        >>device     named device functions for everything that is an instruction rather than arithmetic
        >>problem    descriptors resolved and checked, the mask's arithmetic, the list of tiles
        >>fragments  tiles in shared memory, products of a warp
@@ -14,9 +16,9 @@
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
 
-   One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix, and
-   the mask is aligned bottom-right. The query heads that share a key head are packed into the rows of one tile (row =
-   token x group + head), so K and V are read once for all of them, short documents fill their tiles, and the backward
+   One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix,
+   and the mask is aligned bottom-right. The query heads that share a key head are packed into the rows of one tile (row
+   = token x group + head), so K and V are read once for all of them, short documents fill their tiles, and the backward
    sums dK and dV of a group in registers, with no copies per query head.
 
    No number in this file was measured: it has not yet run on a device. Tile sizes follow the published tuning of such
@@ -97,8 +99,8 @@ CF_DEVICE uint4 shared_load_16(shared_address from) {
     return value;
 }
 
-/* Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i. Lane l gets of each matrix
-   row l / 4, columns 2 (l % 4) and the next; transposed: rows 2 (l % 4) and the next, column l / 4. */
+/* Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i. Lane l gets of each
+   matrix row l / 4, columns 2 (l % 4) and the next; transposed: rows 2 (l % 4) and the next, column l / 4. */
 CF_DEVICE void ldmatrix_x4(uint32_t (&to)[4], shared_address row) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_ldmatrix_x4(to, row, false);
@@ -121,9 +123,9 @@ CF_DEVICE void ldmatrix_x4_transposed(uint32_t (&to)[4], shared_address row) {
 #endif
 }
 
-/* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4, t = lane % 4: c holds rows g and g + 8 of columns 2t, 2t + 1;
-   a holds {row g, row g + 8} of columns {2t, 2t + 1}, then of columns {2t + 8, 2t + 9}; b holds rows 2t, 2t + 1 and then
-   2t + 8, 2t + 9 of column g. So two neighbouring c tiles, packed, are one a tile. */
+/* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4, t = lane % 4: c holds rows g and g + 8 of columns 2t,
+   2t + 1; a holds {row g, row g + 8} of columns {2t, 2t + 1}, then of columns {2t + 8, 2t + 9}; b holds rows 2t, 2t + 1
+   and then 2t + 8, 2t + 9 of column g. So two neighbouring c tiles, packed, are one a tile. */
 template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 template <> CF_DEVICE void mma_16x8x16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -160,8 +162,8 @@ CF_DEVICE void copy_async_16(shared_address to, const void *from, bool wanted) {
 #endif
 }
 
-/* Closes a group of copies; the wait leaves at most the LEFT newest groups of this thread in flight. Other threads see the
-   bytes after the next barrier. */
+/* Closes a group of copies; the wait leaves at most the LEFT newest groups of this thread in flight. Other threads see
+   the bytes after the next barrier. */
 CF_DEVICE void copy_async_commit() {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_cp_async_commit();
@@ -200,9 +202,7 @@ CF_DEVICE float reciprocal_fast(float x) {
 }
 
 /* tanh, to an absolute error of about 2e-7. */
-CF_DEVICE float tanh_fast(float x) {
-    return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x));
-}
+CF_DEVICE float tanh_fast(float x) { return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)); }
 
 /* The same number, but what follows from it is computed here, and not earlier and kept in registers across a loop. */
 CF_DEVICE int compute_here(int x) {
@@ -273,8 +273,8 @@ CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite) {
 }
 
 /* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
-   whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside those
-   of its neighbours. */
+   whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside
+   those of its neighbours. */
 #if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CHUNKFLOW_CUDA_EMULATION_RED_V4)
 CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) { return (quad * n_threads + thread) * 4 + i; }
 #else
@@ -284,8 +284,8 @@ CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) { return (qu
 CF_DEVICE void global_add_quad(float *tile, int quad, int thread, int n_threads, const float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     float *to = tile + sum_index(quad, 0, thread, n_threads);
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(x[0]),
+                 "f"(x[1]), "f"(x[2]), "f"(x[3])
                  : "memory");
 #else
     CF_UNROLL
@@ -317,10 +317,10 @@ CF_DEVICE float warp_max(float x) {
    >>problem    checks, masks, tiles
    ================================================================================================================ */
 
-const int FORWARD_ROWS = 128;  /* packed rows of a forward tile */
+const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
 const int FORWARD_KEYS = 64;
-const int ROW_TILE = 64;       /* packed rows of a backward tile, and of the sums of dQ */
-const int KEY_TILE = 128;      /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
+const int ROW_TILE = 64;  /* packed rows of a backward tile, and of the sums of dQ */
+const int KEY_TILE = 128; /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
 const int64_t MOST_ROWS = (int64_t)1 << 30; /* leaves room for index arithmetic in 32 bits */
 const float LN_2 = 0.6931471805599453f;
@@ -330,10 +330,10 @@ const float LOG2_E = 1.4426950408889634f;
 struct tile {
     int32_t q_start, q_length; /* the slice: first row, tokens */
     int32_t k_start, k_length;
-    int32_t block;             /* which tile of the slice this is */
-    int32_t begin, end;        /* a key tile: its row tiles, counted in the slice. Otherwise unused */
-    int32_t place;             /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
-                                  row tile */
+    int32_t block;      /* which tile of the slice this is */
+    int32_t begin, end; /* a key tile: its row tiles, counted in the slice. Otherwise unused */
+    int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
+                           row tile */
 };
 
 struct mask {
@@ -472,7 +472,8 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     if (d->n_kv_heads < 1 || d->n_heads % d->n_kv_heads != 0)
         return fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
     if (d->head_size < 8 || d->head_size > 256 || d->head_size % 8 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size, "must be a multiple of 8, at most 256");
+        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size,
+                    "must be a multiple of 8, at most 256");
     if (number_of(d->dtype) < 0 || number_of(d->dtype) > CF_DTYPE_FP32)
         return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
@@ -599,16 +600,18 @@ struct view {
     int64_t row, head;
 };
 
-/* A tile of 16-bit numbers lies row by row, ROW bytes each (128 or 256), in chunks of 16 bytes; chunk c of row r is stored as
-   chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples of 1024. */
+/* A tile of 16-bit numbers lies row by row, ROW bytes each (128 or 256), in chunks of 16 bytes; chunk c of row r is
+   stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples of
+   1024. */
 template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, int row, int chunk) {
     return base + (shared_address)(row * ROW) + (shared_address)((chunk ^ (row & 7)) << 4);
 }
 
-/* Where a lane starts to load fragments at (row, chunk) of a tile, both multiples of what the fragment covers. AS_ROWS: the 16
-   rows go to lanes 0-15 and again, one chunk on, to lanes 16-31 (an A operand; a B operand that is stored with k along
-   rows, loaded transposed). Otherwise: 8 rows for two chunks, then the next 8 rows (a B operand that is stored with n along
-   rows; an A operand that is stored with k along rows, loaded transposed). Stepping by 2 chunks is an exclusive or. */
+/* Where a lane starts to load fragments at (row, chunk) of a tile, both multiples of what the fragment covers. AS_ROWS:
+   the 16 rows go to lanes 0-15 and again, one chunk on, to lanes 16-31 (an A operand; a B operand that is stored with k
+   along rows, loaded transposed). Otherwise: 8 rows for two chunks, then the next 8 rows (a B operand that is stored
+   with n along rows; an A operand that is stored with k along rows, loaded transposed). Stepping by 2 chunks is an
+   exclusive or. */
 template <int ROW> CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk) {
     const int lane = (int)threadIdx.x % 32;
     return chunk_address<ROW>(base, row + lane % 16, chunk + lane / 16);
@@ -683,7 +686,8 @@ CF_DEVICE void multiply(float (&c)[M][N][4], shared_address a, shared_address b)
     for (int k = 0; k < K; k++) {
         uint32_t fa[M][4];
         CF_UNROLL
-        for (int i = 0; i < M; i++) ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW_A));
+        for (int i = 0; i < M; i++)
+            ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW_A));
         CF_UNROLL
         for (int j = 0; j < N / 2; j++) {
             uint32_t fb[4];
@@ -715,15 +719,15 @@ CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], 
     }
 }
 
-/* Where a thread's part of a tile's rows begins: its first row and chunk. It keeps this pointer and steps it from tile to
-   tile, which takes fewer registers than the tile's address and the thread's place in it. */
+/* Where a thread's part of a tile's rows begins: its first row and chunk. It keeps this pointer and steps it from tile
+   to tile, which takes fewer registers than the tile's address and the thread's place in it. */
 template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const char *first, int64_t row_bytes) {
     const int CHUNKS = HEAD / 8;
     return first + (int)threadIdx.x / CHUNKS * row_bytes + (int)threadIdx.x % CHUNKS * 16;
 }
 
-/* Starts the copy of ROWS rows of one head. Rows from n_rows on, and chunks from n_chunks on, become zeros: what lies there
-   may be another document, or anything; it is not read. */
+/* Starts the copy of ROWS rows of one head. Rows from n_rows on, and chunks from n_chunks on, become zeros: what lies
+   there may be another document, or anything; it is not read. */
 template <int ROWS, int HEAD, int THREADS>
 CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t row_bytes, int n_rows, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
@@ -739,8 +743,8 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
 
 /* The same for packed rows first_row ..: row = token x group + head. Rows outside [begin, end) become zeros. */
 template <int ROWS, int HEAD, int THREADS>
-CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t token_bytes, int64_t head_bytes, int group,
-                                int first_row, int begin, int end, int n_chunks) {
+CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t token_bytes, int64_t head_bytes,
+                                int group, int first_row, int begin, int end, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
     const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
     to = chunk_address<2 * HEAD>(to, row, chunk);
@@ -748,7 +752,8 @@ CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t to
     for (int i = 0; i < ROWS / STEP; i++) {
         const int packed = first_row + row + i * STEP, token = packed / group;
         const bool wanted = packed >= begin && packed < end && chunk < n_chunks;
-        const char *from = wanted ? first + token * token_bytes + (packed - token * group) * head_bytes + chunk * 16 : first;
+        const char *from =
+            wanted ? first + token * token_bytes + (packed - token * group) * head_bytes + chunk * 16 : first;
         copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), from, wanted);
     }
 }
@@ -794,7 +799,8 @@ CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const 
 
 /* The bounds of the rows that a lane holds of a warp's tile, from packed row first_row on. */
 template <int M>
-CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, int group, int first_row) {
+CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, int group,
+                          int first_row) {
     const int lane = (int)threadIdx.x % 32;
     first_row = compute_here(first_row);
     CF_UNROLL
@@ -810,7 +816,8 @@ CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, c
 
 /* One row (half 0 or 1 of a 16-row tile) of a lane's sums, scaled and rounded, into a tile of shared memory. */
 template <typename T, int HEAD, int N>
-CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, shared_address rows, int row, int chunk = 0) {
+CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, shared_address rows, int row,
+                         int chunk = 0) {
     const int lane = (int)threadIdx.x % 32;
     CF_UNROLL
     for (int j = 0; j < N; j++)
@@ -818,7 +825,8 @@ CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, share
                        pack<T>(sums[j][2 * half] * scale, sums[j][2 * half + 1] * scale));
 }
 
-/* ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. The tile's row 0 is packed row tile_row. */
+/* ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
+   tile_row. */
 template <int HEAD, int ROWS>
 CF_DEVICE void store_rows(const view &to, int group, int n_chunks, const tile &t, int head, int tile_row, int warp_row,
                           shared_address rows) {
@@ -846,9 +854,9 @@ struct fused_params {
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
     int64_t stats_stride;       /* of both, from key head to key head */
     mask visible;
-    float scale;                /* of the dot products */
-    float scale_log2;           /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
-    float cap, scale_by_cap, inverse_cap; /* 0: no softcap */
+    float scale;      /* of the dot products */
+    float scale_log2; /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
+    float cap, scale_by_cap, inverse_cap;         /* 0: no softcap */
     int32_t n_kv_heads, group, section, n_chunks; /* n_chunks: head size / 8 */
     int32_t overwrite;
 };
@@ -865,9 +873,7 @@ template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
 };
 
 /* The running softmax of the rows that a lane holds: greatest score, and its own part of the sum of exponentials. */
-template <int M> struct running {
-    float top[M][2], sum[M][2];
-};
+template <int M> struct running { float top[M][2], sum[M][2]; };
 
 /* Turns scores into exponentials relative to the greatest one so far, and scales earlier results down to it. */
 template <int M, int N, int O>
@@ -904,8 +910,8 @@ CF_DEVICE void soften(float (&s)[M][N][4], float (&o)[M][O][4], running<M> &r, f
 
 /* Divides by the sums, writes LSE, and puts the rows into shared memory. */
 template <typename T, int HEAD, int M, int O>
-CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head, int warp_row,
-                           shared_address rows) {
+CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
+                           int warp_row, shared_address rows) {
     const int lane = (int)threadIdx.x % 32, n_rows = t.q_length * p.group;
     CF_UNROLL
     for (int i = 0; i < M; i++) {
@@ -923,11 +929,11 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
     }
 }
 
-/* One block: 128 packed rows of one key head against all keys that they see, last keys first. Four warps of 32 rows each, so
-   that a K or V fragment from shared memory serves two products. K has two stages and V one: while the scores of keys n
-   are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an sm_80 (164 KB)
-   and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks by memory, and
-   three by registers (168). */
+/* One block: 128 packed rows of one key head against all keys that they see, last keys first. Four warps of 32 rows
+   each, so that a K or V fragment from shared memory serves two products. K has two stages and V one: while the scores
+   of keys n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an
+   sm_80 (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks
+   by memory, and three by registers (168). */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     attention_forward_kernel(const __grid_constant__ fused_params p) {
@@ -948,8 +954,10 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
     const int64_t last_key = t.k_start + (int64_t)(end - 1) * KEYS;
-    const char *k_from = thread_rows<HEAD, FORWARD_THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
-    const char *v_from = thread_rows<HEAD, FORWARD_THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+    const char *k_from =
+        thread_rows<HEAD, FORWARD_THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+    const char *v_from =
+        thread_rows<HEAD, FORWARD_THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
     float o[2][HEAD / 8][4];
     running<2> r;
@@ -961,8 +969,8 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     }
     if (first < end) {
         load_packed_rows<FORWARD_ROWS, HEAD, FORWARD_THREADS>(
-            q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group, first_row,
-            0, n_rows, p.n_chunks);
+            q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
+            first_row, 0, n_rows, p.n_chunks);
         load_rows<KEYS, HEAD, FORWARD_THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
         copy_async_commit();
     }
@@ -1007,23 +1015,26 @@ const int STATS_THREADS = 128;
 const int BACKWARD_THREADS = 256;
 const int DQ_THREADS = 128;
 
-/* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order of packed
-   rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf: every probability
-   computed from it is then 0. Sixteen lanes work on a row. */
+/* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
+   of packed rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf:
+   every probability computed from it is then 0. Sixteen lanes work on a row. */
 template <typename T>
-__global__ void __launch_bounds__(STATS_THREADS) attention_stats_kernel(const __grid_constant__ fused_params p, int sums) {
+__global__ void __launch_bounds__(STATS_THREADS)
+    attention_stats_kernel(const __grid_constant__ fused_params p, int sums) {
     int head;
     const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
     const int lane = (int)threadIdx.x % 16, n_rows = t.q_length * p.group, begin = first_seeing(p.visible, t) * p.group;
     const int64_t at = head * p.stats_stride + (int64_t)t.place * ROW_TILE;
     for (int row = (int)threadIdx.x / 16; row < ROW_TILE; row += STATS_THREADS / 16) {
-        const int packed = t.block * ROW_TILE + row, token = packed / p.group, q_head = head * p.group + packed % p.group;
+        const int packed = t.block * ROW_TILE + row, token = packed / p.group,
+                  q_head = head * p.group + packed % p.group;
         const bool seeing = packed >= begin && packed < n_rows;
         float dot = 0.0f;
         if (seeing && lane < p.n_chunks)
             dot = dot_8<T>(
                 global_load_16(p.out.data + ((t.q_start + token) * p.out.row + q_head * p.out.head) * 2 + lane * 16),
-                global_load_16(p.dout.data + ((t.q_start + token) * p.dout.row + q_head * p.dout.head) * 2 + lane * 16));
+                global_load_16(p.dout.data + ((t.q_start + token) * p.dout.row + q_head * p.dout.head) * 2 +
+                               lane * 16));
         for (int lanes = 8; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, lanes);
         if (lane == 0) {
             p.row_dots[at + row] = dot;
@@ -1035,23 +1046,25 @@ __global__ void __launch_bounds__(STATS_THREADS) attention_stats_kernel(const __
 }
 
 template <int HEAD, int KEYS, int STAGES> struct backward_layout { /* of shared memory, in bytes */
-    static const int KV = KEYS * HEAD * 2, Q_STAGE = ROW_TILE * HEAD * 2, P_ROW = KEYS * 2, STATS_STAGE = 2 * ROW_TILE * 4;
+    static const int KV = KEYS * HEAD * 2, Q_STAGE = ROW_TILE * HEAD * 2, P_ROW = KEYS * 2,
+                     STATS_STAGE = 2 * ROW_TILE * 4;
     static const int K = 0, V = K + KV, Q = V + KV, DOUT = Q + STAGES * Q_STAGE, P = DOUT + STAGES * Q_STAGE;
     static const int DS = P + ROW_TILE * P_ROW, STATS = DS + ROW_TILE * P_ROW;
     static const int BYTES = STATS + STAGES * STATS_STAGE;
 };
 
-/* Starts the copies of one row tile: Q, dout, and the two numbers of each row. Rows that see nothing become zeros, so that
-   whatever their gradients hold (a NaN, say) is not multiplied by a probability of 0. */
+/* Starts the copies of one row tile: Q, dout, and the two numbers of each row. Rows that see nothing become zeros, so
+   that whatever their gradients hold (a NaN, say) is not multiplied by a probability of 0. */
 template <int HEAD, int THREADS>
 CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int head, int block, shared_address q,
                              shared_address dout, shared_address stats) {
     const int begin = first_seeing(p.visible, t) * p.group, end = t.q_length * p.group;
     load_packed_rows<ROW_TILE, HEAD, THREADS>(q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2,
-                                              p.q.row * 2, p.q.head * 2, p.group, block * ROW_TILE, begin, end, p.n_chunks);
+                                              p.q.row * 2, p.q.head * 2, p.group, block * ROW_TILE, begin, end,
+                                              p.n_chunks);
     load_packed_rows<ROW_TILE, HEAD, THREADS>(
-        dout, p.dout.data + (t.q_start * p.dout.row + head * p.group * p.dout.head) * 2, p.dout.row * 2, p.dout.head * 2,
-        p.group, block * ROW_TILE, begin, end, p.n_chunks);
+        dout, p.dout.data + (t.q_start * p.dout.row + head * p.group * p.dout.head) * 2, p.dout.row * 2,
+        p.dout.head * 2, p.group, block * ROW_TILE, begin, end, p.n_chunks);
     const int lane = (int)threadIdx.x, per = ROW_TILE / 4;
     if (lane < 2 * per) {
         const float *from = (lane < per ? p.log_sums : p.row_dots) + head * p.stats_stride +
@@ -1060,22 +1073,27 @@ CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int head, int
     }
 }
 
-/* Scores and dP of some rows become P and dS = P (dP - D), times the slope of the softcap. */
+/* Scores and dP of some rows become P and dS = P (dP - D), times the slope of the softcap (0 where a key is hidden). */
 template <int N>
 CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, float log_sum, float dot, float scale_log2,
                              float inverse_cap) {
+    if (inverse_cap != 0.0f) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            CF_UNROLL
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                const float bent = s[j][e] * inverse_cap;
+                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - dot) * (1.0f - bent * bent);
+            }
+        }
+        dot = 0.0f;
+    }
     CF_UNROLL
     for (int j = 0; j < N; j++) {
         CF_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-            const float prob = exp2_fast(s[j][e] * scale_log2 - log_sum);
-            float slope = prob * (dp[j][e] - dot);
-            if (inverse_cap != 0.0f && prob != 0.0f) {
-                const float tanh_score = s[j][e] * inverse_cap;
-                slope *= 1.0f - tanh_score * tanh_score;
-            }
-            s[j][e] = prob;
-            dp[j][e] = slope;
+            s[j][e] = exp2_fast(s[j][e] * scale_log2 - log_sum);
+            dp[j][e] = s[j][e] * (dp[j][e] - dot);
         }
     }
 }
@@ -1096,27 +1114,29 @@ CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, float *row
             for (int j = 0; j < N; j++) {
                 const int column = first_column + 8 * j + lane % 4 * 2;
                 if (column < n_columns)
-                    global_update_8(row + column, sums[i][j][2 * half] * scale, sums[i][j][2 * half + 1] * scale, overwrite);
+                    global_update_8(row + column, sums[i][j][2 * half] * scale, sums[i][j][2 * half + 1] * scale,
+                                    overwrite);
             }
         }
     }
 }
 
-/* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of query
-   heads are summed in registers and reach memory once. Eight warps: 2 x 4 over the scores (64 rows x KEYS), 4 x 2 over dK
-   and dV, 2 x 4 over dQ. Per row tile: scores and dP, then P and dS go through shared memory to the three other products.
-   dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). Head size 128 with 128
-   keys and 2 stages: 161 KB, one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts.
-   Head size 64: 97 KB, two blocks on sm_90 by memory but one on sm_80. */
+/* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
+   query heads are summed in registers and reach memory once. Eight warps: 2 x 4 over the scores (64 rows x KEYS), 4 x 2
+   over dK and dV, 2 x 4 over dQ. Per row tile: scores and dP, then P and dS go through shared memory to the three other
+   products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). Head size
+   128 with 128 keys and 2 stages: 161 KB, one block per SM, up to 255 registers. With 64 keys and one stage it fits the
+   99 KB parts. Head size 64: 97 KB, two blocks on sm_90 by memory but one on sm_80. */
 template <typename T, int HEAD, int KEYS, int STAGES>
-__global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward_kernel(const __grid_constant__ fused_params p) {
+__global__ void __launch_bounds__(BACKWARD_THREADS, 1)
+    attention_backward_kernel(const __grid_constant__ fused_params p) {
     typedef backward_layout<HEAD, KEYS, STAGES> layout;
     const int ROW = 2 * HEAD, P_ROW = layout::P_ROW;
     const int WARP_KEYS = KEYS / 4; /* of a warp's scores, and of its dK and dV */
     int head;
     const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int row_part = warp % 2, key_part = warp / 2;   /* of the scores; and rows and columns of dQ */
+    const int row_part = warp % 2, key_part = warp / 2;    /* of the scores; and rows and columns of dQ */
     const int dkv_part = warp % 4, column_part = warp / 4; /* of dK and dV: keys and columns */
     const int first_key = t.block * KEYS, keys = t.k_length - first_key;
     const shared_address start = shared_start(), k = start + layout::K, v = start + layout::V;
@@ -1128,10 +1148,10 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward_kernel
     if (t.begin < t.end) {
         const char *k_from = p.k.data + ((t.k_start + first_key) * p.k.row + head * p.k.head) * 2;
         const char *v_from = p.v.data + ((t.k_start + first_key) * p.v.row + head * p.v.head) * 2;
-        load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, thread_rows<HEAD, BACKWARD_THREADS>(k_from, p.k.row * 2), p.k.row * 2, keys,
-                                                p.n_chunks);
-        load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, thread_rows<HEAD, BACKWARD_THREADS>(v_from, p.v.row * 2), p.v.row * 2, keys,
-                                                p.n_chunks);
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, thread_rows<HEAD, BACKWARD_THREADS>(k_from, p.k.row * 2),
+                                                p.k.row * 2, keys, p.n_chunks);
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, thread_rows<HEAD, BACKWARD_THREADS>(v_from, p.v.row * 2),
+                                                p.v.row * 2, keys, p.n_chunks);
         load_row_tile<HEAD, BACKWARD_THREADS>(p, t, head, t.begin, start + layout::Q, start + layout::DOUT,
                                               start + layout::STATS);
         copy_async_commit();
@@ -1160,7 +1180,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward_kernel
         multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, row_part * 32, 0),
                                                   lane_as_columns<ROW>(k, key_part * WARP_KEYS, 0));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
-        const int last_row = (t.q_length * p.group < (m + 1) * ROW_TILE ? t.q_length * p.group : (m + 1) * ROW_TILE) - 1;
+        const int last_row =
+            (t.q_length * p.group < (m + 1) * ROW_TILE ? t.q_length * p.group : (m + 1) * ROW_TILE) - 1;
         if (key_end(p.visible, t, m * ROW_TILE / p.group) < first_key + KEYS ||
             key_begin(p.visible, t, last_row / p.group) > first_key) {
             int begins[2][2], ends[2][2];
@@ -1183,9 +1204,11 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward_kernel
             }
         }
         __syncthreads();
-        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dv, lane_as_columns<P_ROW>(probs, 0, dkv_part * WARP_KEYS / 8),
+        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dv,
+                                                          lane_as_columns<P_ROW>(probs, 0, dkv_part * WARP_KEYS / 8),
                                                           lane_as_rows<ROW>(dout, 0, column_part * HEAD / 16));
-        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dk, lane_as_columns<P_ROW>(slopes, 0, dkv_part * WARP_KEYS / 8),
+        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dk,
+                                                          lane_as_columns<P_ROW>(slopes, 0, dkv_part * WARP_KEYS / 8),
                                                           lane_as_rows<ROW>(q, 0, column_part * HEAD / 16));
         if (p.dq_sums != NULL) {
             float dq[2][HEAD / 32][4];
@@ -1239,8 +1262,8 @@ template <int HEAD> struct dq_layout { /* of shared memory, in bytes */
     static const int Q = 0, DOUT = ROWS, K = 2 * ROWS, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
 };
 
-/* dQ by itself, for the deterministic backward: one block has 64 packed rows and walks over the keys that they see, so every
-   sum has one order. Four warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. */
+/* dQ by itself, for the deterministic backward: one block has 64 packed rows and walks over the keys that they see, so
+   every sum has one order. Four warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __grid_constant__ fused_params p) {
     typedef dq_layout<HEAD> layout;
@@ -1248,7 +1271,8 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     int head;
     const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
     const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 16;
-    const int first_row = t.block * ROW_TILE, n_rows = t.q_length * p.group, seeing = first_seeing(p.visible, t) * p.group;
+    const int first_row = t.block * ROW_TILE, n_rows = t.q_length * p.group,
+              seeing = first_seeing(p.visible, t) * p.group;
     const int last_row = (n_rows < first_row + ROW_TILE ? n_rows : first_row + ROW_TILE) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
@@ -1259,8 +1283,10 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
     const int64_t first_key = t.k_start + (int64_t)first * KEYS;
-    const char *k_from = thread_rows<HEAD, DQ_THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
-    const char *v_from = thread_rows<HEAD, DQ_THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+    const char *k_from =
+        thread_rows<HEAD, DQ_THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+    const char *v_from =
+        thread_rows<HEAD, DQ_THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
     float dq[1][HEAD / 8][4], log_sum[2], dot[2];
     clear(dq);
@@ -1271,12 +1297,12 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
         dot[half] = p.row_dots[at];
     }
     if (first < end) {
-        load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2,
-                                                     p.q.row * 2, p.q.head * 2, p.group, first_row, seeing, n_rows,
-                                                     p.n_chunks);
         load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
-            dout, p.dout.data + (t.q_start * p.dout.row + head * p.group * p.dout.head) * 2, p.dout.row * 2, p.dout.head * 2,
-            p.group, first_row, seeing, n_rows, p.n_chunks);
+            q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
+            first_row, seeing, n_rows, p.n_chunks);
+        load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
+            dout, p.dout.data + (t.q_start * p.dout.row + head * p.group * p.dout.head) * 2, p.dout.row * 2,
+            p.dout.head * 2, p.group, first_row, seeing, n_rows, p.n_chunks);
     }
     for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
         /* Keys n start to arrive while keys n - 1, which are here, are worked on. */
@@ -1297,7 +1323,8 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
         const shared_address v_here = v + (shared_address)((stage ^ 1) * layout::KEYS);
         float s[1][KEYS / 8][4], dp[1][KEYS / 8][4];
         clear(s);
-        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, warp_row, 0), lane_as_columns<ROW>(k_here, 0, 0));
+        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, warp_row, 0),
+                                                  lane_as_columns<ROW>(k_here, 0, 0));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (here >= full_end || here < full_begin) {
             int begins[1][2], ends[1][2];
@@ -1314,8 +1341,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     }
     __syncwarp(); /* the warp's rows of Q are free, and only its own */
     CF_UNROLL
-    for (int half = 0; half < 2; half++)
-        stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
+    for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
     store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, warp_row, q);
 }
@@ -1328,17 +1354,17 @@ const int UNFUSED_THREADS = 128;
 const int64_t UNFUSED_ROWS = 256;                /* most query tokens at a time, so that scores stay bounded ... */
 const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* ... and fewer where this many bytes of scores would be passed */
 
-/* Scores of `rows` query tokens, from first_token on, of all heads of one group: (group, rows, ld), the first column being
-   key first_key of the slice. */
+/* Scores of `rows` query tokens, from first_token on, of all heads of one group: (group, rows, ld), the first column
+   being key first_key of the slice. */
 struct score_params {
-    float *scores, *dprobs;   /* q . k, dout . v */
-    void *probs, *slopes;     /* P and dS, in the problem's type */
+    float *scores, *dprobs; /* q . k, dout . v */
+    void *probs, *slopes;   /* P and dS, in the problem's type */
     int64_t ld;
     tile slice;
     mask visible;
     int32_t group, rows, first_token, first_key, n_keys, head_size;
-    view out, dout;           /* at the slice's first row and the group's first head */
-    float *lse;               /* likewise */
+    view out, dout; /* at the slice's first row and the group's first head */
+    float *lse;     /* likewise */
     int64_t lse_stride;
     float scale, cap;
 };
@@ -1350,9 +1376,7 @@ CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int en
 }
 
 /* One warp a row. */
-CF_DEVICE int64_t row_of_warp() {
-    return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32;
-}
+CF_DEVICE int64_t row_of_warp() { return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32; }
 
 /* Scores become probabilities, and LSE is written. Every row sees at least one key. */
 template <typename T>
@@ -1478,7 +1502,8 @@ size_t fused_stats_bytes(const problem *p) {
 }
 
 size_t fused_backward_bytes(const problem *p) {
-    const size_t sums = (size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * (size_t)fused_head(p) * sizeof(float);
+    const size_t sums =
+        (size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * (size_t)fused_head(p) * sizeof(float);
     return 2 * fused_stats_bytes(p) + (p->desc.deterministic ? 0 : sums);
 }
 
@@ -1557,15 +1582,15 @@ template <typename T, int HEAD> cf_result fused_backward_as(const call &c) {
     keys.section = heads_in_cache(p, p->rows_q * p->group * d->head_size * 8);
 
     const int64_t row_blocks = rows.n_tiles * rows.n_kv_heads;
-    cf_result code = launch("attention_stats", attention_stats_kernel<T>, row_blocks, STATS_THREADS, 0, c.stream, c.error, rows,
-                            d->deterministic ? 0 : ROW_TILE * HEAD);
+    cf_result code = launch("attention_stats", attention_stats_kernel<T>, row_blocks, STATS_THREADS, 0, c.stream,
+                            c.error, rows, d->deterministic ? 0 : ROW_TILE * HEAD);
     if (code == CF_OK) code = launch_key_tiles<T, HEAD>(c, keys);
     if (code != CF_OK) return code;
     if (!d->deterministic)
         return launch("attention_round_dq", attention_round_dq_kernel<T, HEAD>, row_blocks, BACKWARD_THREADS,
                       ROW_TILE * HEAD * 2, c.stream, c.error, rows);
-    return launch("attention_dq", attention_dq_kernel<T, HEAD>, row_blocks, DQ_THREADS, dq_layout<HEAD>::BYTES, c.stream,
-                  c.error, rows);
+    return launch("attention_dq", attention_dq_kernel<T, HEAD>, row_blocks, DQ_THREADS, dq_layout<HEAD>::BYTES,
+                  c.stream, c.error, rows);
 }
 
 cf_result fused_forward(const call &c) {
@@ -1605,7 +1630,8 @@ size_t unfused_forward_bytes(const problem *p) {
 
 size_t unfused_backward_bytes(const problem *p) { return 2 * unfused_forward_bytes(p); }
 
-/* One product of a group of heads, column-major as cuBLAS wants it: c (m x n) = op(a) (m x k) op(b) (k x n) + beta c. */
+/* One product of a group of heads, column-major as cuBLAS wants it: c (m x n) = op(a) (m x k) op(b) (k x n) + beta c.
+ */
 struct product {
     const char *data_a, *data_b;
     char *data_c;
@@ -1628,9 +1654,9 @@ cf_result multiply_heads(const call &c, const product &x) {
         return fail(c.error, CF_ERROR_LIMIT, "row_stride", -1, INT32_MAX, std::max(std::max(x.ld_a, x.ld_b), x.ld_c),
                     "too large for cuBLAS");
     const cublasStatus_t status = cublasGemmStridedBatchedEx(
-        c.tensors->cublas, x.op_a, x.op_b, (int)x.m, (int)x.n, (int)x.k, &one, x.data_a, type, (int)x.ld_a, x.step_a, x.data_b,
-        type, (int)x.ld_b, x.step_b, &x.beta, x.data_c, x.type_c, (int)x.ld_c, x.step_c, (int)x.batch, CUBLAS_COMPUTE_32F,
-        CUBLAS_GEMM_DEFAULT);
+        c.tensors->cublas, x.op_a, x.op_b, (int)x.m, (int)x.n, (int)x.k, &one, x.data_a, type, (int)x.ld_a, x.step_a,
+        x.data_b, type, (int)x.ld_b, x.step_b, &x.beta, x.data_c, x.type_c, (int)x.ld_c, x.step_c, (int)x.batch,
+        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
     return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
                 cublasGetStatusName(status));
@@ -1663,7 +1689,8 @@ cf_result row_product(const call &c, const score_params &s, const void *probs, c
     return multiply_heads(c, g);
 }
 
-/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share `to`. */
+/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share `to`.
+ */
 cf_result key_product(const call &c, const score_params &s, const void *probs, const view &x, const view &to) {
     const int64_t bytes = number_bytes(&c.problem_of->inner);
     cf_result code = CF_OK;
@@ -1689,8 +1716,8 @@ cf_result clear_rows(const call &c, const view &rows, int64_t n_rows, int64_t n_
     p.n_rows = n_rows;
     p.n_heads = (int32_t)n_heads;
     p.head_bytes = (int32_t)(c.problem_of->inner.desc.head_size * number);
-    return launch("clear", clear_kernel, div_up(n_rows * n_heads, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream, c.error,
-                  p);
+    return launch("clear", clear_kernel, div_up(n_rows * n_heads, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream,
+                  c.error, p);
 }
 
 /* What both passes of the unfused path go through: blocks of rows of one slice and one key head, given to `work`. */
@@ -1703,8 +1730,8 @@ typedef cf_result block_fn(const call &c, score_params &s, const unfused_views &
 template <typename T> cf_result unfused_forward_block(const call &c, score_params &s, const unfused_views &x) {
     cf_result code = score_product(c, s, x.q, x.k, s.scores);
     if (code == CF_OK)
-        code = launch("softmax", softmax_kernel<T>, div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0,
-                      c.stream, c.error, s);
+        code = launch("softmax", softmax_kernel<T>, div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
+                      UNFUSED_THREADS, 0, c.stream, c.error, s);
     if (code == CF_OK) code = row_product(c, s, s.probs, x.v, x.out);
     return code;
 }
@@ -1713,8 +1740,9 @@ template <typename T> cf_result unfused_backward_block(const call &c, score_para
     cf_result code = score_product(c, s, x.q, x.k, s.scores);
     if (code == CF_OK) code = score_product(c, s, x.dout, x.v, s.dprobs);
     if (code == CF_OK)
-        code = launch("softmax_backward", softmax_backward_kernel<T>, div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
-                      UNFUSED_THREADS, 0, c.stream, c.error, s);
+        code =
+            launch("softmax_backward", softmax_backward_kernel<T>,
+                   div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream, c.error, s);
     if (code == CF_OK) code = row_product(c, s, s.slopes, x.k, x.dq);
     if (code == CF_OK) code = key_product(c, s, s.probs, x.dout, x.dv);
     if (code == CF_OK) code = key_product(c, s, s.slopes, x.q, x.dk);
@@ -1814,7 +1842,8 @@ cf_result unfused_pass(const call &c, int backward, block_fn *work) {
         if (code == CF_OK && backward && x->overwrite) {
             code = clear_rows(c, advance(all.dk, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
             if (code == CF_OK)
-                code = clear_rows(c, advance(all.dv, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
+                code =
+                    clear_rows(c, advance(all.dv, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
         }
         if (code == CF_OK) code = unfused_slice(c, s, all, work);
     }
@@ -1913,9 +1942,11 @@ cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int
         return fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
                     "address must be a multiple of 16");
     if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
-        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride, "row stride must be a multiple of 16 bytes");
+        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
+                    "row stride must be a multiple of 16 bytes");
     if (t.head_stride < 0 || t.head_stride > most || t.head_stride % unit != 0)
-        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride, "head stride must be a multiple of 16 bytes");
+        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
+                    "head stride must be a multiple of 16 bytes");
     return CF_OK;
 }
 
@@ -1938,11 +1969,13 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     if (x->lse_stride != 0 && x->lse_stride < q)
         return fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
     if (a->open.tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
-        return fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0, "must be the device's copy of the tiles, aligned to 16");
+        return fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
+                    "must be the device's copy of the tiles, aligned to 16");
     if (need > 0 && (x->workspace == NULL || reinterpret_cast<uintptr_t>(x->workspace) % 256 != 0))
         return fail(error, CF_ERROR_ARGUMENT, "workspace", -1, 256, 0, "must be device memory, aligned to 256");
     if (x->workspace_bytes < need)
-        return fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes, "too small");
+        return fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
+                    "too small");
     return CF_OK;
 }
 

@@ -32,8 +32,9 @@ static float from_bits(cf_dtype dtype, uint16_t bits) {
         return x;
     }
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    x = exponent == 31 ? (fraction ? NAN : INFINITY)
-                       : (exponent ? std::ldexp((float)(1024 + fraction), exponent - 25) : std::ldexp((float)fraction, -24));
+    x = exponent == 31
+            ? (fraction ? NAN : INFINITY)
+            : (exponent ? std::ldexp((float)(1024 + fraction), exponent - 25) : std::ldexp((float)fraction, -24));
     return bits & 0x8000 ? -x : x;
 }
 
@@ -122,10 +123,11 @@ struct device_memory {
 
 void note_problem(const host_problem &p, const run_options &o) {
     char text[300];
-    int n = snprintf(text, sizeof text, "%s dtype %d, heads %d/%d of %d, %s, window %d, softcap %g%s%s%s, arch %d, slices",
-                     cf_attention_path_name(o.path), (int)p.dtype, p.n_heads, p.n_kv_heads, p.head_size,
-                     p.full ? "full" : "causal", p.window, p.softcap, o.deterministic ? ", deterministic" : "",
-                     o.overwrite ? ", overwrite" : "", o.strided ? ", strided" : "", o.arch);
+    int n =
+        snprintf(text, sizeof text, "%s dtype %d, heads %d/%d of %d, %s, window %d, softcap %g%s%s%s, arch %d, slices",
+                 cf_attention_path_name(o.path), (int)p.dtype, p.n_heads, p.n_kv_heads, p.head_size,
+                 p.full ? "full" : "causal", p.window, p.softcap, o.deterministic ? ", deterministic" : "",
+                 o.overwrite ? ", overwrite" : "", o.strided ? ", strided" : "", o.arch);
     for (int s = 0; s < p.n_slices() && n < 270; s++)
         n += snprintf(text + n, sizeof text - (size_t)n, " %dx%d", p.queries(s), p.keys(s));
     harness_note("%s", text);
@@ -319,7 +321,8 @@ bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> 
                              0.5 * half_unit * std::sqrt(size_squares / (double)(n + !n));
     /* Where the exact answer is 0 (the slope of a row with one key), fp32 sums of numbers near 1 are left. */
     const double noise = dtype == CF_DTYPE_FP32 ? 1e-6 : 1e-5;
-    if (most <= limit + noise && rms <= rms_limit + 0.1 * noise) return CHECK(n == got.size() || n == exact.size()) != 0;
+    if (most <= limit + noise && rms <= rms_limit + 0.1 * noise)
+        return CHECK(n == got.size() || n == exact.size()) != 0;
     FAIL("%s: greatest error %.3g (limit %.3g), root mean square %.3g (limit %.3g)", what, most, limit, rms, rms_limit);
     return false;
 }

@@ -97,8 +97,7 @@ template <typename real> struct row_pass {
     }
 };
 
-template <typename real>
-static host_results run_reference(const host_problem &p, const host_inputs &in, bool rounded) {
+template <typename real> static host_results run_reference(const host_problem &p, const host_inputs &in, bool rounded) {
     host_results to;
     to.out.assign(in.q.size(), 0.0);
     to.dq.assign(in.q.size(), 0.0);
@@ -112,5 +111,9 @@ static host_results run_reference(const host_problem &p, const host_inputs &in, 
     return to;
 }
 
-host_results reference_exact(const host_problem &p, const host_inputs &in) { return run_reference<double>(p, in, false); }
-host_results reference_rounded(const host_problem &p, const host_inputs &in) { return run_reference<float>(p, in, true); }
+host_results reference_exact(const host_problem &p, const host_inputs &in) {
+    return run_reference<double>(p, in, false);
+}
+host_results reference_rounded(const host_problem &p, const host_inputs &in) {
+    return run_reference<float>(p, in, true);
+}

@@ -1,7 +1,7 @@
 /* reference.h - attention on the host, row by row, with none of the kernels' ideas - MIT or public domain
 
-   Two of them: in double, which is the truth; and unfused in float with every intermediate rounded to the problem's type
-   where an unfused implementation would store it, which says how large an error that type excuses. */
+   Two of them: in double, which is the truth; and unfused in float with every intermediate rounded to the problem's
+   type where an unfused implementation would store it, which says how large an error that type excuses. */
 
 #ifndef REFERENCE_H
 #define REFERENCE_H
@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-/* A problem on the host. Arrays are (rows, heads, head_size) without gaps; inputs hold numbers of the problem's type. */
+/* A problem on the host. Arrays are (rows, heads, head_size) without gaps; inputs hold numbers of the problem's type.
+ */
 struct host_problem {
     cf_dtype dtype = CF_DTYPE_BF16;
     int n_heads = 1, n_kv_heads = 1, head_size = 64;

@@ -4,6 +4,7 @@
 #include "../harness.h"
 #include "device.h"
 
+#include <cublas_v2.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -27,8 +28,8 @@ static const run_options mma = on(CF_ATTENTION_MMA), unfused = on(CF_ATTENTION_U
 
 /* ---- shapes ---- */
 
-static const int shapes[][2] = {{1, 1},     {1, 3},     {2, 1},     {511, 1},   {3, 513},   {64, 128},   {113, 203}, {128, 217},
-                                {113, 211}, {108, 256}, {256, 512}, {307, 256}, {640, 128}, {512, 256}};
+static const int shapes[][2] = {{1, 1},     {1, 3},     {2, 1},     {511, 1},   {3, 513},   {64, 128},  {113, 203},
+                                {128, 217}, {113, 211}, {108, 256}, {256, 512}, {307, 256}, {640, 128}, {512, 256}};
 static const int n_shapes = (int)(sizeof shapes / sizeof shapes[0]);
 
 /* Options and types change from shape to shape, so that all pairs of them come up. */
@@ -193,6 +194,21 @@ TEST(masks) {
     }
 }
 
+/* A window's last row of a key tile, or first key of a row tile, may lie alone in a tile of its own. */
+TEST(window_edges) {
+    const int windows[] = {2, 65, 66, 67, 130};
+    for (int i = 0; i < 5; i++) {
+        host_problem p = problem_of(1, 1, 64);
+        run_options o = mma;
+        p.window = windows[i];
+        p.add_slice(260, 260);
+        p.add_slice(65, 193);
+        check_problem(p, o, (uint64_t)(70 + i));
+        o.deterministic = true;
+        if (i % 2) check_problem(p, o, (uint64_t)(80 + i));
+    }
+}
+
 /* ---- nothing to see ---- */
 
 TEST(empty_slices) {
@@ -279,8 +295,8 @@ TEST(unfused_types_and_blocks) {
 
 /* ---- chunks ---- */
 
-/* Runs a batch chunk by chunk, as a plan says: forwards in order, then backwards in reverse, state and its gradient carried
-   from call to call; against every sequence in one piece. */
+/* Runs a batch chunk by chunk, as a plan says: forwards in order, then backwards in reverse, state and its gradient
+   carried from call to call; against every sequence in one piece. */
 struct chunked_run {
     const cf_plan *plan;
     host_problem whole; /* one slice per sequence */
@@ -485,9 +501,108 @@ TEST(masked_tiles_are_skipped) {
         work[i] = cuda_emu_kernel("attention_forward").mma;
         CHECK_INT(got.attention.pairs, i == 0 ? 1024 * 1024 : i == 1 ? 1024 * 1025 / 2 : 100 * 101 / 2 + 924 * 100);
     }
-    CHECK_INT(work[0], 8 * 16 * 512);            /* 8 row tiles x 16 key blocks x instructions of one */
-    CHECK_INT(work[1], (2 + 16) * 8 / 2 * 512);  /* 2, 4 ... 16 key blocks */
+    CHECK_INT(work[0], 8 * 16 * 512);           /* 8 row tiles x 16 key blocks x instructions of one */
+    CHECK_INT(work[1], (2 + 16) * 8 / 2 * 512); /* 2, 4 ... 16 key blocks */
     CHECK(work[2] <= 8 * 4 * 512);
+}
+#endif
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Rows 2^29 elements apart, so that the fifth is past 2^31: nothing may be computed in 32 bits on the way there. */
+static const int64_t FAR = (int64_t)1 << 29;
+
+struct far_arrays {
+    std::vector<void *> blocks;
+    cf_attention_tensors x;
+
+    ~far_arrays() {
+        for (void *block : blocks) cudaFree(block);
+    }
+
+    bool make(cf_tensor *t, int rows, size_t number, const uint16_t *from, size_t per_row) {
+        t->data = cuda_emu_sparse_malloc((size_t)rows * (size_t)FAR * number);
+        t->row_stride = FAR;
+        if (!t->data) return false;
+        blocks.push_back(t->data);
+        for (int i = 0; i < rows && from; i++)
+            memcpy((char *)t->data + (size_t)i * (size_t)FAR * number, from + (size_t)i * per_row, per_row * 2);
+        return true;
+    }
+
+    void *take(size_t bytes) {
+        void *block = nullptr;
+        CHECK(cudaMalloc(&block, bytes + 1) == cudaSuccess);
+        blocks.push_back(block);
+        return block;
+    }
+};
+
+static std::vector<uint16_t> bits_of(const std::vector<float> &array) {
+    std::vector<uint16_t> bits;
+    for (float x : array) bits.push_back(cuda_emu_float_to_bf16(x));
+    return bits;
+}
+
+/* The outputs of a far run and of an ordinary one, row by row. */
+static void check_far(const cf_tensor &t, cf_dtype dtype, int rows, size_t per_row, const std::vector<double> &wanted) {
+    for (size_t i = 0; i < (size_t)rows; i++)
+        for (size_t c = 0; c < per_row; c++) {
+            const size_t at = i * (size_t)FAR + c;
+            const float got =
+                dtype == CF_DTYPE_FP32 ? ((float *)t.data)[at] : cuda_emu_bf16_to_float(((uint16_t *)t.data)[at]);
+            if (!CHECK((double)got == wanted[i * per_row + c])) return;
+        }
+}
+
+TEST(rows_past_32_bits) {
+    host_problem p = problem_of(2, 1, 64);
+    p.add_slice(5, 5);
+    p.add_slice(3, 9);
+    const host_inputs in = random_inputs(p, 21);
+    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            run_options o = on((cf_attention_path)path);
+            device_results near;
+            far_arrays far;
+            cublasHandle_t cublas;
+            o.deterministic = deterministic != 0;
+            o.overwrite = true;
+            if (!run_on_device(p, in, o, &near)) return;
+            cf_attention_desc d;
+            memset(&d, 0, sizeof d);
+            d.n_heads = 2, d.n_kv_heads = 1, d.head_size = 64, d.n_slices = 2, d.arch = 80;
+            d.cu_seqlens_q = p.cu_q.data(), d.cu_seqlens_k = p.cu_k.data();
+            d.path = o.path, d.deterministic = deterministic;
+            std::vector<uint64_t> memory(2048);
+            const cf_attention *a = nullptr;
+            REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, NULL) == CF_OK);
+            memset(&far.x, 0, sizeof far.x);
+            if (!far.make(&far.x.q, 8, 2, bits_of(in.q).data(), 128) ||
+                !far.make(&far.x.k, 14, 2, bits_of(in.k).data(), 64) ||
+                !far.make(&far.x.v, 14, 2, bits_of(in.v).data(), 64) ||
+                !far.make(&far.x.dout, 8, 2, bits_of(in.dout).data(), 128) || !far.make(&far.x.out, 8, 2, NULL, 128) ||
+                !far.make(&far.x.dq, 8, 2, NULL, 128) || !far.make(&far.x.dk, 14, 4, NULL, 64) ||
+                !far.make(&far.x.dv, 14, 4, NULL, 64))
+                SKIP("no address space for sparse arrays");
+            far.x.lse = (float *)far.take(2 * 8 * 4);
+            far.x.workspace_bytes = a->backward_bytes > a->forward_bytes ? a->backward_bytes : a->forward_bytes;
+            far.x.workspace = far.take(far.x.workspace_bytes);
+            void *tiles = far.take(a->tiles_bytes);
+            cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice);
+            far.x.tiles = tiles;
+            far.x.overwrite = 1;
+            CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+            far.x.cublas = cublas;
+            cuda_emu_reset();
+            CHECK_INT(cf_attention_forward(a, &far.x, NULL, NULL), CF_OK);
+            CHECK_INT(cf_attention_backward(a, &far.x, NULL, NULL), CF_OK);
+            cublasDestroy(cublas);
+            CHECK_STR(cuda_emu_first_fault(), "");
+            check_far(far.x.out, CF_DTYPE_BF16, 8, 128, near.values.out);
+            check_far(far.x.dq, CF_DTYPE_BF16, 8, 128, near.values.dq);
+            check_far(far.x.dk, CF_DTYPE_FP32, 14, 64, near.values.dk);
+            check_far(far.x.dv, CF_DTYPE_FP32, 14, 64, near.values.dv);
+        }
 }
 #endif
 
@@ -531,27 +646,117 @@ TEST(bad_descriptors) {
     CHECK(bytes > 0);
     CHECK_INT(cf_attention_size(NULL, &bytes, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_attention_size(&r.desc, NULL, NULL), CF_ERROR_ARGUMENT);
-    { refusal x; x.desc.n_heads = 0; x.expect(CF_ERROR_ARGUMENT, "n_heads"); }
-    { refusal x; x.desc.n_kv_heads = 3; x.expect(CF_ERROR_ARGUMENT, "n_kv_heads"); }
-    { refusal x; x.desc.n_kv_heads = -1; x.expect(CF_ERROR_ARGUMENT, "n_kv_heads"); }
-    { refusal x; x.desc.head_size = 20; x.expect(CF_ERROR_ARGUMENT, "head_size"); }
-    { refusal x; x.desc.head_size = 264; x.expect(CF_ERROR_ARGUMENT, "head_size"); }
-    { refusal x; x.set(&x.desc.dtype, 9); x.expect(CF_ERROR_ARGUMENT, "dtype"); }
-    { refusal x; x.desc.window = -1; x.expect(CF_ERROR_ARGUMENT, "window"); }
-    { refusal x; x.desc.scale = -1.0; x.expect(CF_ERROR_ARGUMENT, "scale"); }
-    { refusal x; x.desc.scale = NAN; x.expect(CF_ERROR_ARGUMENT, "scale"); }
-    { refusal x; x.desc.softcap = INFINITY; x.expect(CF_ERROR_ARGUMENT, "softcap"); }
-    { refusal x; x.desc.n_slices = -1; x.expect(CF_ERROR_ARGUMENT, "n_slices"); }
-    { refusal x; x.desc.cu_seqlens_k = NULL; x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_k"); }
-    { refusal x; x.cu[0] = 1; x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q"); }
-    { refusal x; x.cu[2] = 5; x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q"); CHECK_INT(x.error.item, 2); }
-    { refusal x; int32_t starts[2] = {0, 9}; x.desc.starts_q = starts; x.expect(CF_ERROR_ARGUMENT, "starts_q"); }
-    { refusal x; int32_t starts[2] = {-1, 12}; x.desc.starts_k = starts; x.expect(CF_ERROR_ARGUMENT, "starts_k"); }
-    { refusal x; x.cu[2] = INT32_MAX; x.expect(CF_ERROR_LIMIT, "cu_seqlens_q"); }
-    { refusal x; x.set(&x.desc.path, 77); x.expect(CF_ERROR_ARGUMENT, "path"); }
-    { refusal x; x.desc.path = CF_ATTENTION_MMA; x.desc.dtype = CF_DTYPE_FP32; x.expect(CF_ERROR_ARGUMENT, "path"); }
-    { refusal x; x.desc.path = CF_ATTENTION_MMA; x.desc.head_size = 136; x.expect(CF_ERROR_ARGUMENT, "path"); }
-    { refusal x; x.desc.path = CF_ATTENTION_MMA; x.desc.arch = 75; x.expect(CF_ERROR_ARGUMENT, "path"); }
+    {
+        refusal x;
+        x.desc.n_heads = 0;
+        x.expect(CF_ERROR_ARGUMENT, "n_heads");
+    }
+    {
+        refusal x;
+        x.desc.n_kv_heads = 3;
+        x.expect(CF_ERROR_ARGUMENT, "n_kv_heads");
+    }
+    {
+        refusal x;
+        x.desc.n_kv_heads = -1;
+        x.expect(CF_ERROR_ARGUMENT, "n_kv_heads");
+    }
+    {
+        refusal x;
+        x.desc.head_size = 20;
+        x.expect(CF_ERROR_ARGUMENT, "head_size");
+    }
+    {
+        refusal x;
+        x.desc.head_size = 264;
+        x.expect(CF_ERROR_ARGUMENT, "head_size");
+    }
+    {
+        refusal x;
+        x.set(&x.desc.dtype, 9);
+        x.expect(CF_ERROR_ARGUMENT, "dtype");
+    }
+    {
+        refusal x;
+        x.desc.window = -1;
+        x.expect(CF_ERROR_ARGUMENT, "window");
+    }
+    {
+        refusal x;
+        x.desc.scale = -1.0;
+        x.expect(CF_ERROR_ARGUMENT, "scale");
+    }
+    {
+        refusal x;
+        x.desc.scale = NAN;
+        x.expect(CF_ERROR_ARGUMENT, "scale");
+    }
+    {
+        refusal x;
+        x.desc.softcap = INFINITY;
+        x.expect(CF_ERROR_ARGUMENT, "softcap");
+    }
+    {
+        refusal x;
+        x.desc.n_slices = -1;
+        x.expect(CF_ERROR_ARGUMENT, "n_slices");
+    }
+    {
+        refusal x;
+        x.desc.cu_seqlens_k = NULL;
+        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_k");
+    }
+    {
+        refusal x;
+        x.cu[0] = 1;
+        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q");
+    }
+    {
+        refusal x;
+        x.cu[2] = 5;
+        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q");
+        CHECK_INT(x.error.item, 2);
+    }
+    {
+        refusal x;
+        int32_t starts[2] = {0, 9};
+        x.desc.starts_q = starts;
+        x.expect(CF_ERROR_ARGUMENT, "starts_q");
+    }
+    {
+        refusal x;
+        int32_t starts[2] = {-1, 12};
+        x.desc.starts_k = starts;
+        x.expect(CF_ERROR_ARGUMENT, "starts_k");
+    }
+    {
+        refusal x;
+        x.cu[2] = INT32_MAX;
+        x.expect(CF_ERROR_LIMIT, "cu_seqlens_q");
+    }
+    {
+        refusal x;
+        x.set(&x.desc.path, 77);
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+    {
+        refusal x;
+        x.desc.path = CF_ATTENTION_MMA;
+        x.desc.dtype = CF_DTYPE_FP32;
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+    {
+        refusal x;
+        x.desc.path = CF_ATTENTION_MMA;
+        x.desc.head_size = 136;
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+    {
+        refusal x;
+        x.desc.path = CF_ATTENTION_MMA;
+        x.desc.arch = 75;
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
 }
 
 TEST(sizes_are_exact) {
@@ -578,10 +783,13 @@ TEST(sizes_are_exact) {
 }
 
 TEST(automatic_choice) {
-    const struct { cf_dtype dtype; int64_t head_size, arch; cf_attention_path path; } cases[] = {
-        {CF_DTYPE_DEFAULT, 64, 80, CF_ATTENTION_MMA},      {CF_DTYPE_FP16, 128, 90, CF_ATTENTION_MMA},
-        {CF_DTYPE_BF16, 40, 86, CF_ATTENTION_MMA},         {CF_DTYPE_FP32, 64, 90, CF_ATTENTION_UNFUSED},
-        {CF_DTYPE_BF16, 136, 90, CF_ATTENTION_UNFUSED},    {CF_DTYPE_BF16, 64, 75, CF_ATTENTION_UNFUSED}};
+    const struct {
+        cf_dtype dtype;
+        int64_t head_size, arch;
+        cf_attention_path path;
+    } cases[] = {{CF_DTYPE_DEFAULT, 64, 80, CF_ATTENTION_MMA},   {CF_DTYPE_FP16, 128, 90, CF_ATTENTION_MMA},
+                 {CF_DTYPE_BF16, 40, 86, CF_ATTENTION_MMA},      {CF_DTYPE_FP32, 64, 90, CF_ATTENTION_UNFUSED},
+                 {CF_DTYPE_BF16, 136, 90, CF_ATTENTION_UNFUSED}, {CF_DTYPE_BF16, 64, 75, CF_ATTENTION_UNFUSED}};
     for (const auto &one : cases) {
         refusal r;
         const cf_attention *a = NULL;
@@ -612,13 +820,13 @@ TEST(bad_calls) {
     good.workspace_bytes = a->backward_bytes;
     CHECK_INT(cf_attention_forward(NULL, &good, NULL, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_attention_forward(a, NULL, NULL, NULL), CF_ERROR_ARGUMENT);
-#define REFUSED(change, code, name)                                                     \
-    do {                                                                                \
-        x = good;                                                                       \
-        change;                                                                         \
-        r.clear();                                                                      \
-        CHECK_INT(cf_attention_backward(a, &x, NULL, &r.error), code);                  \
-        CHECK_STR(r.error.field, name);                                                 \
+#define REFUSED(change, code, name)                                                                                    \
+    do {                                                                                                               \
+        x = good;                                                                                                      \
+        change;                                                                                                        \
+        r.clear();                                                                                                     \
+        CHECK_INT(cf_attention_backward(a, &x, NULL, &r.error), code);                                                 \
+        CHECK_STR(r.error.field, name);                                                                                \
     } while (0)
     REFUSED(x.q.data = NULL, CF_ERROR_ARGUMENT, "q");
     REFUSED(x.k.data = (void *)(uintptr_t)4104, CF_ERROR_ARGUMENT, "k");
@@ -649,14 +857,15 @@ TEST(accuracy_rule_rejects) {
     harness_counts counts;
     static std::vector<double> wrong;
     static const harness_case inner[] = {{"inner", [] {
-        const std::vector<double> e = {1.0, -2.0, 3.0}, r = {1.001, -2.0, 3.0};
-        check_accuracy("x", CF_DTYPE_BF16, wrong, e, r, 2.0);
-    }}};
+                                              const std::vector<double> e = {1.0, -2.0, 3.0}, r = {1.001, -2.0, 3.0};
+                                              check_accuracy("x", CF_DTYPE_BF16, wrong, e, r, 2.0);
+                                          }}};
     static const harness_suite suite = {"inner", inner, 1};
     static const harness_suite *const suites[] = {&suite};
     FILE *out = tmpfile();
     REQUIRE(out != NULL);
-    const std::vector<double> bad[] = {{1.0, NAN, 3.0}, {1.0, -2.0, 3.1}, {INFINITY, -2.0, 3.0}, {0.0, 0.0, 0.0}, {-2.0, 3.0, 1.0}};
+    const std::vector<double> bad[] = {
+        {1.0, NAN, 3.0}, {1.0, -2.0, 3.1}, {INFINITY, -2.0, 3.0}, {0.0, 0.0, 0.0}, {-2.0, 3.0, 1.0}};
     for (const auto &one : bad) {
         wrong = one;
         counts = harness_run(suites, 1, NULL, 0, out);
@@ -669,7 +878,7 @@ TEST(accuracy_rule_rejects) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-#define EMULATED_CASES CASE(no_empty_blocks_no_conflicts), CASE(masked_tiles_are_skipped),
+#define EMULATED_CASES CASE(no_empty_blocks_no_conflicts), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),
 #else
 #define EMULATED_CASES
 #endif
@@ -677,6 +886,6 @@ TEST(accuracy_rule_rejects) {
 SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptors), CASE(sizes_are_exact),
       CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
       CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(prefixes),
-      CASE(documents_of_1_to_130_tokens), CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(empty_slices),
-      CASE(no_slices), CASE(nan_in_blind_rows), CASE(large_scores), CASE(unfused_types_and_blocks),
-      CASE(chunks_equal_one_piece), CASE(determinism));
+      CASE(documents_of_1_to_130_tokens), CASE(documents_packed_heads), CASE(padded_slices), CASE(masks),
+      CASE(window_edges), CASE(empty_slices), CASE(no_slices), CASE(nan_in_blind_rows), CASE(large_scores),
+      CASE(unfused_types_and_blocks), CASE(chunks_equal_one_piece), CASE(determinism));

@@ -218,9 +218,10 @@ TEST(cublas) {
         for (float &x : a) x = (float)harness_unit(&rng);
         for (float &x : b) x = (float)harness_unit(&rng);
         for (int pass = 0; pass < 2; pass++)
-            CHECK(cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &alpha, a.data(), CUDA_R_32F, lda, 169, b.data(),
-                                             CUDA_R_32F, ldb, 169, pass ? &one : &zero, c.data(), CUDA_R_32F, ldc, ldc * n,
-                                             batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+            CHECK(cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &alpha, a.data(), CUDA_R_32F, lda, 169,
+                                             b.data(), CUDA_R_32F, ldb, 169, pass ? &one : &zero, c.data(), CUDA_R_32F,
+                                             ldc, ldc * n, batch, CUBLAS_COMPUTE_32F,
+                                             CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
         for (int s = 0; s < batch; s++)
             for (int i = 0; i < ldc; i++)
                 for (int j = 0; j < n; j++) {
@@ -404,7 +405,8 @@ TEST(refused_launches) {
     check_only(CUDA_EMU_LAUNCH);
     CHECK(run(missing_barrier_kernel, 1, 32, 49153, 1) == cudaErrorInvalidConfiguration);
     check_only(CUDA_EMU_LAUNCH);
-    CHECK(cudaFuncSetAttribute(missing_barrier_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536) == cudaSuccess);
+    CHECK(cudaFuncSetAttribute(missing_barrier_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536) ==
+          cudaSuccess);
     CHECK(run(missing_barrier_kernel, 1, 32, 49153, 1) == cudaSuccess);
     CHECK_INT(cuda_emu_faults(), 0);
     cuda_emu_set_arch(86);
@@ -422,7 +424,10 @@ static void wide_kernel(unsigned stride) {
 }
 
 TEST(bank_conflicts) {
-    const struct { unsigned stride; int64_t wavefronts; } narrow[] = {{1, 1}, {2, 2}, {8, 8}, {32, 32}, {33, 1}, {0, 1}};
+    const struct {
+        unsigned stride;
+        int64_t wavefronts;
+    } narrow[] = {{1, 1}, {2, 2}, {8, 8}, {32, 32}, {33, 1}, {0, 1}};
     for (const auto &one : narrow) {
         cuda_emu_reset();
         run(stride_kernel, 1, 32, 8192, one.stride);
@@ -440,7 +445,7 @@ TEST(bank_conflicts) {
     cuda_emu_reset();
 }
 
-SUITE(emulation, CASE(barrier), CASE(collectives), CASE(ldmatrix), CASE(mma), CASE(async_copies), CASE(numbers), CASE(cublas),
-      CASE(static_shared_memory), CASE(shared_out_of_bounds), CASE(shared_misaligned), CASE(uninitialised_read),
-      CASE(read_of_a_copy_in_flight), CASE(race), CASE(barrier_not_reached), CASE(diverged_collective), CASE(global_access),
-      CASE(refused_launches), CASE(bank_conflicts));
+SUITE(emulation, CASE(barrier), CASE(collectives), CASE(ldmatrix), CASE(mma), CASE(async_copies), CASE(numbers),
+      CASE(cublas), CASE(static_shared_memory), CASE(shared_out_of_bounds), CASE(shared_misaligned),
+      CASE(uninitialised_read), CASE(read_of_a_copy_in_flight), CASE(race), CASE(barrier_not_reached),
+      CASE(diverged_collective), CASE(global_access), CASE(refused_launches), CASE(bank_conflicts));

@@ -1,4 +1,5 @@
-/* cuda_emu.cc - see cuda_emu.h. Sections: >>faults >>fibers >>schedule >>collectives >>shared >>copies >>launch >>runtime
+/* cuda_emu.cc - see cuda_emu.h. Sections: >>faults >>fibers >>schedule >>collectives >>shared >>copies >>launch
+   >>runtime
    >>numbers >>mma >>cublas. */
 
 #include "cuda_emu.h"
@@ -45,7 +46,7 @@ static std::string first_fault;
 static std::map<std::string, cuda_emu_counts> counts_by_kernel;
 static cuda_emu_counts *counts; /* of the running kernel */
 static std::string kernel_name, next_name;
-static bool running;            /* inside a launch */
+static bool running; /* inside a launch */
 
 static void add_fault(cuda_emu_fault kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void add_fault(cuda_emu_fault kind, const char *format, ...) {
@@ -57,8 +58,8 @@ static void add_fault(cuda_emu_fault kind, const char *format, ...) {
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     if (running)
-        snprintf(place, sizeof place, "%.80s, block (%u, %u, %u), thread %u: ", kernel_name.c_str(), blockIdx.x, blockIdx.y,
-                 blockIdx.z, threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+        snprintf(place, sizeof place, "%.80s, block (%u, %u, %u), thread %u: ", kernel_name.c_str(), blockIdx.x,
+                 blockIdx.y, blockIdx.z, threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
     first_fault = std::string(place) + text;
 }
 
@@ -103,7 +104,12 @@ void cuda_emu_name_next_launch(const char *name) { next_name = name; }
    >>fibers    stacks and the switch between them
    ================================================================================================================ */
 
-enum state_of_fiber { READY, WAITS_FOR_WARP, WAITS_FOR_BLOCK, DONE };
+enum state_of_fiber {
+    READY,
+    WAITS_FOR_WARP,
+    WAITS_FOR_BLOCK,
+    DONE
+};
 
 struct pending_copy {
     uint32_t address;
@@ -131,7 +137,8 @@ struct fiber {
 static const size_t STACK_BYTES = 256 * 1024;
 static fiber outside; /* the caller of the launch */
 static fiber *now = &outside;
-static std::vector<fiber *> &fibers = *new std::vector<fiber *>(); /* never freed: a fiber lives as long as the program */
+static std::vector<fiber *> &fibers =
+    *new std::vector<fiber *>(); /* never freed: a fiber lives as long as the program */
 static const std::function<void()> *thread_body;
 
 #if defined(__x86_64__)
@@ -214,9 +221,26 @@ static void start_fiber(fiber *f) {
    >>schedule    the threads of one block
    ================================================================================================================ */
 
-enum collective_kind { NONE, SYNCWARP, SHUFFLE_XOR, SHUFFLE, BALLOT, REDUCE_MAX, REDUCE_ADD, LDMATRIX, MMA };
-static const char *const collective_names[] = {"none", "__syncwarp", "__shfl_xor_sync", "__shfl_sync", "__ballot_sync",
-                                               "__reduce_max_sync", "__reduce_add_sync", "ldmatrix", "mma"};
+enum collective_kind {
+    NONE,
+    SYNCWARP,
+    SHUFFLE_XOR,
+    SHUFFLE,
+    BALLOT,
+    REDUCE_MAX,
+    REDUCE_ADD,
+    LDMATRIX,
+    MMA
+};
+static const char *const collective_names[] = {"none",
+                                               "__syncwarp",
+                                               "__shfl_xor_sync",
+                                               "__shfl_sync",
+                                               "__ballot_sync",
+                                               "__reduce_max_sync",
+                                               "__reduce_add_sync",
+                                               "ldmatrix",
+                                               "mma"};
 
 /* One shared access of the lanes of a warp: those that are the same number of accesses past their last meeting. */
 struct shared_access {
@@ -304,11 +328,12 @@ static fiber *find_ready() {
 static void report_deadlock() {
     for (size_t i = 0; i < warps.size(); i++) {
         if (warps[i].kind == NONE) continue;
-        add_fault(CUDA_EMU_DIVERGED, "%s waits for lanes %08x of warp %d, only %08x came", collective_names[warps[i].kind],
-                  warps[i].wanted, (int)i, warps[i].arrived);
+        add_fault(CUDA_EMU_DIVERGED, "%s waits for lanes %08x of warp %d, only %08x came",
+                  collective_names[warps[i].kind], warps[i].wanted, (int)i, warps[i].arrived);
         return;
     }
-    add_fault(CUDA_EMU_BARRIER, "__syncthreads reached by %d of %d threads; %d have ended", n_at_barrier, n_threads, n_done);
+    add_fault(CUDA_EMU_BARRIER, "__syncthreads reached by %d of %d threads; %d have ended", n_at_barrier, n_threads,
+              n_done);
 }
 
 static void abandon_block() {
@@ -392,7 +417,8 @@ static void meet(collective_kind kind, unsigned mask, void *argument, collective
     w->kind = NONE;
     w->wanted = w->arrived = 0;
     for (int i = 0; i < w->n_lanes; i++)
-        if ((mask >> i & 1) && fibers[(size_t)(first + i)]->state == WAITS_FOR_WARP) set_ready(fibers[(size_t)(first + i)]);
+        if ((mask >> i & 1) && fibers[(size_t)(first + i)]->state == WAITS_FOR_WARP)
+            set_ready(fibers[(size_t)(first + i)]);
 }
 
 void __syncwarp(unsigned mask) {
@@ -551,9 +577,11 @@ static const unsigned char *read_shared(uint32_t address, int bytes, bool exact,
     for (uint32_t at = address; at < address + (uint32_t)bytes; at += 4) {
         granule *g = &granules[at / 4];
         memcpy(&written, &shared_written[at], 4);
-        if (written != 0x01010101u) add_fault(CUDA_EMU_UNINITIALISED, "%s of shared address %u, which was not written", what, at);
+        if (written != 0x01010101u)
+            add_fault(CUDA_EMU_UNINITIALISED, "%s of shared address %u, which was not written", what, at);
         else if (read_races(g, exact))
-            add_fault(CUDA_EMU_RACE, "%s of shared address %u, written by thread %d with no barrier between", what, at, g->writer);
+            add_fault(CUDA_EMU_RACE, "%s of shared address %u, written by thread %d with no barrier between", what, at,
+                      g->writer);
         note_read(g, exact);
     }
     return &shared_bytes[address];
@@ -778,12 +806,16 @@ cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel
    ================================================================================================================ */
 
 /* Live blocks from cudaMalloc: first byte -> bytes. */
-static std::map<uintptr_t, size_t> allocations;
+static std::map<uintptr_t, size_t> allocations, sparse;
 #define GUARD (EMU_ASAN ? 0u : 256u) /* AddressSanitizer has bands of its own */
 #define GUARD_BYTE 0xA5
 
-struct CUstream_st { int id; };
-struct CUevent_st { std::chrono::steady_clock::time_point when; };
+struct CUstream_st {
+    int id;
+};
+struct CUevent_st {
+    std::chrono::steady_clock::time_point when;
+};
 static cudaError_t last_error;
 
 static cudaError_t finish_call(cudaError_t error) {
@@ -861,10 +893,23 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     return cudaSuccess;
 }
 
+void *cuda_emu_sparse_malloc(size_t bytes) {
+    void *block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) return nullptr;
+    allocations[(uintptr_t)block] = bytes;
+    sparse[(uintptr_t)block] = bytes;
+    return block;
+}
+
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
     auto found = allocations.find((uintptr_t)memory);
     if (found == allocations.end()) return finish_call(cudaErrorInvalidValue);
+    if (sparse.erase(found->first)) {
+        munmap(memory, found->second);
+        allocations.erase(found);
+        return cudaSuccess;
+    }
     unsigned char *block = (unsigned char *)memory - GUARD;
     for (size_t i = 0; i < GUARD; i++) {
         if (block[i] == GUARD_BYTE && block[GUARD + found->second + i] == GUARD_BYTE) continue;
@@ -969,7 +1014,8 @@ static float high_half(uint32_t pair, bool bf16) { return low_half(pair >> 16, b
 #if defined(__clang__) || defined(__GNUC__)
 __attribute__((no_sanitize("address", "undefined")))
 #endif
-static void mma_work(warp *w, int) {
+static void
+mma_work(warp *w, int) {
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < 32; lane++) {
         const mma_call *call = (const mma_call *)w->arguments[lane];
@@ -1082,8 +1128,10 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
     float scale = *(const float *)alpha, keep = *(const float *)beta;
     std::vector<float> sums((size_t)m);
     for (int64_t one = 0; one < batch; one++) {
-        std::vector<float> left = gather(a, type_a, op_a == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, k, m, lda, one * stride_a);
-        std::vector<float> right = gather(b, type_b, op_b == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, n, k, ldb, one * stride_b);
+        std::vector<float> left =
+            gather(a, type_a, op_a == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, k, m, lda, one * stride_a);
+        std::vector<float> right =
+            gather(b, type_b, op_b == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, n, k, ldb, one * stride_b);
         for (int j = 0; j < n; j++) {
             std::fill(sums.begin(), sums.end(), 0.0f);
             for (int p = 0; p < k; p++) {

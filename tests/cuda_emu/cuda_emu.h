@@ -3,25 +3,24 @@
    Put this folder first on the include path and compile a .cu file as C++17 (-x c++): it then finds cuda_runtime.h and
    the other CUDA headers here, and its kernels become ordinary functions. Link cuda_emu.cc.
 
-   What is emulated. A launch runs its blocks one after the other. The threads of a block are fibers that give way to one
-   another only at barriers and warp collectives, so a run is deterministic; cuda_emu_set_order changes the order of the
-   warps. Launches, copies and events take effect at once, whatever their stream. The instructions that a kernel reaches
-   through named device functions (ldmatrix, mma.sync, cp.async) are here as cuda_emu_* functions with the fragment
-   layouts of the PTX manual. A cp.async copy lands only when its thread waits for its group, so a missing wait is seen.
+   What is emulated. A launch runs its blocks one after the other. The threads of a block are fibers that give way to
+   one another only at barriers and warp collectives, so a run is deterministic; cuda_emu_set_order changes the order of
+   the warps. Launches, copies and events take effect at once, whatever their stream. The instructions that a kernel
+   reaches through named device functions (ldmatrix, mma.sync, cp.async) are here as cuda_emu_* functions with the
+   fragment layouts of the PTX manual. A cp.async copy lands only when its thread waits for its group, so a missing wait
+   is seen.
 
    What is watched, and counted as a fault of its kind (the first one is kept as text, nothing is printed):
-     OUT_OF_BOUNDS   a shared access outside the block's dynamic shared memory; a vector or asynchronous access to global
-                     memory outside every cudaMalloc'ed block (plain dereferences are AddressSanitizer's to see)
-     UNINITIALISED   a read of shared memory that nobody wrote in this block, or whose asynchronous copy is in flight
-     MISALIGNED      a vector access that is not aligned to its size
-     RACE            two threads touch the same four bytes of shared memory between two barriers, at least one writing
-                     (threads of one warp may, if a __syncwarp lies between)
-     BARRIER         a __syncthreads that some threads of the block never reach
-     DIVERGED        a warp collective that some of its lanes never reach, or where they call different ones
-     LAUNCH          a launch that a device would refuse
-   Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__ arrays
-   are filled with 0xFF bytes before each block. Per kernel it counts blocks, barriers, mma instructions, and the
-   wavefronts of shared memory with those that bank conflicts add. */
+     OUT_OF_BOUNDS   a shared access outside the block's dynamic shared memory; a vector or asynchronous access to
+   global memory outside every cudaMalloc'ed block (plain dereferences are AddressSanitizer's to see) UNINITIALISED   a
+   read of shared memory that nobody wrote in this block, or whose asynchronous copy is in flight MISALIGNED      a
+   vector access that is not aligned to its size RACE            two threads touch the same four bytes of shared memory
+   between two barriers, at least one writing (threads of one warp may, if a __syncwarp lies between) BARRIER         a
+   __syncthreads that some threads of the block never reach DIVERGED        a warp collective that some of its lanes
+   never reach, or where they call different ones LAUNCH          a launch that a device would refuse Only dynamic
+   shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__ arrays are filled
+   with 0xFF bytes before each block. Per kernel it counts blocks, barriers, mma instructions, and the wavefronts of
+   shared memory with those that bank conflicts add. */
 
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -54,16 +53,18 @@ struct cuda_emu_counts {
     int64_t conflicts;  /* those of them that bank conflicts added */
 };
 
-void cuda_emu_reset();                       /* forgets faults and counts */
-int64_t cuda_emu_faults();                   /* of all kinds, since the reset */
+void cuda_emu_reset();     /* forgets faults and counts */
+int64_t cuda_emu_faults(); /* of all kinds, since the reset */
 int64_t cuda_emu_faults(cuda_emu_fault kind);
-const char *cuda_emu_first_fault();          /* "" if there was none */
+const char *cuda_emu_first_fault(); /* "" if there was none */
 cuda_emu_counts cuda_emu_total();
 cuda_emu_counts cuda_emu_kernel(const char *name); /* by the name given to cuda_emu_name_next_launch */
-void cuda_emu_set_arch(int arch);            /* compute capability x 10; 80 at first */
-void cuda_emu_set_order(int backwards);      /* 1: warps and blocks start in descending order */
+void cuda_emu_set_arch(int arch);                  /* compute capability x 10; 80 at first */
+void cuda_emu_set_order(int backwards);            /* 1: warps and blocks start in descending order */
 void cuda_emu_name_next_launch(const char *name);
 int64_t cuda_emu_live_allocations();
+void *
+cuda_emu_sparse_malloc(size_t bytes); /* as cudaMalloc, but zeros, and only what is touched takes memory; or NULL */
 
 /* ================================================================================================================
    >>language    keywords and types
@@ -83,12 +84,24 @@ struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct uint3 { unsigned x, y, z; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(16) int4 { int x, y, z, w; };
+struct uint3 {
+    unsigned x, y, z;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -120,10 +133,18 @@ static inline uint16_t cuda_emu_float_to_bf16(float value) {
     return (uint16_t)((wide + 0x7FFFu + ((wide >> 16) & 1u)) >> 16);
 }
 
-struct alignas(2) __nv_bfloat16 { uint16_t bits; };
-struct alignas(2) __half { uint16_t bits; };
-struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
-struct alignas(4) __half2 { __half x, y; };
+struct alignas(2) __nv_bfloat16 {
+    uint16_t bits;
+};
+struct alignas(2) __half {
+    uint16_t bits;
+};
+struct alignas(4) __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
+struct alignas(4) __half2 {
+    __half x, y;
+};
 
 static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return {cuda_emu_float_to_bf16(value)}; }
 static inline float __bfloat162float(__nv_bfloat16 value) { return cuda_emu_bf16_to_float(value.bits); }
@@ -194,10 +215,19 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8
+};
+enum {
+    cudaStreamDefault = 0,
+    cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
+    cudaEventDisableTiming = 2
+};
 
-struct cudaLaunchAttribute { int id; };
+struct cudaLaunchAttribute {
+    int id;
+};
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes = 0;
@@ -259,12 +289,30 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
    ================================================================================================================ */
 
 typedef struct cublasContext *cublasHandle_t;
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7 };
-enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
-enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
-enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
-enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1 };
-enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST, CUBLAS_POINTER_MODE_DEVICE };
+enum cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_NOT_INITIALIZED = 1,
+    CUBLAS_STATUS_INVALID_VALUE = 7
+};
+enum cublasOperation_t {
+    CUBLAS_OP_N,
+    CUBLAS_OP_T
+};
+enum cudaDataType {
+    CUDA_R_32F = 0,
+    CUDA_R_16F = 2,
+    CUDA_R_16BF = 14
+};
+enum cublasComputeType_t {
+    CUBLAS_COMPUTE_32F = 68
+};
+enum cublasGemmAlgo_t {
+    CUBLAS_GEMM_DEFAULT = -1
+};
+enum cublasPointerMode_t {
+    CUBLAS_POINTER_MODE_HOST,
+    CUBLAS_POINTER_MODE_DEVICE
+};
 
 const char *cublasGetStatusName(cublasStatus_t status);
 cublasStatus_t cublasCreate(cublasHandle_t *handle);
