@@ -336,6 +336,25 @@ struct tile {
                            row tile */
 };
 
+/* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
+   thread for every row that it loads. Exact for 0 <= n < 2^31. */
+struct divisor {
+    int32_t by, shift;
+    uint32_t magic;
+};
+
+inline divisor make_divisor(int32_t by) {
+    divisor d = {by, 0, 0};
+    while (((int64_t)1 << d.shift) < by) d.shift++;
+    d.magic = (uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << d.shift) - (uint64_t)by)) / (uint64_t)by + 1);
+    return d;
+}
+
+__host__ __device__ inline int32_t operator/(int32_t n, const divisor &d) {
+    const uint32_t high = (uint32_t)(((uint64_t)(uint32_t)n * d.magic) >> 32);
+    return (int32_t)((high + (uint32_t)n) >> d.shift);
+}
+
 struct mask {
     int32_t causal;
     int32_t window; /* 0: none */
@@ -744,7 +763,7 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
 /* The same for packed rows first_row ..: row = token x group + head. Rows outside [begin, end) become zeros. */
 template <int ROWS, int HEAD, int THREADS>
 CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t token_bytes, int64_t head_bytes,
-                                int group, int first_row, int begin, int end, int n_chunks) {
+                                const divisor &group, int first_row, int begin, int end, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
     const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
     to = chunk_address<2 * HEAD>(to, row, chunk);
@@ -753,7 +772,7 @@ CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t to
         const int packed = first_row + row + i * STEP, token = packed / group;
         const bool wanted = packed >= begin && packed < end && chunk < n_chunks;
         const char *from =
-            wanted ? first + token * token_bytes + (packed - token * group) * head_bytes + chunk * 16 : first;
+            wanted ? first + token * token_bytes + (packed - token * group.by) * head_bytes + chunk * 16 : first;
         copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), from, wanted);
     }
 }
@@ -799,7 +818,7 @@ CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const 
 
 /* The bounds of the rows that a lane holds of a warp's tile, from packed row first_row on. */
 template <int M>
-CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, int group,
+CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, const divisor &group,
                           int first_row) {
     const int lane = (int)threadIdx.x % 32;
     first_row = compute_here(first_row);
@@ -828,14 +847,14 @@ CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, share
 /* ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
    tile_row. */
 template <int HEAD, int ROWS>
-CF_DEVICE void store_rows(const view &to, int group, int n_chunks, const tile &t, int head, int tile_row, int warp_row,
-                          shared_address rows) {
+CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, const tile &t, int head, int tile_row,
+                          int warp_row, shared_address rows) {
     const int CHUNKS = HEAD / 8, STEP = 32 / CHUNKS;
-    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS, n_rows = t.q_length * group;
+    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS, n_rows = t.q_length * group.by;
     for (int i = 0; i < ROWS / STEP; i++) {
         const int row = warp_row + i * STEP + lane / CHUNKS, packed = tile_row + row;
         if (packed >= n_rows || chunk >= n_chunks) continue;
-        const int token = packed / group, q_head = head * group + packed % group;
+        const int token = packed / group, q_head = (head - token) * group.by + packed;
         global_store_16(to.data + ((t.q_start + token) * to.row + q_head * to.head) * 2 + chunk * 16,
                         shared_load_16(chunk_address<2 * HEAD>(rows, row, chunk)));
     }
@@ -856,8 +875,9 @@ struct fused_params {
     mask visible;
     float scale;      /* of the dot products */
     float scale_log2; /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
-    float cap, scale_by_cap, inverse_cap;         /* 0: no softcap */
-    int32_t n_kv_heads, group, section, n_chunks; /* n_chunks: head size / 8 */
+    float cap, scale_by_cap, inverse_cap;  /* 0: no softcap */
+    int32_t n_kv_heads, section, n_chunks; /* n_chunks: head size / 8 */
+    divisor group;
     int32_t overwrite;
 };
 
@@ -912,7 +932,7 @@ CF_DEVICE void soften(float (&s)[M][N][4], float (&o)[M][O][4], running<M> &r, f
 template <typename T, int HEAD, int M, int O>
 CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
                            int warp_row, shared_address rows) {
-    const int lane = (int)threadIdx.x % 32, n_rows = t.q_length * p.group;
+    const int lane = (int)threadIdx.x % 32, n_rows = t.q_length * p.group.by;
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
@@ -921,7 +941,7 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
             const float sum = quad_sum(r.sum[i][half]);
             stage_row<T, HEAD>(o[i], half, sum == 0.0f ? 0.0f : 1.0f / sum, rows, row); /* a NaN stays one */
             if (p.lse != NULL && lane % 4 == 0 && packed < n_rows) {
-                const int token = packed / p.group, q_head = head * p.group + packed % p.group;
+                const int token = packed / p.group, q_head = (head - token) * p.group.by + packed;
                 p.lse[q_head * p.lse_stride + t.q_start + token] =
                     sum == 0.0f ? -INFINITY : r.top[i][half] * (p.scale_log2 * LN_2) + logf(sum);
             }
@@ -942,7 +962,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     int head;
     const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
     const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 32;
-    const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group;
+    const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group.by;
     const int last_row = (n_rows < first_row + FORWARD_ROWS ? n_rows : first_row + FORWARD_ROWS) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
 
@@ -969,7 +989,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     }
     if (first < end) {
         load_packed_rows<FORWARD_ROWS, HEAD, FORWARD_THREADS>(
-            q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
+            q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
             first_row, 0, n_rows, p.n_chunks);
         load_rows<KEYS, HEAD, FORWARD_THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
         copy_async_commit();
@@ -1023,11 +1043,12 @@ __global__ void __launch_bounds__(STATS_THREADS)
     attention_stats_kernel(const __grid_constant__ fused_params p, int sums) {
     int head;
     const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
-    const int lane = (int)threadIdx.x % 16, n_rows = t.q_length * p.group, begin = first_seeing(p.visible, t) * p.group;
+    const int lane = (int)threadIdx.x % 16, n_rows = t.q_length * p.group.by,
+              begin = first_seeing(p.visible, t) * p.group.by;
     const int64_t at = head * p.stats_stride + (int64_t)t.place * ROW_TILE;
     for (int row = (int)threadIdx.x / 16; row < ROW_TILE; row += STATS_THREADS / 16) {
-        const int packed = t.block * ROW_TILE + row, token = packed / p.group,
-                  q_head = head * p.group + packed % p.group;
+        const int packed = t.block * ROW_TILE + row, token = packed / p.group;
+        const int q_head = (head - token) * p.group.by + packed;
         const bool seeing = packed >= begin && packed < n_rows;
         float dot = 0.0f;
         if (seeing && lane < p.n_chunks)
@@ -1058,12 +1079,12 @@ template <int HEAD, int KEYS, int STAGES> struct backward_layout { /* of shared 
 template <int HEAD, int THREADS>
 CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int head, int block, shared_address q,
                              shared_address dout, shared_address stats) {
-    const int begin = first_seeing(p.visible, t) * p.group, end = t.q_length * p.group;
-    load_packed_rows<ROW_TILE, HEAD, THREADS>(q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2,
+    const int begin = first_seeing(p.visible, t) * p.group.by, end = t.q_length * p.group.by;
+    load_packed_rows<ROW_TILE, HEAD, THREADS>(q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2,
                                               p.q.row * 2, p.q.head * 2, p.group, block * ROW_TILE, begin, end,
                                               p.n_chunks);
     load_packed_rows<ROW_TILE, HEAD, THREADS>(
-        dout, p.dout.data + (t.q_start * p.dout.row + head * p.group * p.dout.head) * 2, p.dout.row * 2,
+        dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
         p.dout.head * 2, p.group, block * ROW_TILE, begin, end, p.n_chunks);
     const int lane = (int)threadIdx.x, per = ROW_TILE / 4;
     if (lane < 2 * per) {
@@ -1181,7 +1202,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
                                                   lane_as_columns<ROW>(k, key_part * WARP_KEYS, 0));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         const int last_row =
-            (t.q_length * p.group < (m + 1) * ROW_TILE ? t.q_length * p.group : (m + 1) * ROW_TILE) - 1;
+            (t.q_length * p.group.by < (m + 1) * ROW_TILE ? t.q_length * p.group.by : (m + 1) * ROW_TILE) - 1;
         if (key_end(p.visible, t, m * ROW_TILE / p.group) < first_key + KEYS ||
             key_begin(p.visible, t, last_row / p.group) > first_key) {
             int begins[2][2], ends[2][2];
@@ -1271,8 +1292,8 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     int head;
     const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
     const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 16;
-    const int first_row = t.block * ROW_TILE, n_rows = t.q_length * p.group,
-              seeing = first_seeing(p.visible, t) * p.group;
+    const int first_row = t.block * ROW_TILE, n_rows = t.q_length * p.group.by,
+              seeing = first_seeing(p.visible, t) * p.group.by;
     const int last_row = (n_rows < first_row + ROW_TILE ? n_rows : first_row + ROW_TILE) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
@@ -1298,10 +1319,10 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     }
     if (first < end) {
         load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
-            q, p.q.data + (t.q_start * p.q.row + head * p.group * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
+            q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
             first_row, seeing, n_rows, p.n_chunks);
         load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
-            dout, p.dout.data + (t.q_start * p.dout.row + head * p.group * p.dout.head) * 2, p.dout.row * 2,
+            dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
             p.dout.head * 2, p.group, first_row, seeing, n_rows, p.n_chunks);
     }
     for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
@@ -1532,7 +1553,7 @@ fused_params fused_of(const call &c) {
     f.scale_by_cap = d->softcap != 0.0 ? (float)(d->scale / d->softcap) : 0.0f;
     f.inverse_cap = d->softcap != 0.0 ? (float)(1.0 / d->softcap) : 0.0f;
     f.n_kv_heads = (int32_t)d->n_kv_heads;
-    f.group = (int32_t)p->group;
+    f.group = make_divisor((int32_t)p->group);
     f.n_chunks = (int32_t)(d->head_size / 8);
     f.section = heads_in_cache(p, p->rows_k * d->head_size * 4);
     return f;

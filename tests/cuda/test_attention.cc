@@ -74,7 +74,7 @@ TEST(shapes_long) {
 /* ---- heads ---- */
 
 TEST(groups_of_heads) {
-    const int heads[][2] = {{6, 6}, {6, 2}, {6, 1}, {3, 1}, {16, 2}};
+    const int heads[][2] = {{6, 6}, {6, 2}, {6, 1}, {7, 1}, {16, 2}};
     for (int i = 0; i < 5; i++)
         for (int size = 64; size <= 128; size += 64) {
             host_problem p = problem_of(heads[i][0], heads[i][1], size);
