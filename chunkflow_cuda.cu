@@ -2004,12 +2004,12 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
 
 extern "C" {
 
-CHUNKFLOW_API const char *cf_attention_path_name(cf_attention_path path) {
+const char *cf_attention_path_name(cf_attention_path path) {
     const path_entry *entry = find_path(path);
     return number_of(path) == CF_ATTENTION_AUTO ? "auto" : entry ? entry->name : "?";
 }
 
-CHUNKFLOW_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {
+cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {
     problem p;
     const path_entry *path = NULL;
     if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
@@ -2019,8 +2019,8 @@ CHUNKFLOW_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t 
     return code;
 }
 
-CHUNKFLOW_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
-                                             const cf_attention **out, cf_error *error) {
+cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes, const cf_attention **out,
+                               cf_error *error) {
     problem p;
     const path_entry *path = NULL;
     if (out == NULL) return fail(error, CF_ERROR_ARGUMENT, "out", -1, 1, 0, "must not be NULL");
@@ -2064,16 +2064,16 @@ CHUNKFLOW_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
-                                             cf_cuda_stream stream, cf_error *error) {
+cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                               cf_cuda_stream stream, cf_error *error) {
     const prepared *a = reinterpret_cast<const prepared *>(attention);
     const cf_result code = check_call(a, tensors, 0, error);
     const call c = {a, tensors, stream, error};
     return code == CF_OK ? find_path(attention->path)->forward(c) : code;
 }
 
-CHUNKFLOW_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
-                                              cf_cuda_stream stream, cf_error *error) {
+cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                                cf_cuda_stream stream, cf_error *error) {
     const prepared *a = reinterpret_cast<const prepared *>(attention);
     const cf_result code = check_call(a, tensors, 1, error);
     const call c = {a, tensors, stream, error};

@@ -1,0 +1,252 @@
+/* checkpoint.h - save a training run and go on from it - MIT or public domain
+
+   A checkpoint holds the settings that the run depends on, where it stands, and its arrays (parameters and both
+   moments). It is written to PATH.tmp, forced to the disk and renamed, so that PATH is at every moment either the old
+   checkpoint or the new one, whole. It is read completely and checked (kind, size, checksum, settings) before anything
+   is touched; one that does not fit is refused, and the file stays as it is.
+
+   Layout: magic, byte order, four counts; settings (name, value); progress; arrays; checksum of all that. Numbers are
+   in the byte order of the machine, which must be the reader's. Needs POSIX, as text.h does. */
+
+#ifndef TRAIN_CHECKPOINT_H
+#define TRAIN_CHECKPOINT_H
+
+#include "base.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CHECKPOINT_MAGIC "cftrain1"
+#define CHECKPOINT_BYTE_ORDER 0x0102030405060708
+#define CHECKPOINT_MAX_COUNT ((int64_t)1 << 40)
+
+/* A setting that must be the same for a run to go on: an integer, or the bits of a double. */
+typedef struct checkpoint_setting {
+    char name[24];
+    int64_t value;
+    int64_t is_double;
+} checkpoint_setting;
+
+static inline checkpoint_setting setting_int(const char *name, int64_t value) {
+    checkpoint_setting s = {{0}, value, 0};
+    snprintf(s.name, sizeof s.name, "%s", name);
+    return s;
+}
+
+static inline checkpoint_setting setting_double(const char *name, double value) {
+    checkpoint_setting s = {{0}, 0, 1};
+    snprintf(s.name, sizeof s.name, "%s", name);
+    memcpy(&s.value, &value, sizeof value);
+    return s;
+}
+
+#define CHECKPOINT_ARRAYS 3
+
+/* What goes into a checkpoint, and where it goes when one is read. */
+typedef struct checkpoint {
+    const checkpoint_setting *settings;
+    int64_t n_settings;
+    int64_t *progress;
+    int64_t n_progress;
+    real *arrays[CHECKPOINT_ARRAYS];
+    int64_t count; /* of each array */
+} checkpoint;
+
+typedef struct checkpoint_head {
+    char magic[8];
+    int64_t byte_order, n_settings, n_progress, count, real_bytes;
+} checkpoint_head;
+
+/* Bytes of a whole checkpoint with such a head; -1 where it claims what no checkpoint has. */
+static inline int64_t checkpoint_bytes(const checkpoint_head *h) {
+    if (h->n_settings < 0 || h->n_settings > 1024 || h->n_progress < 0 || h->n_progress > 1024) return -1;
+    if (h->count < 0 || h->count > CHECKPOINT_MAX_COUNT || (h->real_bytes != 4 && h->real_bytes != 8)) return -1;
+    return (int64_t)sizeof *h + h->n_settings * (int64_t)sizeof(checkpoint_setting) + h->n_progress * 8 +
+           CHECKPOINT_ARRAYS * h->count * h->real_bytes + 8;
+}
+
+static inline checkpoint_head checkpoint_head_of(const checkpoint *c) {
+    checkpoint_head h = {{0}, CHECKPOINT_BYTE_ORDER, c->n_settings, c->n_progress, c->count, (int64_t)sizeof(real)};
+    memcpy(h.magic, CHECKPOINT_MAGIC, sizeof h.magic);
+    return h;
+}
+
+/* Copies `bytes` between a place in the file's image and memory, and moves on. */
+static inline void image_write(unsigned char **at, const void *from, int64_t bytes) {
+    memcpy(*at, from, (size_t)bytes);
+    *at += bytes;
+}
+
+static inline void image_read(const unsigned char **at, void *to, int64_t bytes) {
+    memcpy(to, *at, (size_t)bytes);
+    *at += bytes;
+}
+
+/* ================================================================================================================
+   >>write
+   ================================================================================================================ */
+
+/* Forces the directory of `path` to the disk, so that a rename in it lasts. Not all file systems can; then it is as
+   good as it gets. */
+static inline void sync_directory_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    int64_t length = slash ? max_of(1, slash - path) : 1;
+    char *directory = TAKE(char, length + 1);
+    memcpy(directory, slash ? path : ".", (size_t)length);
+    int file = open(directory, O_RDONLY);
+    if (file >= 0) {
+        (void)fsync(file);
+        close(file);
+    }
+    free(directory);
+}
+
+/* Writes all bytes to a new file and forces them to the disk. Returns 0, or errno. */
+static inline int write_whole_file(const char *path, const unsigned char *image, int64_t bytes) {
+    FILE *file = fopen(path, "wb");
+    if (!file) return errno;
+    int ok = fwrite(image, 1, (size_t)bytes, file) == (size_t)bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int code = ok ? 0 : (errno ? errno : EIO);
+    if (fclose(file) != 0 && code == 0) code = errno;
+    return code;
+}
+
+/* Ends the program with a message if it cannot be done; the old checkpoint is then still there. */
+static inline void checkpoint_save(const char *path, const checkpoint *c) {
+    checkpoint_head head = checkpoint_head_of(c);
+    int64_t bytes = checkpoint_bytes(&head), array_bytes = c->count * (int64_t)sizeof(real);
+    unsigned char *image = TAKE(unsigned char, bytes), *at = image;
+    image_write(&at, &head, (int64_t)sizeof head);
+    image_write(&at, c->settings, c->n_settings * (int64_t)sizeof *c->settings);
+    image_write(&at, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
+    for (int i = 0; i < CHECKPOINT_ARRAYS; i++) image_write(&at, c->arrays[i], array_bytes);
+    uint64_t checksum = hash_bytes(0, image, (size_t)(at - image));
+    image_write(&at, &checksum, 8);
+
+    size_t name_bytes = strlen(path) + 5;
+    char *temporary = TAKE(char, (int64_t)name_bytes);
+    snprintf(temporary, name_bytes, "%s.tmp", path);
+    int code = write_whole_file(temporary, image, bytes);
+    if (code == 0 && rename(temporary, path) != 0) code = errno;
+    if (code != 0) {
+        remove(temporary);
+        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(code));
+    }
+    sync_directory_of(path);
+    free(temporary);
+    free(image);
+}
+
+/* ================================================================================================================
+   >>read
+   ================================================================================================================ */
+
+/* The file's bytes, or NULL if there is no such file. Ends the program if it is there and cannot be read. */
+static inline unsigned char *read_whole_file(const char *path, int64_t *bytes) {
+    struct stat status;
+    FILE *file = fopen(path, "rb");
+    if (!file && errno == ENOENT) return NULL;
+    if (!file || fstat(fileno(file), &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail(EXIT_BAD_INPUT, "%s: not a regular file", path);
+    *bytes = (int64_t)status.st_size;
+    unsigned char *image = TAKE(unsigned char, *bytes);
+    if (fread(image, 1, (size_t)*bytes, file) != (size_t)*bytes) fail(EXIT_BAD_INPUT, "%s: cannot be read", path);
+    fclose(file);
+    return image;
+}
+
+#define CHECKPOINT_WHY 240
+
+/* Whether the file's image is a whole checkpoint; if not, `why` says what is wrong. */
+static inline int checkpoint_is_whole(const unsigned char *image, int64_t bytes, checkpoint_head *head,
+                                      char why[CHECKPOINT_WHY]) {
+    uint64_t checksum;
+    if (bytes < (int64_t)sizeof *head || memcmp(image, CHECKPOINT_MAGIC, 8) != 0) {
+        snprintf(why, CHECKPOINT_WHY, "it is not a checkpoint of this trainer");
+        return 0;
+    }
+    memcpy(head, image, sizeof *head);
+    if (head->byte_order != CHECKPOINT_BYTE_ORDER) {
+        snprintf(why, CHECKPOINT_WHY, "it was written on a machine with another byte order");
+        return 0;
+    }
+    int64_t wanted = checkpoint_bytes(head);
+    if (wanted < 0) {
+        snprintf(why, CHECKPOINT_WHY, "it is damaged: its head makes no sense");
+        return 0;
+    }
+    if (bytes != wanted) {
+        snprintf(why, CHECKPOINT_WHY, "it is %s: %lld bytes, %lld wanted", bytes < wanted ? "truncated" : "damaged",
+                 (long long)bytes, (long long)wanted);
+        return 0;
+    }
+    memcpy(&checksum, image + bytes - 8, 8);
+    if (hash_bytes(0, image, (size_t)bytes - 8) != checksum) {
+        snprintf(why, CHECKPOINT_WHY, "it is damaged: its checksum does not fit its contents");
+        return 0;
+    }
+    return 1;
+}
+
+static inline void setting_text(char *text, size_t bytes, const checkpoint_setting *s) {
+    double value;
+    memcpy(&value, &s->value, sizeof value);
+    if (s->is_double) snprintf(text, bytes, "%.17g", value);
+    else snprintf(text, bytes, "%lld", (long long)s->value);
+}
+
+/* Whether the whole checkpoint belongs to a run like `c`. */
+static inline int checkpoint_fits(const unsigned char *image, const checkpoint_head *head, const checkpoint *c,
+                                  char why[CHECKPOINT_WHY]) {
+    if (head->real_bytes != (int64_t)sizeof(real)) {
+        snprintf(why, CHECKPOINT_WHY, "its numbers have %lld bytes, those of this program %lld",
+                 (long long)head->real_bytes, (long long)sizeof(real));
+        return 0;
+    }
+    if (head->n_settings != c->n_settings || head->n_progress != c->n_progress) {
+        snprintf(why, CHECKPOINT_WHY, "it was written by another version of this trainer");
+        return 0;
+    }
+    const unsigned char *at = image + sizeof *head;
+    for (int64_t i = 0; i < c->n_settings; i++) {
+        checkpoint_setting theirs;
+        char there[40], here[40];
+        image_read(&at, &theirs, (int64_t)sizeof theirs);
+        if (memcmp(&theirs, &c->settings[i], sizeof theirs) == 0) continue;
+        theirs.name[sizeof theirs.name - 1] = 0;
+        setting_text(there, sizeof there, &theirs);
+        setting_text(here, sizeof here, &c->settings[i]);
+        if (strcmp(theirs.name, c->settings[i].name) != 0) {
+            snprintf(why, CHECKPOINT_WHY, "it was written by another version of this trainer");
+        } else {
+            snprintf(why, CHECKPOINT_WHY, "its %s is %s, that of this run is %s", theirs.name, there, here);
+        }
+        return 0;
+    }
+    if (head->count != c->count) {
+        snprintf(why, CHECKPOINT_WHY, "it has %lld parameters, this run %lld", (long long)head->count,
+                 (long long)c->count);
+        return 0;
+    }
+    return 1;
+}
+
+/* Takes over a checkpoint. 1: done. 0: there is no such file. -1: refused, `why` says why, nothing was changed. */
+static inline int checkpoint_load(const char *path, checkpoint *c, char why[CHECKPOINT_WHY]) {
+    int64_t bytes = 0;
+    checkpoint_head head;
+    unsigned char *image = read_whole_file(path, &bytes);
+    if (!image) return 0;
+    int ok = checkpoint_is_whole(image, bytes, &head, why) && checkpoint_fits(image, &head, c, why);
+    if (ok) {
+        const unsigned char *at = image + sizeof head + (size_t)c->n_settings * sizeof *c->settings;
+        image_read(&at, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
+        for (int i = 0; i < CHECKPOINT_ARRAYS; i++) image_read(&at, c->arrays[i], c->count * (int64_t)sizeof(real));
+    }
+    free(image);
+    return ok ? 1 : -1;
+}
+
+#endif /* TRAIN_CHECKPOINT_H */

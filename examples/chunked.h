@@ -1,0 +1,288 @@
+/* chunked.h - loss and gradients of a batch, chunk by chunk: where a trainer meets chunkflow - MIT or public domain
+
+       cf_pack            lengths of the batch    ->  plan: which tokens go into which chunk
+       cf_schedule_make   plan, K                 ->  schedule: the order of forwards, replays and backwards
+       cf_run             schedule, callbacks     ->  calls forward_chunk and backward_chunk below, and says which
+                                                      activation slot and which group state each of them uses
+
+   Every callback asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
+   Without a group a chunk is just a packed micro-batch. With one, the forward also appends its K and V to the group's
+   state, and the backward leaves in it what it found for the K and V of earlier chunks. */
+
+#ifndef TRAIN_CHUNKED_H
+#define TRAIN_CHUNKED_H
+
+#include "../chunkflow.h"
+#include "model.h"
+#include "text.h"
+
+#include <signal.h>
+
+/* ================================================================================================================
+   >>feed    the rows of a chunk, from the plan and the batch
+   ================================================================================================================ */
+
+typedef struct chunk_feed {
+    chunk_rows rows;
+    int64_t capacity;      /* rows */
+    void *metadata;        /* memory of cf_metadata_fill */
+    size_t metadata_bytes;
+} chunk_feed;
+
+static inline void chunk_feed_free(chunk_feed *f) {
+    free(f->rows.position);
+    free(f->rows.sequence);
+    free(f->rows.token);
+    free(f->rows.target);
+    free(f->metadata);
+    memset(f, 0, sizeof *f);
+}
+
+/* Room for any chunk of the plan. */
+static inline cf_result chunk_feed_reserve(chunk_feed *f, const cf_plan *plan, cf_error *error) {
+    size_t bytes = 0;
+    cf_result result = cf_metadata_size(plan, -1, &bytes, error);
+    if (result != CF_OK || (bytes <= f->metadata_bytes && plan->chunk_size <= f->capacity)) return result;
+    chunk_feed_free(f);
+    f->capacity = plan->chunk_size;
+    f->rows.position = TAKE(int32_t, f->capacity);
+    f->rows.sequence = TAKE(int32_t, f->capacity);
+    f->rows.token = TAKE(int32_t, f->capacity);
+    f->rows.target = TAKE(int32_t, f->capacity);
+    f->metadata = take_memory((int64_t)bytes, 1);
+    f->metadata_bytes = bytes;
+    return CF_OK;
+}
+
+/* Fills in the rows of one chunk. */
+static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int64_t chunk, const batch *b,
+                                        cf_error *error) {
+    chunk_rows *r = &f->rows;
+    cf_metadata m;
+    cf_result result = cf_metadata_fill(plan, chunk, f->metadata, f->metadata_bytes, &m, error);
+    if (result == CF_OK) result = cf_position_ids(plan, chunk, r->position, f->capacity, error);
+    if (result == CF_OK) result = cf_sequence_ids(plan, chunk, r->sequence, f->capacity, error);
+    if (result != CF_OK) return result;
+    r->rows = m.padded;
+    r->n_slices = m.n_slices;
+    r->prefix = m.prefix;
+    r->state_tokens = cf_chunk_state_tokens(plan, chunk);
+    r->cu_seqlens_q = m.cu_seqlens_q;
+    r->cu_seqlens_k = m.cu_seqlens_k;
+    r->cu_seqlens_q_padded = m.cu_seqlens_q_padded;
+    r->cu_seqlens_k_padded = m.cu_seqlens_k_padded;
+    for (int64_t row = 0; row < r->rows; row++) {
+        int32_t sequence = r->sequence[row];
+        r->token[row] = sequence < 0 ? -1 : b->tokens[sequence][r->position[row]];
+        r->target[row] = sequence < 0 ? -1 : batch_target(b, sequence, r->position[row]);
+    }
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>runner    buffers that live as long as the training, and the callbacks that use them
+   ================================================================================================================ */
+
+typedef struct chunk_runner {
+    const model_config *config;
+    stage stage;              /* the part of the model that runs here */
+    cf_pack_desc packing;
+    cf_schedule_desc order;
+    memory_meter *meter;
+    const volatile sig_atomic_t *stop; /* set by a signal to end a run early; NULL is allowed */
+
+    activations *slots;       /* (n_slots) for forwards that keep their activations */
+    int64_t n_slots, slot_rows;
+    activations passing;      /* for forwards that do not: one layer deep */
+    group_state *states;      /* (n_states) */
+    int64_t n_states;
+    workspace scratch;
+    int64_t scratch_prefix;
+    chunk_feed feed;
+
+    const cf_plan *plan;      /* of the run in progress, as all that follows */
+    const batch *batch;
+    const weights *weights;
+    weights *gradient;
+    uint64_t seed;
+    double loss_sum;
+    cf_error feed_error;      /* why a callback failed */
+    int64_t live_bytes, peak_live_bytes; /* activation slots in use */
+} chunk_runner;
+
+typedef struct chunked_result {
+    double loss;                       /* mean over the batch's target tokens */
+    int64_t n_chunks, n_replays;
+    int64_t largest_group;             /* in chunks */
+    int64_t n_hybrid;
+    int64_t peak_slots;
+    int64_t peak_activation_bytes;     /* of slots in use at once */
+} chunked_result;
+
+static inline void chunk_runner_free(chunk_runner *r) {
+    for (int64_t i = 0; i < r->n_slots; i++) activations_free(&r->slots[i], r->meter);
+    if (r->passing.flat) activations_free(&r->passing, r->meter);
+    if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
+    free(r->slots);
+    free(r->states);
+    chunk_feed_free(&r->feed);
+    memset(r, 0, sizeof *r);
+}
+
+/* Makes room for a plan and its schedule. A dry run of the schedule tells how many slots it needs, so memory is taken
+   before the first forward and, as all slots have ChunkSize rows, only if no earlier batch needed as much. */
+static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_schedule *schedule,
+                                             cf_error *error) {
+    cf_run_desc dry = {0};
+    cf_run_stats need;
+    int64_t longest_prefix = 0;
+    cf_result result = cf_run(plan, schedule, 0, &dry, &need, error);
+    if (result == CF_OK) result = chunk_feed_reserve(&r->feed, plan, error);
+    if (result != CF_OK) return result;
+    for (int64_t i = 0; i < plan->n_chunks; i++) longest_prefix = max_of(longest_prefix, plan->chunks[i].prefix);
+    if (!r->scratch.flat || longest_prefix > r->scratch_prefix) {
+        if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
+        r->scratch = workspace_new(r->config, plan->chunk_size, longest_prefix, r->meter);
+        r->scratch_prefix = longest_prefix;
+    }
+    if (!r->passing.flat) {
+        r->passing = activations_new(r->config, &r->stage, plan->chunk_size, 0, MEMORY_WORKSPACE, r->meter);
+    }
+    if (need.peak_slots > r->n_slots) {
+        activations *slots = TAKE(activations, need.peak_slots);
+        if (r->n_slots > 0) memcpy(slots, r->slots, (size_t)r->n_slots * sizeof *slots);
+        free(r->slots);
+        r->slots = slots;
+        while (r->n_slots < need.peak_slots) {
+            r->slots[r->n_slots++] =
+                activations_new(r->config, &r->stage, plan->chunk_size, 1, MEMORY_ACTIVATIONS, r->meter);
+        }
+    }
+    if (need.peak_states > r->n_states) {
+        free(r->states);
+        r->states = TAKE(group_state, need.peak_states);
+        r->n_states = need.peak_states;
+    }
+    return CF_OK;
+}
+
+static inline pass pass_of(chunk_runner *r, const cf_step *step) {
+    pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed};
+    if (step->slot >= 0) p.kept = &r->slots[step->slot];
+    if (step->state >= 0) p.state = &r->states[step->state];
+    return p;
+}
+
+/* The interpreter's passes F and R. */
+static inline int forward_chunk(void *user, const cf_step *step) {
+    chunk_runner *r = (chunk_runner *)user;
+    if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
+    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, &r->feed_error);
+    if (result != CF_OK) return (int)result;
+    pass p = pass_of(r, step);
+    double loss = model_forward(&p);
+    if (step->action.pass == CF_F) r->loss_sum += loss; /* a replay's loss has been counted already */
+    return 0;
+}
+
+/* The interpreter's pass B. */
+static inline int backward_chunk(void *user, const cf_step *step) {
+    chunk_runner *r = (chunk_runner *)user;
+    if (step->chunk->n_slices == 0) return 0;
+    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, &r->feed_error);
+    if (result != CF_OK) return (int)result;
+    pass p = pass_of(r, step);
+    model_backward(&p, r->gradient, batch_loss_weight(r->batch));
+    return 0;
+}
+
+/* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
+static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64_t owner) {
+    chunk_runner *r = (chunk_runner *)user;
+    if (what == CF_RESOURCE_ACTIVATIONS) {
+        r->live_bytes += r->slots[slot].bytes;
+        r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
+    } else {
+        r->states[slot] = group_state_new(r->config, &r->stage, r->plan->groups[owner].tokens, r->meter);
+    }
+    return 0;
+}
+
+static inline void release_slot(void *user, cf_resource what, int64_t slot, int64_t owner) {
+    chunk_runner *r = (chunk_runner *)user;
+    (void)owner;
+    if (what == CF_RESOURCE_ACTIVATIONS) r->live_bytes -= r->slots[slot].bytes;
+    else group_state_free(&r->states[slot], r->meter);
+}
+
+static inline int stop_if_asked(void *user, const cf_progress *progress) {
+    const chunk_runner *r = (const chunk_runner *)user;
+    (void)progress;
+    return r->stop ? *r->stop : 0;
+}
+
+/* ================================================================================================================
+   >>gradients
+   ================================================================================================================ */
+
+/* Runs the chunks of one data-parallel rank. */
+static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t rank, chunked_result *sum,
+                                 cf_error *error) {
+    cf_schedule *schedule = NULL;
+    cf_schedule_desc order = r->order;
+    cf_run_desc run = {0};
+    cf_run_stats stats = {0};
+    order.rank = rank;
+    cf_result result = cf_schedule_make(plan, &order, &schedule, error);
+    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
+    if (result == CF_OK) {
+        run.user = r;
+        run.forward = forward_chunk;
+        run.backward = backward_chunk;
+        run.acquire = acquire_slot;
+        run.release = release_slot;
+        run.progress = stop_if_asked;
+        result = cf_run(plan, schedule, 0, &run, &stats, error);
+        if (result == CF_ERROR_CALLBACK && error) *error = r->feed_error;
+    }
+    if (result == CF_OK) {
+        for (int64_t i = 0; i < schedule->n_actions; i++) sum->n_replays += schedule->actions[i].pass == CF_R;
+        sum->peak_slots = max_of(sum->peak_slots, stats.peak_slots);
+    }
+    cf_schedule_free(schedule);
+    return result;
+}
+
+/* Adds the batch's gradients to `gradient` and gives its loss. Data-parallel ranks, which would be other machines, run
+   here one after the other; adding up their gradients is the all-reduce. `result` is filled in only on CF_OK.
+   CF_ERROR_CANCELLED: *r->stop was set, and the gradients are incomplete. */
+static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, weights *gradient, const batch *b,
+                                          uint64_t seed, chunked_result *result, cf_error *error) {
+    cf_plan *plan = NULL;
+    cf_plan_stats stats;
+    chunked_result sum = {0};
+    cf_result code = cf_pack(b->length, b->count, &r->packing, &plan, error);
+    if (code != CF_OK) return code;
+    r->plan = plan;
+    r->batch = b;
+    r->weights = w;
+    r->gradient = gradient;
+    r->seed = seed;
+    r->loss_sum = 0;
+    r->live_bytes = r->peak_live_bytes = 0;
+    for (int64_t rank = 0; rank < plan->n_ranks && code == CF_OK; rank++) code = run_rank(r, plan, rank, &sum, error);
+    if (code == CF_OK) {
+        cf_plan_measure(plan, NULL, &stats);
+        sum.loss = r->loss_sum * batch_loss_weight(b);
+        sum.n_chunks = plan->n_chunks;
+        sum.n_hybrid = stats.n_hybrid;
+        sum.largest_group = stats.largest_group;
+        sum.peak_activation_bytes = r->peak_live_bytes;
+        *result = sum;
+    }
+    cf_plan_free(plan);
+    r->plan = NULL;
+    return code;
+}
+
+#endif /* TRAIN_CHUNKED_H */

@@ -1,0 +1,225 @@
+/* options.h - the command line of train_cpu - MIT or public domain */
+
+#ifndef TRAIN_OPTIONS_H
+#define TRAIN_OPTIONS_H
+
+#include "chunked.h"
+#include "optimizer.h"
+
+typedef struct options {
+    model_config model;
+    optimizer_config optimizer;
+    cf_pack_desc packing;
+    cf_schedule_desc order;
+    int64_t batch, seed, threads;
+    int64_t longest;         /* tokens of a document, 0: no limit */
+    int64_t prompt;          /* first tokens of a document that are no targets */
+    double prompt_fraction;  /* the same as a part of it */
+    int64_t *synthetic;      /* (n_synthetic) lengths of made-up documents, in place of files */
+    int64_t n_synthetic;
+    const char **paths;      /* (n_paths) files and directories */
+    int64_t n_paths;
+    const char *checkpoint;
+    int64_t checkpoint_every, stop_after, print_every;
+    int check, memory_table, demo, exact, help;
+} options;
+
+typedef enum option_kind { INTEGER, NUMBER, FLAG, TEXT, CHOICE, LENGTHS } option_kind;
+
+typedef struct option {
+    const char *name;
+    option_kind kind;
+    void *target;
+    double least, most;  /* INTEGER and NUMBER */
+    const char *choices; /* CHOICE: words separated by blanks; the first is 1, 0 means default */
+    const char *help;
+} option;
+
+#define MAX_OPTIONS 64
+#define MANY 1e12 /* a bound where there is none in principle */
+
+static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
+    const option all[] = {
+        {"check", FLAG, &o->check, 0, 0, NULL, "run one batch chunked and unchunked, compare the gradients, and end"},
+        {"memory-table", FLAG, &o->memory_table, 0, 0, NULL, "measure memory as the longest document grows, and end"},
+        {"demo", FLAG, &o->demo, 0, 0, NULL, "a short training, a check and the memory table"},
+        {"layers", INTEGER, &o->model.layers, 1, MANY, NULL, "layers"},
+        {"hidden", INTEGER, &o->model.hidden, 1, MANY, NULL, "width of the residual stream"},
+        {"heads", INTEGER, &o->model.heads, 1, MANY, NULL, "query heads"},
+        {"kv-heads", INTEGER, &o->model.kv_heads, 1, MANY, NULL, "key and value heads"},
+        {"ffn", INTEGER, &o->model.ffn, 1, MANY, NULL, "width of the feed-forward part"},
+        {"untied", FLAG, &o->model.untied, 0, 0, NULL, "give the head a weight of its own"},
+        {"dropout", NUMBER, &o->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
+        {"chunk-size", INTEGER, &o->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
+        {"k", INTEGER, &o->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"method", CHOICE, &o->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
+        {"split", CHOICE, &o->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
+        {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
+        {"align", INTEGER, &o->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
+        {"max-slices", INTEGER, &o->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
+        {"ranks", INTEGER, &o->packing.n_ranks, 1, CF_MAX_RANKS, NULL, "data-parallel ranks, run one after the other"},
+        {"batch", INTEGER, &o->batch, 1, 1e6, NULL, "documents of a training step"},
+        {"steps", INTEGER, &o->optimizer.steps, 1, MANY, NULL, "training steps of the whole run"},
+        {"lr", NUMBER, &o->optimizer.learning_rate, 0, MANY, NULL, "learning rate after the warm-up"},
+        {"warmup", INTEGER, &o->optimizer.warmup, 0, MANY, NULL, "steps of the warm-up"},
+        {"weight-decay", NUMBER, &o->optimizer.weight_decay, 0, MANY, NULL, "AdamW's weight decay"},
+        {"clip", NUMBER, &o->optimizer.clip, 0, MANY, NULL, "longest gradient, 0: any"},
+        {"seed", INTEGER, &o->seed, 0, MANY, NULL, "of weights, data order and dropout"},
+        {"threads", INTEGER, &o->threads, 0, 4096, NULL, "threads, 0: as OpenMP sees fit; results do not depend on it"},
+        {"max-length", INTEGER, &o->longest, 0, MANY, NULL, "cut files into documents of at most this, 0: never"},
+        {"prompt", INTEGER, &o->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
+        {"prompt-fraction", NUMBER, &o->prompt_fraction, 0, 1, NULL, "the same as a part of each document"},
+        {"synthetic", LENGTHS, o, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents of these lengths"},
+        {"checkpoint", TEXT, &o->checkpoint, 0, 0, NULL, "file to go on from, if it is there, and to write to"},
+        {"checkpoint-every", INTEGER, &o->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
+        {"stop-after", INTEGER, &o->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
+        {"print-every", INTEGER, &o->print_every, 1, MANY, NULL, "steps between two progress lines"},
+        {"exact", FLAG, &o->exact, 0, 0, NULL, "print losses with all their bits"},
+        {"help", FLAG, &o->help, 0, 0, NULL, "this"},
+    };
+    memcpy(list, all, sizeof all);
+    return (int64_t)(sizeof all / sizeof all[0]);
+}
+
+static inline options options_default(void) {
+    options o;
+    memset(&o, 0, sizeof o);
+    o.model.vocabulary = VOCABULARY;
+    o.model.layers = 2;
+    o.model.hidden = 64;
+    o.model.heads = 4;
+    o.model.kv_heads = 2;
+    o.model.ffn = 176;
+    o.model.rope_theta = 1e6;
+    o.model.norm_epsilon = 1e-6;
+    o.optimizer.learning_rate = 3e-3;
+    o.optimizer.floor = 0.1;
+    o.optimizer.warmup = 10;
+    o.optimizer.steps = 100;
+    o.optimizer.beta1 = 0.9;
+    o.optimizer.beta2 = 0.95;
+    o.optimizer.epsilon = 1e-8;
+    o.optimizer.weight_decay = 0.1;
+    o.optimizer.clip = 1;
+    o.packing.chunk_size = 256;
+    o.packing = cf_pack_defaults(&o.packing);
+    o.order.k = 1;
+    o.batch = 8;
+    o.seed = 1;
+    o.longest = 1024;
+    o.checkpoint_every = 50;
+    o.print_every = 1;
+    return o;
+}
+
+static inline void options_free(options *o) {
+    free(o->synthetic);
+    free((void *)o->paths);
+}
+
+static inline void print_default(const option *one) {
+    if (one->kind == INTEGER) printf(" [%lld]", (long long)*(const int64_t *)one->target);
+    if (one->kind == NUMBER) printf(" [%g]", *(const double *)one->target);
+    if (one->kind == CHOICE) printf(": %s", one->choices);
+}
+
+static inline void print_help(options *o) {
+    option list[MAX_OPTIONS];
+    int64_t n = list_options(o, list);
+    printf("usage: train_cpu [options] [FILE|DIRECTORY ...]\n"
+           "Trains a small byte-level decoder (" REAL_NAME ") on the files, each a document; default: this directory.\n"
+           "Batches are cut and packed into chunks, so memory follows K x chunk-size, not the longest document.\n\n");
+    for (int64_t i = 0; i < n; i++) {
+        static const char *const values[] = {" N", " X", "", " FILE", " WORD", " LIST"};
+        char name[40];
+        snprintf(name, sizeof name, "--%s%s", list[i].name, values[list[i].kind]);
+        printf("  %-22s %s", name, list[i].help);
+        print_default(&list[i]);
+        printf("\n");
+    }
+    printf("\nExit status: 0 done, 1 a check (or memory, or the disk) failed, 2 an option or file was not usable.\n");
+}
+
+static inline double parse_number(const char *name, const char *text, double least, double most, int whole) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= least && value <= most) || (whole && floor(value) != value)) {
+        fail(EXIT_BAD_INPUT, "--%s: wanted %s from %g to %g, got \"%s\"", name, whole ? "a whole number" : "a number",
+             least, most, text);
+    }
+    return value;
+}
+
+static inline void parse_choice(const option *one, const char *text) {
+    const char *word = one->choices;
+    for (int number = 1; *word; number++) {
+        size_t length = strcspn(word, " ");
+        if (strlen(text) == length && strncmp(word, text, length) == 0) {
+            *(unsigned *)one->target = (unsigned)number;
+            return;
+        }
+        word += length + (word[length] == ' ');
+    }
+    fail(EXIT_BAD_INPUT, "--%s: wanted one of \"%s\", got \"%s\"", one->name, one->choices, text);
+}
+
+/* "1,20,3" */
+static inline void parse_lengths(options *o, const char *text) {
+    int64_t n = 1;
+    for (const char *c = text; *c; c++) n += *c == ',';
+    free(o->synthetic);
+    o->synthetic = TAKE(int64_t, n);
+    o->n_synthetic = n;
+    for (int64_t i = 0; i < n; i++) {
+        char number[32];
+        size_t length = strcspn(text, ",");
+        snprintf(number, sizeof number, "%.*s", (int)min_of((int64_t)length, 31), text);
+        o->synthetic[i] = (int64_t)parse_number("synthetic", number, 0, 1e9, 1);
+        text += length + (text[length] == ',');
+    }
+}
+
+static inline void parse_value(options *o, const option *one, const char *text) {
+    if (one->kind == INTEGER) {
+        *(int64_t *)one->target = (int64_t)parse_number(one->name, text, one->least, one->most, 1);
+    } else if (one->kind == NUMBER) {
+        *(double *)one->target = parse_number(one->name, text, one->least, one->most, 0);
+    } else if (one->kind == TEXT) {
+        *(const char **)one->target = text;
+    } else if (one->kind == CHOICE) {
+        parse_choice(one, text);
+    } else {
+        parse_lengths(o, text);
+    }
+}
+
+/* Defaults, then the command line. Ends the program with a message if something is wrong. */
+static inline options parse_options(int argc, char **argv) {
+    options o = options_default();
+    option list[MAX_OPTIONS];
+    o.paths = TAKE(const char *, argc);
+    int64_t n = list_options(&o, list);
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--", 2) != 0) {
+            o.paths[o.n_paths++] = argv[i];
+            continue;
+        }
+        int64_t which = 0;
+        while (which < n && strcmp(list[which].name, argv[i] + 2) != 0) which++;
+        if (which == n) fail(EXIT_BAD_INPUT, "unknown option %s; --help lists all", argv[i]);
+        if (list[which].kind == FLAG) {
+            *(int *)list[which].target = 1;
+        } else if (++i < argc) {
+            parse_value(&o, &list[which], argv[i]);
+        } else {
+            fail(EXIT_BAD_INPUT, "--%s wants a value", list[which].name);
+        }
+    }
+    const char *fault = model_config_fault(&o.model);
+    if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
+    if (o.n_synthetic > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
+    if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
+    return o;
+}
+
+#endif /* TRAIN_OPTIONS_H */

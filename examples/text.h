@@ -1,0 +1,245 @@
+/* text.h - documents as byte tokens, and the order in which training takes them - MIT or public domain
+
+   A file becomes one document: BEGIN, its bytes, END. A directory stands for all regular files below it, in the order
+   of their names; entries whose name begins with a dot, directories called "build", and symbolic links are passed over.
+   So the same tree gives the same documents on every machine. Documents longer than a limit are cut into several, and
+   no byte is lost; how many were cut is counted for the user to see.
+
+   Needs POSIX (opendir, lstat): define _POSIX_C_SOURCE 200809L before the first #include of the program. */
+
+#ifndef TRAIN_TEXT_H
+#define TRAIN_TEXT_H
+
+#include "base.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <sys/stat.h>
+
+enum { TOKEN_BEGIN = 256, TOKEN_END, VOCABULARY };
+
+typedef struct documents {
+    int64_t count;
+    int64_t *first;   /* (count + 1): document i is tokens[first[i] .. first[i + 1]) */
+    uint16_t *tokens;
+    int64_t n_files;
+    int64_t n_cut;    /* files that became more than one document */
+    int64_t capacity, token_capacity;
+} documents;
+
+static inline int64_t document_length(const documents *d, int64_t i) { return d->first[i + 1] - d->first[i]; }
+
+/* Room for `needed` items in an array that doubles. */
+static inline void *grow(void *array, int64_t *capacity, int64_t needed, size_t bytes) {
+    if (needed <= *capacity) return array;
+    int64_t wanted = max_of(max_of(needed, 1024), *capacity * 2);
+    void *larger = (uint64_t)wanted > SIZE_MAX / bytes ? NULL : realloc(array, (size_t)wanted * bytes);
+    if (!larger) fail(EXIT_CHECK_FAILED, "out of memory for the documents");
+    *capacity = wanted;
+    return larger;
+}
+
+static inline void documents_free(documents *d) {
+    free(d->first);
+    free(d->tokens);
+    memset(d, 0, sizeof *d);
+}
+
+/* The open document is tokens[first[count] .. first[count + 1]). */
+static inline void open_document(documents *d) {
+    d->first = (int64_t *)grow(d->first, &d->capacity, d->count + 2, sizeof *d->first);
+    if (d->count == 0) d->first[0] = 0;
+    d->first[d->count + 1] = d->first[d->count];
+}
+
+static inline void add_token(documents *d, int token) {
+    int64_t n = d->first[d->count + 1]++;
+    d->tokens = (uint16_t *)grow(d->tokens, &d->token_capacity, n + 1, sizeof *d->tokens);
+    d->tokens[n] = (uint16_t)token;
+}
+
+static inline void close_document(documents *d) { d->count++; }
+
+/* longest: tokens of the longest document wanted, 0: no limit. Each piece of a cut file gets its own BEGIN and END. */
+static inline void add_file(documents *d, const char *path, int64_t longest) {
+    FILE *file = fopen(path, "rb");
+    if (!file) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    int64_t length = 0, pieces = 1;
+    open_document(d);
+    add_token(d, TOKEN_BEGIN);
+    for (int byte = getc(file); byte != EOF; byte = getc(file)) {
+        if (longest > 0 && length + 2 == longest) {
+            add_token(d, TOKEN_END);
+            close_document(d);
+            open_document(d);
+            add_token(d, TOKEN_BEGIN);
+            length = 0;
+            pieces++;
+        }
+        add_token(d, byte);
+        length++;
+    }
+    add_token(d, TOKEN_END);
+    close_document(d);
+    if (ferror(file)) fail(EXIT_BAD_INPUT, "%s: cannot be read: %s", path, strerror(errno));
+    fclose(file);
+    d->n_files++;
+    d->n_cut += pieces > 1;
+}
+
+static inline int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The names in a directory that count, sorted. */
+static inline char **list_directory(const char *path, int64_t *count) {
+    DIR *directory = opendir(path);
+    if (!directory) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    char **names = NULL;
+    int64_t capacity = 0;
+    *count = 0;
+    for (struct dirent *entry = readdir(directory); entry; entry = readdir(directory)) {
+        if (entry->d_name[0] == '.') continue;
+        names = (char **)grow(names, &capacity, *count + 1, sizeof *names);
+        size_t bytes = strlen(entry->d_name) + 1;
+        names[*count] = TAKE(char, (int64_t)bytes);
+        memcpy(names[*count], entry->d_name, bytes);
+        ++*count;
+    }
+    closedir(directory);
+    if (*count > 0) qsort(names, (size_t)*count, sizeof *names, compare_names);
+    return names;
+}
+
+#define MAX_DIRECTORY_DEPTH 64
+
+static inline void add_directory(documents *d, const char *path, int64_t longest, int depth) {
+    if (depth > MAX_DIRECTORY_DEPTH) {
+        fail(EXIT_BAD_INPUT, "%s: more than %d directories deep", path, MAX_DIRECTORY_DEPTH);
+    }
+    int64_t count;
+    char **names = list_directory(path, &count);
+    for (int64_t i = 0; i < count; i++) {
+        size_t bytes = strlen(path) + strlen(names[i]) + 2;
+        char *inner = TAKE(char, (int64_t)bytes);
+        struct stat status;
+        snprintf(inner, bytes, "%s/%s", path, names[i]);
+        if (lstat(inner, &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", inner, strerror(errno));
+        if (S_ISREG(status.st_mode)) add_file(d, inner, longest);
+        else if (S_ISDIR(status.st_mode) && strcmp(names[i], "build") != 0) add_directory(d, inner, longest, depth + 1);
+        free(inner);
+        free(names[i]);
+    }
+    free(names);
+}
+
+/* Adds a file, or all files below a directory. */
+static inline void add_path(documents *d, const char *path, int64_t longest) {
+    struct stat status;
+    if (stat(path, &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    if (S_ISDIR(status.st_mode)) add_directory(d, path, longest, 0);
+    else add_file(d, path, longest);
+}
+
+/* A document of exactly `length` pseudo-random tokens, specials included; 0 is allowed. */
+static inline void add_synthetic(documents *d, int64_t length, uint64_t seed) {
+    open_document(d);
+    uint64_t key = mix64_pair(seed, (uint64_t)d->count);
+    for (int64_t i = 0; i < length; i++) add_token(d, (int)(mix64_pair(key, (uint64_t)i) % VOCABULARY));
+    close_document(d);
+}
+
+/* Tells documents apart: a run can go on only with those that it began with. */
+static inline uint64_t documents_hash(const documents *d) {
+    uint64_t hash = hash_bytes((uint64_t)d->count, d->first, (size_t)(d->count + 1) * sizeof *d->first);
+    return hash_bytes(hash, d->tokens, (size_t)d->first[d->count] * sizeof *d->tokens);
+}
+
+/* ================================================================================================================
+   The order of documents: in each epoch all of them once, shuffled. It depends only on the seed and the epoch, so two
+   numbers are enough to go on from any place.
+   ================================================================================================================ */
+
+typedef struct data_order {
+    uint64_t seed;
+    int64_t epoch, cursor; /* the next document is shuffled[cursor] */
+    int64_t count;
+    int64_t *shuffled;     /* (count), of this epoch */
+} data_order;
+
+static inline void data_order_shuffle(data_order *o) {
+    uint64_t key = mix64_pair(o->seed, (uint64_t)o->epoch);
+    for (int64_t i = 0; i < o->count; i++) o->shuffled[i] = i;
+    for (int64_t i = o->count - 1; i > 0; i--) {
+        int64_t j = (int64_t)(mix64_pair(key, (uint64_t)i) % ((uint64_t)i + 1)), kept = o->shuffled[i];
+        o->shuffled[i] = o->shuffled[j];
+        o->shuffled[j] = kept;
+    }
+}
+
+static inline data_order data_order_new(int64_t count, uint64_t seed, int64_t epoch, int64_t cursor) {
+    data_order o = {seed, epoch, cursor, count, TAKE(int64_t, count)};
+    data_order_shuffle(&o);
+    return o;
+}
+
+static inline void data_order_free(data_order *o) {
+    free(o->shuffled);
+    memset(o, 0, sizeof *o);
+}
+
+static inline int64_t data_order_next(data_order *o) {
+    if (o->cursor == o->count) {
+        o->epoch++;
+        o->cursor = 0;
+        data_order_shuffle(o);
+    }
+    return o->shuffled[o->cursor++];
+}
+
+/* ================================================================================================================
+   A batch: documents of one training step
+   ================================================================================================================ */
+
+typedef struct batch {
+    int64_t count;
+    int64_t *length;         /* (count) tokens: what cf_pack wants to know */
+    const uint16_t **tokens; /* (count) */
+    int64_t *prompt;         /* (count) first tokens of each sequence that are no targets */
+    int64_t n_tokens, n_targets;
+} batch;
+
+static inline batch batch_new(int64_t count) {
+    batch b = {count, TAKE(int64_t, count), TAKE(const uint16_t *, count), TAKE(int64_t, count), 0, 0};
+    return b;
+}
+
+static inline void batch_free(batch *b) {
+    free(b->length);
+    free(b->tokens);
+    free(b->prompt);
+    memset(b, 0, sizeof *b);
+}
+
+/* Sequence i of the batch is a document of which the first `prompt` tokens, and `fraction` of all, are prompt. */
+static inline void batch_put(batch *b, int64_t i, const documents *d, int64_t document, int64_t prompt,
+                             double fraction) {
+    int64_t length = document_length(d, document);
+    b->length[i] = length;
+    b->tokens[i] = d->tokens + d->first[document];
+    b->prompt[i] = min_of(length, max_of(prompt, (int64_t)(fraction * (double)length)));
+    b->n_tokens += length;
+    b->n_targets += max_of(0, length - max_of(1, b->prompt[i])); /* the first token is never a target */
+}
+
+/* What token `position` of sequence i should predict: the next token of the sequence, in whatever chunk that one lies.
+   -1: nothing, at the end of the sequence and where the next token is part of the prompt. */
+static inline int32_t batch_target(const batch *b, int64_t i, int64_t position) {
+    int64_t next = position + 1;
+    return next < b->length[i] && next >= b->prompt[i] ? b->tokens[i][next] : -1;
+}
+
+/* 1 / target tokens, which makes a sum of losses their mean over the batch; 0 for a batch without any target. */
+static inline double batch_loss_weight(const batch *b) { return b->n_targets > 0 ? 1 / (double)b->n_targets : 0; }
+
+#endif /* TRAIN_TEXT_H */

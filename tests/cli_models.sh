@@ -1,0 +1,265 @@
+#!/bin/sh
+# cli_models.sh - tests of `chunkflow memory` and `chunkflow time`.
+#
+#     tests/cli_models.sh [FILTER]
+#
+# CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
+# end how many. What the command says is worked out again with awk, or in Python where there is one.
+set -u
+LC_ALL=C
+export LC_ALL
+
+CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
+FILTER=${1:-}
+case $CHUNKFLOW in
+    /*) ;;
+    *) CHUNKFLOW=$PWD/$CHUNKFLOW ;;
+esac
+if ! [ -x "$CHUNKFLOW" ]; then
+    echo "FAIL cli_models: there is no program $CHUNKFLOW"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+PYTHON=$(command -v python3 || true)
+if [ -n "$PYTHON" ] && ! "$PYTHON" -c pass 2>/dev/null; then PYTHON=; fi
+
+WORK=$(mktemp -d) || exit 1
+trap 'rm -rf "$WORK"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$WORK" || exit 1
+
+passed=0
+failed=0
+skipped=0
+
+wanted() { # NAME
+    case $1 in
+        *"$FILTER"*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+ok() { # NAME
+    echo "ok $1"
+    passed=$((passed + 1))
+}
+
+fail() { # NAME WHY
+    echo "FAIL $1: $2"
+    failed=$((failed + 1))
+}
+
+skip() { # NAME WHY
+    echo "skip $1: $2"
+    skipped=$((skipped + 1))
+}
+
+# Runs the command; standard output in out, standard error in err.
+run() { # ARGUMENTS
+    "$CHUNKFLOW" "$@" >out 2>err
+}
+
+# It must end with that code and say that text on standard error, and nothing on standard output.
+refused() { # NAME CODE TEXT ARGUMENTS
+    name=$1 code=$2 text=$3
+    shift 3
+    wanted "$name" || return 0
+    run "$@"
+    status=$?
+    if [ "$status" -ne "$code" ]; then fail "$name" "exit code $status, wanted $code"
+    elif [ -s out ]; then fail "$name" "it printed to standard output"
+    elif ! grep -qF -- "$text" err; then fail "$name" "said: $(cat err)"
+    else ok "$name"; fi
+}
+
+# It must succeed and print that text.
+says() { # NAME TEXT ARGUMENTS
+    name=$1 text=$2
+    shift 2
+    wanted "$name" || return 0
+    run "$@"
+    status=$?
+    if [ "$status" -ne 0 ]; then fail "$name" "exit code $status: $(cat err)"
+    elif ! grep -qF -- "$text" out; then fail "$name" "'$text' is not in its output"
+    else ok "$name"; fi
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# memory
+# ----------------------------------------------------------------------------------------------------------------------
+
+says memory_counts_parameters "7,615,616,512 parameters" memory --model Qwen2.5-7B --chunk-size 4K
+says memory_of_sizes "custom: 494,032,768 parameters" memory --layers 24 --hidden 896 --heads 14 --kv-heads 2 \
+    --head-dim 64 --ffn 4864 --vocab 151936 --tied --qkv-bias --chunk-size 4K
+says memory_overrides_a_model "tensor 2, pipeline 4" memory --model qwen3-32b --layers 6 --tp 2 --pp 4 --chunk-size 4K \
+    --stage-layers 1,2,2,1
+says memory_compares_with_a_gpu "too little" memory --model qwen2.5-7b --chunk-size 4K --gpu a100-80g
+
+# Every line of the table: the residual is what measured and model give, and at most 10 %.
+name=memory_paper_table
+if wanted $name; then
+    if ! run memory --paper-table; then fail $name "$(cat err)"
+    else
+        awk '$3 + 0 > 0 && $5 ~ /%$/ {
+                 n++
+                 residual = 100 * ($4 / $3 - 1)
+                 if (residual - $5 > 0.06 || $5 - residual > 0.06) { print "wrong residual: " $0; bad = 1 }
+                 if (residual > 10 || residual < -10) { print "past 10 %: " $0; bad = 1 }
+             }
+             END { if (n != 7) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# The terms of each stage add up, and 16 bytes a parameter are spread as ZeRO says.
+name=memory_json
+if wanted $name; then
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run memory --model llama-3-8b --chunk-size 2K --context 64K --k 2 --pp 4 --dp 8 --zero 1 \
+            --json report.json; then
+        fail $name "$(cat err)"
+    else
+        "$PYTHON" - >why <<'END' && ok $name || fail $name "$(cat why)"
+import json, sys
+r = json.load(open("report.json"))
+assert r["format"] == "chunkflow-memory" and r["version"] == 1, "format"
+assert r["parameters"] == 8030261248, "parameters"
+assert len(r["stages"]) == 4, "stages"
+total = 0
+for s in r["stages"]:
+    terms = [v for k, v in s.items() if k not in ("total", "host", "at_loss")]
+    assert len(terms) == 11 and sum(terms) == s["total"], "terms"
+    assert s["runtime"] >= 2 << 30, "runtime"
+    assert 2 * s["parameters"] == s["gradients"], "gradients"
+    assert s["optimizer"] == -(-6 * s["parameters"] // 8), "optimizer"
+    total += s["parameters"]
+assert total == 2 * 8030261248, "sum of parameters"
+END
+    fi
+fi
+
+refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
+refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
+refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K
+refused memory_tp_not_dividing 2 "parallel.tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 \
+    --chunk-size 4K
+refused memory_tp_nearest 2 "(wanted 4, got 8)" memory --model qwen2.5-7b --tp 8 --chunk-size 4K
+refused memory_too_many_stages 2 "parallel.pp: more stages than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
+    --pp 29 --chunk-size 4K
+refused memory_stage_layers_sum 2 "must add up to the model's layers (wanted 28, got 27)" memory --model qwen2.5-7b \
+    --pp 2 --stage-layers 14,13 --chunk-size 4K
+refused memory_stage_layers_text 2 "wanted 2 numbers" memory --model qwen2.5-7b --pp 2 --stage-layers 14,x \
+    --chunk-size 4K
+refused memory_overflow_live 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
+    --live 2147483647
+refused memory_overflow_scores 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
+    --context 281474976710656 --unfused-attention --recompute none
+refused memory_overflow_state 2 "does not fit in 64 bits" memory --model qwen2.5-72b --chunk-size 2147483647 \
+    --context 281474976710656
+refused memory_zero_chunk 2 "--chunk-size" memory --model qwen2.5-7b --chunk-size 0
+refused memory_negative_chunk 2 "--chunk-size" memory --model qwen2.5-7b --chunk-size -4096
+refused memory_unknown_gpu 2 "there is no 'b100'" memory --model qwen2.5-7b --chunk-size 4K --gpu b100
+
+# ----------------------------------------------------------------------------------------------------------------------
+# config.json
+# ----------------------------------------------------------------------------------------------------------------------
+
+qwen='"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28,
+      "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": false'
+printf '{"model_type": "qwen2", %s}\n' "$qwen" >qwen2.json
+"$CHUNKFLOW" memory --config qwen2.json --chunk-size 4K >out 2>err
+if grep -q 'built without a JSON library' err; then
+    if wanted config; then skip config "built without a JSON library"; fi
+else
+    says config_qwen2 "7,615,616,512 parameters" memory --config qwen2.json --chunk-size 4K
+    printf '{"model_type": "llama", %s, "attention_bias": true}\n' "$qwen" >llama.json # one bias more: 28 x 3584
+    says config_llama_biases "7,615,716,864 parameters" memory --config llama.json --chunk-size 4K
+    printf '{"model_type": "qwen3", %s, "head_dim": 64}\n' "$qwen" >qwen3.json
+    says config_head_dim "qwen3: " memory --config qwen3.json --chunk-size 4K
+    printf '{"model_type": "qwen3_moe", %s}\n' "$qwen" >moe.json
+    refused config_moe 2 "moe.json: model_type: a mixture of experts" memory --config moe.json --chunk-size 4K
+    printf '{"model_type": "llama", %s, "num_local_experts": 8}\n' "$qwen" >experts.json
+    refused config_experts 2 "a mixture of experts" memory --config experts.json --chunk-size 4K
+    printf '{"model_type": "gemma2", %s}\n' "$qwen" >gemma.json
+    refused config_unknown_type 2 "model_type: unknown" memory --config gemma.json --chunk-size 4K
+    printf '{"model_type": "llama", "hidden_size": 4096}\n' >short.json
+    refused config_missing 2 "num_hidden_layers: is missing" memory --config short.json --chunk-size 4K
+    printf '{"model_type": "llama", "num_hidden_layers": 2.5}\n' >half.json
+    refused config_not_whole 2 "num_hidden_layers: wanted a whole number" memory --config half.json --chunk-size 4K
+    printf '{"model_type": "llama",\n' >cut.json
+    refused config_cut_off 2 "cut.json:" memory --config cut.json --chunk-size 4K
+    printf '[]\n' >array.json
+    refused config_no_object 2 "wanted a JSON object" memory --config array.json --chunk-size 4K
+    refused config_no_file 2 "absent.json" memory --config absent.json --chunk-size 4K
+    refused config_and_model 2 "exclude each other" memory --config qwen2.json --model qwen2.5-7b --chunk-size 4K
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+# time
+# ----------------------------------------------------------------------------------------------------------------------
+
+says time_prints_stages "once a step" time --model qwen2.5-7b --gpu h100-80g --tp 4 --pp 4 --chunk-size 8K \
+    --context 256K
+
+# B = I + W, R = F, on every stage.
+name=time_json
+if wanted $name; then
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run time --model qwen3-14b --gpu h200 --tp 8 --pp 5 --chunk-size 4K --json time.json; then
+        fail $name "$(cat err)"
+    else
+        "$PYTHON" - >why <<'END' && ok $name || fail $name "$(cat why)"
+import json
+r = json.load(open("time.json"))
+assert r["format"] == "chunkflow-time" and len(r["stages"]) == 5, "format"
+for s in r["stages"]:
+    assert s["F"] == s["R"], "R is F"
+    for term in ("constant", "per_token", "per_pair"):
+        assert abs(s["I"][term] + s["W"][term] - s["B"][term]) <= 1e-12 * s["B"][term], "B is I + W"
+    assert s["F"]["per_token"] > 0 and s["F"]["per_pair"] > 0, "positive"
+END
+    fi
+fi
+
+# Samples made of known terms, to six digits, give these terms back.
+awk 'BEGIN {
+    for (t = 512; t <= 16384; t *= 2)
+        for (p = 0; p <= 131072; p += 32768) {
+            pairs = t * p + t * (t + 1) / 2 # past 2^31, where some awks end with %d
+            printf "F %d %.0f %.9g\n", t, pairs, 0.001 + 2e-6 * t + 3e-11 * pairs
+            printf "B %d %.0f %.9g # twice\n\n", t, pairs, 0.002 + 4e-6 * t + 6e-11 * pairs
+        }
+}' >samples.txt
+name=time_fit
+if wanted $name; then
+    if ! run time --fit samples.txt; then fail $name "$(cat err)"
+    elif [ "$(awk '/^[FB] / { print $1, $2, $3, $4, $5 }' out)" = "F 30 0.001 2e-06 3e-11
+B 30 0.002 4e-06 6e-11" ]; then ok $name
+    else fail $name "$(cat out)"; fi
+fi
+name=time_fit_from_standard_input
+if wanted $name; then
+    run time --fit samples.txt && cp out from_file && "$CHUNKFLOW" time --fit - <samples.txt >out &&
+        cmp -s out from_file &&
+        ok $name || fail $name "it differs from the file"
+fi
+printf 'F 1 1 1\nF 2 2\n' >short.txt
+refused time_fit_short_line 2 "short.txt:2: wanted PASS TOKENS PAIRS SECONDS" time --fit short.txt
+printf 'F 1 1 1\nX 2 2 2\n' >pass.txt
+refused time_fit_unknown_pass 2 "pass.txt:2:" time --fit pass.txt
+printf 'F 1 1 1\nF 2 2 nan\n' >nan.txt
+refused time_fit_nan 2 "nan.txt:2:" time --fit nan.txt
+printf 'F 1 1 1\nF 2 3 1\n\nF 3 6 0\n' >zero.txt
+refused time_fit_zero_seconds 2 "zero.txt:4: samples.seconds" time --fit zero.txt
+printf 'F 5 5 1\nF 5 6 2\nF 5 7 3\n' >alike.txt
+refused time_fit_one_size 2 "alike.txt: F: samples.tokens" time --fit alike.txt
+printf 'F 1 1 1\nF 2 3 1\nF 3 6 1\nB 1 1 1\n' >few.txt
+refused time_fit_too_few 2 "few.txt: B: samples" time --fit few.txt
+: >empty.txt
+refused time_fit_empty 2 "empty.txt: n: too few samples" time --fit empty.txt
+refused time_fit_no_file 2 "absent.txt" time --fit absent.txt
+refused time_without_gpu 2 "--gpu NAME or --fit FILE is missing" time --model qwen2.5-7b --chunk-size 4K
+refused time_without_chunk_size 2 "--chunk-size N is missing" time --model qwen2.5-7b --gpu h200
+
+if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
+else echo "$passed passed, $failed failed"; fi
+[ "$failed" -eq 0 ]

@@ -1,0 +1,261 @@
+#!/bin/sh
+# compile.sh - compiles chunkflow.h in every way that its users do, and looks at what comes out.
+#
+#     tests/compile.sh [FILTER]
+#
+# C99, C11 and C++11 with gcc and clang, with all warnings as errors, with and without NDEBUG; several files in one
+# program, C and C++ mixed; static mode; linkage by the program; exported symbols and writable data; the program in the
+# header's own comment; the same bits from a plain and from a fusing, vectorising build. Builds under
+# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skipped NAME: why" for each test, then the counts;
+# with FILTER only the tests whose name contains it.
+#
+# Flags are split into words on purpose.
+# shellcheck disable=SC2046,SC2086
+set -u
+LC_ALL=C
+export LC_ALL
+
+HERE=$(cd "$(dirname "$0")" && pwd) || exit 1
+TOP=$(dirname "$HERE")
+SOURCES=$HERE/compile
+OUT=${BUILD:-build}/compile
+FILTER=${1:-}
+WARN="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wsign-conversion -Werror"
+mkdir -p "$OUT" || exit 1
+
+passed=0
+failed=0
+skipped=0
+
+ok() {
+    printf 'ok %s\n' "$1"
+    passed=$((passed + 1))
+}
+
+fail() { # name, why, file whose first lines say more
+    printf 'FAIL %s: %s\n' "$1" "$2"
+    if [ -n "${3:-}" ]; then sed -n '1,12s/^/    /p' "$3"; fi
+    failed=$((failed + 1))
+}
+
+skip() {
+    printf 'skipped %s: %s\n' "$1" "$2"
+    skipped=$((skipped + 1))
+}
+
+wanted() {
+    case $1 in
+        *"$FILTER"*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+# build NAME PROGRAM-OR-OBJECT COMMAND...: runs a compiler; any output counts as failure, warnings being errors anyway.
+build() {
+    name=$1
+    shift
+    "$@" >"$OUT/$name.log" 2>&1 && [ ! -s "$OUT/$name.log" ] && return 0
+    fail "$name" "does not compile cleanly: $*" "$OUT/$name.log"
+    return 1
+}
+
+# run NAME PROGRAM EXPECTED-OUTPUT
+run() {
+    "$2" >"$OUT/$1.out" 2>&1
+    status=$?
+    if [ $status -ne 0 ]; then
+        fail "$1" "ended with status $status" "$OUT/$1.out"
+    elif [ "$(cat "$OUT/$1.out")" != "$3" ]; then
+        fail "$1" "printed something else than \"$3\"" "$OUT/$1.out"
+    else
+        ok "$1"
+    fi
+}
+
+# language_flags STANDARD: how to compile a .c file as that language
+language_flags() {
+    case $1 in
+        c++*) printf '%s' "-std=$1 -x c++" ;;
+        *) printf '%s' "-std=$1 -Wstrict-prototypes -Wmissing-prototypes -x c" ;;
+    esac
+}
+
+mode_flags() {
+    case $1 in
+        debug) printf '%s' "-O0 -g" ;;
+        ndebug) printf '%s' "-O2 -DNDEBUG" ;;
+    esac
+}
+
+# The C or the C++ driver of a compiler, by the language that is compiled.
+driver() { # compiler, standard
+    case $1-$2 in
+        gcc-c++*) printf 'g++' ;;
+        clang-c++*) printf 'clang++' ;;
+        *) printf '%s' "$1" ;;
+    esac
+}
+
+one_file() { # compiler, standard, mode
+    name=one-file-$1-$2-$3
+    wanted "$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN -I"$TOP" "$SOURCES/one_file.c" \
+        -o "$OUT/$name" && run "$name" "$OUT/$name" "passes 13"
+}
+
+two_files() { # compiler, mode
+    name=two-files-$1-$2
+    wanted "$name" || return 0
+    build "$name" "$1" $(language_flags c99) $(mode_flags "$2") $WARN -I"$TOP" "$SOURCES/user.c" \
+        "$SOURCES/implementation.c" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
+}
+
+# A C++ program on top of the library compiled as C, and as C++.
+cplusplus_user() { # compiler, standard of the implementation
+    name=c++-user-$1-$2
+    wanted "$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") -O0 $WARN -I"$TOP" -c "$SOURCES/implementation.c" \
+        -o "$OUT/$name.o" || return 0
+    build "$name" $(driver "$1" c++11) -std=c++11 -O0 $WARN -I"$TOP" "$SOURCES/user.cc" "$OUT/$name.o" \
+        -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
+}
+
+static_mode() { # compiler, standard, mode
+    name=static-$1-$2-$3
+    wanted "$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN -I"$TOP" "$SOURCES/static_one.c" \
+        "$SOURCES/static_two.c" -o "$OUT/$name" || return 0
+    if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
+        fail "$name" "a function of the library is visible outside its file"
+        return 0
+    fi
+    run "$name" "$OUT/$name" "pairs 12 10"
+}
+
+static_unused() { # compiler
+    name=static-unused-$1
+    wanted "$name" || return 0
+    build "$name" "$1" $(language_flags c99) -O2 $WARN -I"$TOP" -c "$SOURCES/static_unused.c" -o "$OUT/$name.o" &&
+        ok "$name"
+}
+
+# Names of the functions that the header declares.
+declared() {
+    sed -n '/^#endif \/\* CHUNKFLOW_H \*\//q; s/^CHUNKFLOW_API .*[ *]\(cf_[a-z0-9_]*\)(.*/\1/p' "$TOP/chunkflow.h" |
+        sort -u
+}
+
+own_linkage() { # compiler
+    name=own-linkage-$1
+    wanted "$name" || return 0
+    build "$name" "$1" $(language_flags c99) -O2 -fPIC -shared -fvisibility=hidden $WARN -I"$TOP" \
+        "$SOURCES/own_linkage.c" -o "$OUT/$name.so" || return 0
+    nm -D --defined-only "$OUT/$name.so" | awk '$2 == "T" { print $3 }' | grep -v -e '^_init$' -e '^_fini$' | sort \
+        >"$OUT/$name.exported"
+    declared >"$OUT/$name.declared"
+    if [ ! -s "$OUT/$name.declared" ]; then
+        fail "$name" "found no declarations in the header"
+    elif ! diff "$OUT/$name.declared" "$OUT/$name.exported" >"$OUT/$name.diff"; then
+        fail "$name" "declared and exported functions differ" "$OUT/$name.diff"
+    else
+        ok "$name"
+    fi
+}
+
+# Without position-independent code, so that constant tables of addresses count as what they are: read-only.
+symbols() { # compiler
+    name=symbols-$1
+    wanted "$name" || return 0
+    build "$name" "$1" $(language_flags c99) -O2 -fno-pic -fno-pie $WARN -I"$TOP" -c "$SOURCES/implementation.c" \
+        -o "$OUT/$name.o" || return 0
+    nm "$OUT/$name.o" >"$OUT/$name.nm"
+    nm -g --defined-only "$OUT/$name.o" | awk '{ print $3 }' | sort >"$OUT/$name.exported"
+    declared >"$OUT/$name.declared"
+    grep -v '^cf_' "$OUT/$name.exported" >"$OUT/$name.foreign"
+    grep -E ' [BbCDdGgSs] ' "$OUT/$name.nm" >"$OUT/$name.writable"
+    if [ ! -s "$OUT/$name.exported" ]; then
+        fail "$name" "nm shows no symbols"
+    elif [ -s "$OUT/$name.foreign" ]; then
+        fail "$name" "exported without the prefix cf_:" "$OUT/$name.foreign"
+    elif [ -s "$OUT/$name.writable" ]; then
+        fail "$name" "writable globals:" "$OUT/$name.writable"
+    elif ! diff "$OUT/$name.declared" "$OUT/$name.exported" >"$OUT/$name.diff"; then
+        fail "$name" "declared and exported functions differ" "$OUT/$name.diff"
+    else
+        ok "$name"
+    fi
+}
+
+# The program in the header's comment, as a reader would copy it.
+header_example() { # compiler
+    name=header-example-$1
+    wanted "$name" || return 0
+    awk '/A complete program/ { on = 1; next } on && /^   [^ ]/ { exit } on { print }' "$TOP/chunkflow.h" \
+        >"$OUT/$name.c"
+    if ! grep -q 'int main' "$OUT/$name.c"; then
+        fail "$name" "no program found in the header's comment"
+        return 0
+    fi
+    build "$name" "$1" -std=c99 -O1 $WARN -I"$TOP" "$OUT/$name.c" -o "$OUT/$name" || return 0
+    "$OUT/$name" >"$OUT/$name.out" 2>&1
+    status=$?
+    if [ $status -ne 0 ]; then
+        fail "$name" "ended with status $status" "$OUT/$name.out"
+    elif [ "$(grep -c ' chunk [0-9]*$' "$OUT/$name.out")" -ne 13 ] || [ "$(wc -l <"$OUT/$name.out")" -ne 13 ]; then
+        fail "$name" "did not print its 13 passes" "$OUT/$name.out"
+    else
+        ok "$name"
+    fi
+}
+
+# Fused multiply-adds, vector code and link-time guesses must not change a bit.
+same_bits() { # compiler
+    name=same-bits-$1
+    wanted "$name" || return 0
+    build "$name" "$1" -std=c99 -O0 $WARN -I"$TOP" "$SOURCES/same_bits.c" -o "$OUT/$name.plain" || return 0
+    build "$name" "$1" -std=c99 -O3 -march=native -ffp-contract=fast $WARN -I"$TOP" "$SOURCES/same_bits.c" \
+        -o "$OUT/$name.fused" || return 0
+    "$OUT/$name.plain" >"$OUT/$name.plain.out" && "$OUT/$name.fused" >"$OUT/$name.fused.out"
+    status=$?
+    if [ $status -ne 0 ]; then
+        fail "$name" "ended with status $status"
+    elif [ "$(wc -l <"$OUT/$name.plain.out")" -ne 203 ]; then
+        fail "$name" "printed too little" "$OUT/$name.plain.out"
+    elif ! cmp -s "$OUT/$name.plain.out" "$OUT/$name.fused.out"; then
+        fail "$name" "the optimised build decides otherwise"
+    else
+        ok "$name"
+    fi
+}
+
+for compiler in gcc clang; do
+    if ! command -v $compiler >/dev/null 2>&1; then
+        wanted $compiler && skip "all-of-$compiler" "there is no $compiler here"
+        continue
+    fi
+    standards="c99 c11"
+    if command -v "$(driver $compiler c++11)" >/dev/null 2>&1; then standards="$standards c++11"
+    else skip "c++11-of-$compiler" "there is no $(driver $compiler c++11) here"; fi
+    for standard in $standards; do
+        for mode in debug ndebug; do
+            one_file $compiler $standard $mode
+            static_mode $compiler $standard $mode
+        done
+        case $standards in *c++11*) cplusplus_user $compiler $standard ;; esac
+    done
+    two_files $compiler debug
+    two_files $compiler ndebug
+    static_unused $compiler
+    own_linkage $compiler
+    symbols $compiler
+    header_example $compiler
+    same_bits $compiler
+done
+
+if [ $((passed + failed + skipped)) -eq 0 ]; then
+    echo "FAIL compile: no test is named like \"$FILTER\""
+    failed=1
+fi
+if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
+else echo "$passed passed, $failed failed"; fi
+[ $failed -eq 0 ]

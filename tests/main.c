@@ -1,0 +1,19 @@
+/* The unit tests of chunkflow.h, one suite per section. Run with --list to see the names, with parts of names to
+   choose. */
+
+#define HARNESS_IMPLEMENTATION
+#include "harness.h"
+
+#define SUITES(X)                                                                                              \
+    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule) X(check)  \
+    X(lower) X(run) X(run_lowered) X(write) X(csv)
+
+#define DECLARE(name) extern const harness_suite suite_##name;
+SUITES(DECLARE)
+
+#define ADDRESS(name) &suite_##name,
+
+int main(int argc, char **argv) {
+    static const harness_suite *const suites[] = {SUITES(ADDRESS)};
+    return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
+}

@@ -1,0 +1,497 @@
+#include "naive.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- plans ---- */
+
+cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks) {
+    int64_t lengths[64], n = harness_between(rng, 1, most_sequences < 64 ? most_sequences : 64), i;
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = harness_between(rng, 1, 12);
+    desc.n_ranks = n_ranks;
+    desc.no_tails = harness_chance(rng, 0.3);
+    if (desc.chunk_size % 2 == 0 && harness_chance(rng, 0.3)) desc.align = 2;
+    for (i = 0; i < n; i++)
+        lengths[i] = harness_chance(rng, 0.4) ? harness_between(rng, 0, 5 * desc.chunk_size)
+                                              : harness_between(rng, 0, desc.chunk_size);
+    if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    return plan;
+}
+
+/* ---- schedules as data ---- */
+
+cf_schedule *naive_new(int64_t n_stages, int64_t n_actions) {
+    cf_schedule *s = (cf_schedule *)calloc(1, sizeof *s);
+    if (!s) abort();
+    s->n_stages = n_stages;
+    s->n_actions = n_actions;
+    s->first = (int64_t *)calloc((size_t)n_stages + 1, sizeof *s->first);
+    s->actions = (cf_action *)calloc(n_actions > 0 ? (size_t)n_actions : 1, sizeof *s->actions);
+    if (!s->first || !s->actions) abort();
+    return s;
+}
+
+cf_schedule *naive_copy(const cf_schedule *schedule) {
+    cf_schedule *s = naive_new(schedule->n_stages, schedule->n_actions);
+    int64_t *first = s->first;
+    cf_action *actions = s->actions;
+    *s = *schedule;
+    s->first = first;
+    s->actions = actions;
+    memset(&s->allocator, 0, sizeof s->allocator);
+    memcpy(first, schedule->first, ((size_t)schedule->n_stages + 1) * sizeof *first);
+    if (schedule->n_actions > 0) memcpy(actions, schedule->actions, (size_t)schedule->n_actions * sizeof *actions);
+    return s;
+}
+
+void naive_free(cf_schedule *schedule) {
+    if (!schedule) return;
+    free(schedule->first);
+    free(schedule->actions);
+    free(schedule);
+}
+
+cf_schedule *naive_insert(cf_schedule *schedule, int64_t stage, int64_t position, cf_action action) {
+    int64_t at = schedule->first[stage] + position, i;
+    cf_schedule *s;
+    cf_action *grown = (cf_action *)malloc(((size_t)schedule->n_actions + 1) * sizeof *grown);
+    if (!grown) abort();
+    for (i = 0; i < at; i++) grown[i] = schedule->actions[i];
+    grown[at] = action;
+    for (i = at; i < schedule->n_actions; i++) grown[i + 1] = schedule->actions[i];
+    s = naive_copy(schedule);
+    naive_free(schedule);
+    free(s->actions);
+    s->actions = grown;
+    s->n_actions++;
+    for (i = stage + 1; i <= s->n_stages; i++) s->first[i]++;
+    return s;
+}
+
+cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position) {
+    int64_t at = schedule->first[stage] + position, i;
+    cf_schedule *s = naive_new(schedule->n_stages, schedule->n_actions - 1);
+    int64_t *first = s->first;
+    cf_action *actions = s->actions;
+    *s = *schedule;
+    s->n_actions--;
+    s->first = first;
+    s->actions = actions;
+    for (i = 0; i < s->n_actions; i++) actions[i] = schedule->actions[i < at ? i : i + 1];
+    for (i = 0; i <= s->n_stages; i++) first[i] = schedule->first[i] - (i > stage);
+    naive_free(schedule);
+    return s;
+}
+
+/* ---- the generator ---- */
+
+#define MOST_CELLS 4096
+
+typedef struct maker {
+    const cf_plan *plan;
+    naive_shape shape;
+    int64_t v, n, first;            /* virtual stages, chunks of the rank, the first of them */
+    unsigned char done[5][MOST_CELLS];
+    unsigned char split[MOST_CELLS];
+    int64_t kept[MOST_CELLS];       /* in each group's first chunk: how many of its last chunks keep on that stage */
+} maker;
+
+static int64_t group_size(const cf_plan *plan, int64_t chunk) {
+    return plan->chunks[chunk].group < 0 ? 1 : plan->groups[plan->chunks[chunk].group].n_chunks;
+}
+
+static int64_t cell(const maker *m, int64_t chunk, int64_t v) { return v * m->n + chunk - m->first; }
+
+static int is_kept(const maker *m, int64_t chunk, int64_t v) {
+    int64_t index = m->plan->chunks[chunk].index;
+    return index >= group_size(m->plan, chunk) - m->kept[cell(m, chunk - index, v)];
+}
+
+static int backward_done(const maker *m, int64_t chunk, int64_t v) {
+    return m->done[CF_B][cell(m, chunk, v)] || m->done[CF_I][cell(m, chunk, v)];
+}
+
+static int freed(const maker *m, int64_t chunk, int64_t v) {
+    return m->done[CF_B][cell(m, chunk, v)] || m->done[CF_W][cell(m, chunk, v)];
+}
+
+static int may_run(const maker *m, int pass, int64_t chunk, int64_t v) {
+    int64_t at = cell(m, chunk, v), index = m->plan->chunks[chunk].index, size = group_size(m->plan, chunk);
+    int64_t kept = m->kept[cell(m, chunk - index, v)], i, held = 0;
+    if (m->done[pass][at]) return 0;
+    for (i = chunk - index; i < chunk - index + size; i++)
+        held += !freed(m, i, v) && ((m->done[CF_F][cell(m, i, v)] && is_kept(m, i, v)) || m->done[CF_R][cell(m, i, v)]);
+    switch (pass) {
+        case CF_F:
+            if (v > 0 && !m->done[CF_F][cell(m, chunk, v - 1)]) return 0;
+            return index == 0 || m->done[CF_F][cell(m, chunk - 1, v)];
+        case CF_R:
+            if (is_kept(m, chunk, v) || !m->done[CF_F][at]) return 0;
+            if (m->shape.replay != CF_REPLAY_LOCAL && v > 0 && !m->done[CF_R][cell(m, chunk, v - 1)]) return 0;
+            return held < kept && index + kept < size && freed(m, chunk + kept, v);
+        case CF_B:
+        case CF_I:
+            if ((pass == CF_I) != m->split[at]) return 0;
+            if (!m->done[is_kept(m, chunk, v) ? CF_F : CF_R][at]) return 0;
+            if (v + 1 < m->v && !backward_done(m, chunk, v + 1)) return 0;
+            return index + 1 == size || backward_done(m, chunk + 1, v);
+        default:
+            return m->split[at] && m->done[CF_I][at];
+    }
+}
+
+static void choose(harness_rng *rng, maker *m) {
+    int64_t v, chunk;
+    for (v = 0; v < m->v; v++) {
+        for (chunk = m->first; chunk < m->first + m->n; chunk++) {
+            int64_t at = cell(m, chunk, v), low = v > 0 ? m->kept[cell(m, chunk, v - 1)] : 1;
+            m->split[at] = (unsigned char)(m->shape.split == 2 ? harness_chance(rng, 0.5) : m->shape.split);
+            if (m->plan->chunks[chunk].index > 0) continue;
+            /* Pipeline replay needs R on all stages before one that replays, so later stages keep no fewer. */
+            if (m->shape.replay == CF_REPLAY_LOCAL) low = 1;
+            m->kept[at] = m->shape.uneven ? harness_between(rng, low, m->shape.k) : m->shape.k;
+        }
+    }
+}
+
+naive_shape naive_draw_shape(harness_rng *rng) {
+    naive_shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.n_stages = harness_between(rng, 1, 5);
+    shape.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
+    shape.k = harness_between(rng, 1, 4);
+    shape.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    shape.split = (int)harness_between(rng, 0, 2);
+    shape.uneven = harness_chance(rng, 0.5);
+    return shape;
+}
+
+cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_shape *shape) {
+    static maker m; /* large */
+    int64_t most, n = 0, i, s, v, chunk;
+    int pass;
+    cf_action *order;
+    cf_schedule *schedule;
+    memset(&m, 0, sizeof m);
+    m.plan = plan;
+    m.shape = *shape;
+    m.v = shape->n_stages * shape->n_virtual;
+    m.n = plan->n_steps;
+    m.first = shape->rank * plan->n_steps;
+    if (m.v * m.n > MOST_CELLS) {
+        FAIL("too large for the naive generator");
+        return NULL;
+    }
+    choose(rng, &m);
+    most = 4 * m.v * m.n;
+    order = (cf_action *)calloc((size_t)most + 1, sizeof *order);
+    if (!order) abort();
+    for (;;) { /* the last of all passes that may run now, each with the chance that makes them equal */
+        cf_action next;
+        int64_t ready = 0;
+        memset(&next, 0, sizeof next);
+        for (pass = CF_F; pass <= CF_W; pass++)
+            for (v = 0; v < m.v; v++)
+                for (chunk = m.first; chunk < m.first + m.n; chunk++)
+                    if (may_run(&m, pass, chunk, v) && harness_between(rng, 0, ready++) == 0) {
+                        next.chunk = (int32_t)chunk;
+                        next.stage = (int32_t)v;
+                        next.pass = (uint8_t)pass;
+                        next.keep = (uint8_t)(pass == CF_R || (pass == CF_F && is_kept(&m, chunk, v)));
+                    }
+        if (ready == 0) break;
+        m.done[next.pass][cell(&m, next.chunk, next.stage)] = 1;
+        order[n++] = next;
+    }
+    schedule = naive_new(shape->n_stages, n);
+    schedule->kind = CF_SCHEDULE_PAPER;
+    schedule->replay = shape->replay;
+    schedule->n_virtual = shape->n_virtual;
+    schedule->k = shape->k;
+    schedule->rank = shape->rank;
+    schedule->n_chunks = plan->n_chunks;
+    for (s = 0, n = 0; s < shape->n_stages; s++) {
+        for (i = 0; i < schedule->n_actions; i++)
+            if (order[i].stage % shape->n_stages == s) schedule->actions[n++] = order[i];
+        schedule->first[s + 1] = n;
+    }
+    free(order);
+    for (v = 0; v < m.v; v++)
+        for (chunk = m.first; chunk < m.first + m.n; chunk++)
+            if (!freed(&m, chunk, v)) {
+                FAIL("the naive generator is stuck");
+                naive_free(schedule);
+                return NULL;
+            }
+    return schedule;
+}
+
+/* ---- the judge ---- */
+
+/* Positions of the passes of one chunk on one virtual stage in its stage's list; -1: none, -2: more than one. */
+typedef struct places {
+    int64_t at[CF_PASS_COUNT];
+    int keep;
+} places;
+
+static places find(const cf_schedule *s, int64_t chunk, int64_t v) {
+    int64_t stage = v % s->n_stages, i;
+    places p;
+    memset(&p, 0, sizeof p);
+    for (i = 0; i < CF_PASS_COUNT; i++) p.at[i] = -1;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        if (a->chunk != chunk || a->stage != v) continue;
+        if (a->pass == CF_F) p.keep = a->keep;
+        p.at[a->pass] = p.at[a->pass] == -1 ? i : -2;
+    }
+    return p;
+}
+
+static int64_t backward_at(const places *p) { return p->at[CF_B] >= 0 ? p->at[CF_B] : p->at[CF_I]; }
+
+static const char *fields_fault(const cf_plan *plan, const cf_schedule *s) {
+    int64_t stage, i;
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+            const cf_action *a = &s->actions[i];
+            if (a->reserved) return "reserved";
+            if (a->pass >= (s->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT)) return "pass";
+            if (a->chunk < 0 || a->chunk >= plan->n_chunks || a->chunk / plan->n_steps != s->rank) return "chunk";
+            if (a->stage < 0 || a->stage >= s->n_stages * s->n_virtual || a->stage % s->n_stages != stage) return "stage";
+            if (a->keep > 1 || (a->keep && a->pass != CF_F && a->pass != CF_R)) return "keep";
+            if (a->pass == CF_R && !a->keep) return "R that keeps nothing";
+        }
+    return NULL;
+}
+
+static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t chunk, int64_t v) {
+    places p = find(s, chunk, v), q;
+    int64_t i, index = plan->chunks[chunk].index, back;
+    for (i = 0; i <= CF_RECV_B; i++)
+        if (p.at[i] == -2) return "twice";
+    if (p.at[CF_F] < 0) return "no F";
+    if (p.at[CF_B] >= 0 ? p.at[CF_I] >= 0 || p.at[CF_W] >= 0 : p.at[CF_I] < 0 || p.at[CF_W] < p.at[CF_I]) return "backward";
+    back = backward_at(&p);
+    if (back < p.at[CF_F]) return "backward before F";
+    if (p.keep == (p.at[CF_R] >= 0)) return "R and keep disagree";
+    if (p.at[CF_R] >= 0 && (p.at[CF_R] < p.at[CF_F] || p.at[CF_R] > back)) return "R out of place";
+    if (plan->chunks[chunk].group >= 0 && index > 0) {
+        q = find(s, chunk - 1, v);
+        if (q.at[CF_F] < 0 || q.at[CF_F] > p.at[CF_F]) return "order of F";
+        if (backward_at(&q) < back) return "order of B";
+    }
+    if (s->replay == CF_REPLAY_PIPELINE && p.at[CF_R] >= 0 && v > 0) {
+        q = find(s, chunk, v - 1);
+        if (q.at[CF_R] < 0) return "R without R before it";
+    }
+    return NULL;
+}
+
+/* Chunks of a group with activations while action `at` runs. */
+static int64_t held_at(const cf_plan *plan, const cf_schedule *s, int64_t v, int64_t from, int64_t to, int64_t at) {
+    int64_t chunk, n = 0;
+    (void)plan;
+    for (chunk = from; chunk < to; chunk++) {
+        places p = find(s, chunk, v);
+        int64_t begin = p.keep ? p.at[CF_F] : p.at[CF_R], end = p.at[CF_B] >= 0 ? p.at[CF_B] : p.at[CF_W];
+        n += begin <= at && at <= end;
+    }
+    return n;
+}
+
+static const char *k_fault(const cf_plan *plan, const cf_schedule *s) {
+    int64_t stage, i;
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+            const cf_action *a = &s->actions[i];
+            int64_t first = a->chunk - plan->chunks[a->chunk].index;
+            if (!a->keep) continue;
+            if (held_at(plan, s, a->stage, first, first + group_size(plan, a->chunk), i) > s->k) return "K";
+        }
+    return NULL;
+}
+
+/* Rows of a group may be away only while none of its F, R, B, I runs; out and back in turns. */
+static const char *rows_fault(const cf_plan *plan, const cf_schedule *s) {
+    int64_t stage, i, j;
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+            const cf_action *a = &s->actions[i];
+            places p = find(s, a->chunk, a->stage);
+            int moved = 0;
+            if (a->pass != CF_OFFLOAD && a->pass != CF_PREFETCH) continue;
+            if (plan->chunks[a->chunk].group < 0) return "rows of no group";
+            for (j = s->first[stage]; j < i; j++) {
+                const cf_action *b = &s->actions[j];
+                if (b->chunk != a->chunk || b->stage != a->stage) continue;
+                if (b->pass == CF_OFFLOAD) moved = 1;
+                if (b->pass == CF_PREFETCH) moved = 0;
+            }
+            if (moved == (a->pass == CF_OFFLOAD)) return "rows twice";
+            if (a->pass != CF_OFFLOAD) continue;
+            if (i < p.at[CF_F] || i > backward_at(&p)) return "no rows";
+            for (j = i + 1;; j++) {
+                const cf_action *b = &s->actions[j];
+                if (j == s->first[stage + 1]) return "rows never come back";
+                if (b->stage != a->stage || plan->chunks[b->chunk].group != plan->chunks[a->chunk].group) continue;
+                if (b->pass == CF_PREFETCH && b->chunk == a->chunk) break;
+                if (b->pass == CF_F || b->pass == CF_R || b->pass == CF_B || b->pass == CF_I) return "rows away in use";
+            }
+        }
+    return NULL;
+}
+
+static int done_on(const cf_schedule *s, const int64_t *pc, int64_t chunk, int64_t v, int pass) {
+    places p = find(s, chunk, v);
+    return p.at[pass] >= 0 && p.at[pass] < pc[v % s->n_stages];
+}
+
+/* Runs the lists with every finished pass visible everywhere, sweep after sweep. */
+static const char *progress_fault(const cf_schedule *s) {
+    int64_t pc[64], stage, last = s->n_stages * s->n_virtual - 1;
+    int moved = 1;
+    for (stage = 0; stage < s->n_stages; stage++) pc[stage] = s->first[stage];
+    while (moved) {
+        moved = 0;
+        for (stage = 0; stage < s->n_stages; stage++) {
+            const cf_action *a = &s->actions[pc[stage]];
+            int ok = 1;
+            if (pc[stage] == s->first[stage + 1]) continue;
+            if (a->pass == CF_F && a->stage > 0) ok = done_on(s, pc, a->chunk, a->stage - 1, CF_F);
+            if (a->pass == CF_R && a->stage > 0 && s->replay == CF_REPLAY_PIPELINE)
+                ok = done_on(s, pc, a->chunk, a->stage - 1, CF_R);
+            if ((a->pass == CF_B || a->pass == CF_I) && a->stage < last)
+                ok = done_on(s, pc, a->chunk, a->stage + 1, CF_B) || done_on(s, pc, a->chunk, a->stage + 1, CF_I);
+            pc[stage] += ok;
+            moved |= ok;
+        }
+    }
+    for (stage = 0; stage < s->n_stages; stage++)
+        if (pc[stage] < s->first[stage + 1]) return "deadlock";
+    return NULL;
+}
+
+const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
+    const char *fault = fields_fault(plan, s);
+    int64_t chunk, v;
+    for (v = 0; !fault && v < s->n_stages * s->n_virtual; v++)
+        for (chunk = s->rank * plan->n_steps; !fault && chunk < (s->rank + 1) * plan->n_steps; chunk++)
+            fault = cell_fault(plan, s, chunk, v);
+    if (!fault) fault = k_fault(plan, s);
+    if (!fault) fault = progress_fault(s);
+    if (!fault && s->lowered) fault = rows_fault(plan, s);
+    if (!fault && s->lowered) fault = naive_rendezvous(plan, s);
+    return fault;
+}
+
+/* ---- rendezvous ---- */
+
+/* What a stage has of a chunk on a virtual stage: results made there and not yet sent, inputs received and not yet read. */
+typedef struct tensors {
+    unsigned char made[3], there[3]; /* by F, R, backward */
+} tensors;
+
+static int kind_of(int pass) {
+    if (pass == CF_F || pass == CF_SEND_F || pass == CF_RECV_F) return 0;
+    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R ? 1 : 2;
+}
+
+static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
+static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
+
+const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
+    int64_t pc[64], stage, n = plan->n_steps, v = s->n_stages * s->n_virtual, i;
+    tensors *all = (tensors *)calloc((size_t)(v * n) + 1, sizeof *all);
+    const char *fault = NULL;
+    int moved = 1;
+    if (!all) abort();
+    for (stage = 0; stage < s->n_stages; stage++) pc[stage] = s->first[stage];
+    while (moved && !fault) {
+        moved = 0;
+        for (stage = 0; stage < s->n_stages && !fault; stage++) {
+            const cf_action *a = &s->actions[pc[stage]], *b;
+            int64_t to, other;
+            tensors *t, *u;
+            int kind;
+            if (pc[stage] == s->first[stage + 1]) continue;
+            if (is_receive(a->pass)) continue; /* its sender moves both */
+            t = &all[a->stage * n + a->chunk % n];
+            kind = kind_of(a->pass);
+            if (!is_send(a->pass)) {
+                int forward = a->pass == CF_F || a->pass == CF_R;
+                int reads = (forward && a->stage > 0) || ((a->pass == CF_B || a->pass == CF_I) && a->stage + 1 < v);
+                if (s->n_stages == 1 || (a->pass == CF_R && s->replay == CF_REPLAY_LOCAL)) reads = 0;
+                if (reads && !t->there[kind]) fault = "a pass without its input";
+                if (a->pass < CF_COMPUTE_PASS_COUNT && a->pass != CF_W) t->made[kind] = 1;
+                pc[stage]++;
+                moved = 1;
+                continue;
+            }
+            to = a->pass == CF_SEND_B ? a->stage - 1 : a->stage + 1;
+            if (s->n_stages == 1 || to < 0 || to >= v) {
+                fault = "a send to nowhere";
+                break;
+            }
+            if (t->made[kind] != 1) fault = "a send of nothing, or twice";
+            other = to % s->n_stages;
+            b = &s->actions[pc[other]];
+            if (pc[other] == s->first[other + 1] || b->pass != a->pass + 1 || b->chunk != a->chunk || b->stage != to) continue;
+            u = &all[to * n + a->chunk % n];
+            if (u->there[kind]) fault = "received twice";
+            t->made[kind] = 2;
+            u->there[kind] = 1;
+            pc[stage]++;
+            pc[other]++;
+            moved = 1;
+        }
+    }
+    for (stage = 0; stage < s->n_stages && !fault; stage++)
+        if (pc[stage] < s->first[stage + 1]) fault = "rendezvous deadlock";
+    for (i = 0; i < s->n_actions && !fault; i++) { /* nothing is received for a pass that does not exist */
+        const cf_action *a = &s->actions[i];
+        if (a->pass == CF_RECV_R && (s->replay == CF_REPLAY_LOCAL || find(s, a->chunk, a->stage).at[CF_R] < 0))
+            fault = "RECV_R without R";
+    }
+    free(all);
+    return fault;
+}
+
+/* ---- memory ---- */
+
+int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
+    int64_t i, j, most = 0, first = s->rank * plan->n_steps;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        int64_t held = 0;
+        for (j = 0; j < s->n_virtual; j++)
+            held += held_at(plan, s, j * s->n_stages + stage, first, first + plan->n_steps, i);
+        most = held > most ? held : most;
+    }
+    return most;
+}
+
+int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
+    int64_t i, j, chunk, most = 0, first = s->rank * plan->n_steps;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        int64_t sum = 0;
+        for (j = 0; j < s->n_virtual; j++) {
+            for (chunk = first; chunk < first + plan->n_steps; chunk++) {
+                int64_t v = j * s->n_stages + stage, size = group_size(plan, chunk);
+                const cf_chunk *c = &plan->chunks[chunk];
+                places p = find(s, chunk, v), last = find(s, chunk - c->index + size - 1, v);
+                int64_t rows = c->group < 0 ? 0 : plan->slices[c->first_slice].length;
+                sum += bytes->per_token_activations * c->padded * held_at(plan, s, v, chunk, chunk + 1, i);
+                if (p.at[CF_F] <= i && i <= backward_at(&p)) sum += bytes->per_token_state * rows;
+                if (backward_at(&last) <= i && i <= backward_at(&p)) sum += bytes->per_token_state_gradient * rows;
+                if (s->replay == CF_REPLAY_LOCAL && !p.keep && p.at[CF_F] <= i && i < p.at[CF_R])
+                    sum += bytes->per_token_boundary * c->padded;
+            }
+        }
+        most = sum > most ? sum : most;
+    }
+    return most;
+}

@@ -1,0 +1,412 @@
+/* >>run: lowered schedules. Every stage is run by cf_run with callbacks that write down what they are told; then the notes of
+   all stages are played together, with a boundary buffer per slot, and every tensor must be the right one when it is read. */
+
+#include "chunkflow.h"
+#include "harness.h"
+#include "naive.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct notes {
+    cf_step *steps;
+    int64_t n, room;
+    /* slots by resource: owner of each, -1 where it is free */
+    int64_t owner[3][512];
+    int64_t acquired, released, live[3], peak[3];
+    int64_t fail_at;   /* this callback (from 1) reports 41; 0: none does */
+    int64_t calls;
+    int bad;           /* a slot was taken twice, or freed twice */
+    int kind_seen[4];  /* calls of send, receive, offload, prefetch */
+} notes;
+
+static void notes_start(notes *all) {
+    int i, j;
+    memset(all, 0, sizeof *all);
+    for (i = 0; i < 3; i++)
+        for (j = 0; j < 512; j++) all->owner[i][j] = -1;
+}
+
+static int note(notes *all, const cf_step *step) {
+    if (all->n == all->room) {
+        all->room = 2 * all->room + 64;
+        all->steps = (cf_step *)realloc(all->steps, (size_t)all->room * sizeof *all->steps);
+        if (!all->steps) abort();
+    }
+    all->steps[all->n++] = *step;
+    return ++all->calls == all->fail_at ? 41 : 0;
+}
+
+static int on_pass(void *user, const cf_step *step) { return note((notes *)user, step); }
+
+static int on_send(void *user, const cf_step *step) {
+    ((notes *)user)->kind_seen[0]++;
+    return note((notes *)user, step);
+}
+
+static int on_receive(void *user, const cf_step *step) {
+    ((notes *)user)->kind_seen[1]++;
+    return note((notes *)user, step);
+}
+
+static int on_offload(void *user, const cf_step *step) {
+    ((notes *)user)->kind_seen[2]++;
+    return note((notes *)user, step);
+}
+
+static int on_prefetch(void *user, const cf_step *step) {
+    ((notes *)user)->kind_seen[3]++;
+    return note((notes *)user, step);
+}
+
+static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
+    notes *all = (notes *)user;
+    if (++all->calls == all->fail_at) return 41;
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] >= 0) {
+        all->bad = 1;
+        return 0;
+    }
+    all->owner[what][slot] = owner;
+    all->acquired++;
+    if (++all->live[what] > all->peak[what]) all->peak[what] = all->live[what];
+    return 0;
+}
+
+static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner) {
+    notes *all = (notes *)user;
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] != owner) {
+        all->bad = 1;
+        return;
+    }
+    all->owner[what][slot] = -1;
+    all->released++;
+    all->live[what]--;
+}
+
+static cf_run_desc callbacks(notes *all) {
+    cf_run_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.user = all;
+    desc.forward = on_pass;
+    desc.backward = on_pass;
+    desc.send = on_send;
+    desc.receive = on_receive;
+    desc.offload = on_offload;
+    desc.prefetch = on_prefetch;
+    desc.acquire = on_acquire;
+    desc.release = on_release;
+    return desc;
+}
+
+/* ---- playing the notes ---- */
+
+typedef struct tensor {
+    int64_t chunk, stage; /* the virtual stage that made it */
+    int kind;             /* by F 0, R 1, backward 2; -1: nothing */
+} tensor;
+
+static int kind_of(int pass) {
+    if (pass == CF_F || pass == CF_SEND_F || pass == CF_RECV_F) return 0;
+    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R ? 1 : 2;
+}
+
+static int is_tensor(const tensor *t, int64_t chunk, int64_t stage, int kind) {
+    return t->chunk == chunk && t->stage == stage && t->kind == kind;
+}
+
+#define MOST_STAGES 5
+#define MOST_SLOTS 512
+
+/* What a pass must find in its input slot, or -1 in place of a slot. */
+static const char *play_pass(const cf_schedule *s, const cf_step *step, tensor *buffers) {
+    const cf_action *a = &step->action;
+    int64_t last = s->n_stages * s->n_virtual - 1;
+    int forward = a->pass == CF_F || a->pass == CF_R, back = a->pass == CF_B || a->pass == CF_I, kind = kind_of(a->pass);
+    int reads = s->n_stages > 1 && ((forward && a->stage > 0) || (back && a->stage < last));
+    if (a->pass == CF_R && s->replay == CF_REPLAY_LOCAL) kind = 0; /* it reads the input of F again */
+    if (reads != (step->input >= 0)) return "an input slot where there is none, or none where there is one";
+    if (reads && !is_tensor(&buffers[step->input], a->chunk, forward ? a->stage - 1 : a->stage + 1, kind)) return "a wrong input";
+    if (step->output >= 0) {
+        buffers[step->output].chunk = a->chunk;
+        buffers[step->output].stage = a->stage;
+        buffers[step->output].kind = kind_of(a->pass);
+    }
+    return step->peer == -1 ? NULL : "a pass with a peer";
+}
+
+static const char *play(const cf_schedule *s, const notes *all) {
+    static tensor buffers[MOST_STAGES][MOST_SLOTS];
+    int64_t at[MOST_STAGES], stage, i;
+    int moved = 1;
+    for (stage = 0; stage < s->n_stages; stage++) {
+        at[stage] = 0;
+        for (i = 0; i < MOST_SLOTS; i++) buffers[stage][i].kind = -1;
+    }
+    while (moved) {
+        for (stage = 0, moved = 0; stage < s->n_stages; stage++) {
+            const cf_step *a, *b;
+            const char *fault;
+            if (at[stage] == all[stage].n) continue;
+            a = &all[stage].steps[at[stage]];
+            if (a->action.pass <= CF_W || a->action.pass >= CF_OFFLOAD) {
+                if (a->action.pass <= CF_W && (fault = play_pass(s, a, buffers[stage])) != NULL) return fault;
+                at[stage]++;
+                moved = 1;
+                continue;
+            }
+            if (a->action.pass == CF_RECV_F || a->action.pass == CF_RECV_R || a->action.pass == CF_RECV_B) continue;
+            if (a->peer < 0 || a->peer >= s->n_stages || a->peer == stage) return "a send to no other stage";
+            if (at[a->peer] == all[a->peer].n) continue;
+            b = &all[a->peer].steps[at[a->peer]];
+            if (b->action.pass != a->action.pass + 1 || b->action.chunk != a->action.chunk || b->peer != stage) continue;
+            if (!is_tensor(&buffers[stage][a->output], a->action.chunk, a->action.stage, kind_of(a->action.pass)))
+                return "a send of another tensor";
+            buffers[a->peer][b->input] = buffers[stage][a->output];
+            buffers[stage][a->output].kind = -1;
+            at[stage]++;
+            at[a->peer]++;
+            moved = 1;
+        }
+    }
+    for (stage = 0; stage < s->n_stages; stage++)
+        if (at[stage] < all[stage].n) return "the stages wait for each other";
+    return NULL;
+}
+
+/* Most tokens of state on the stage at once, counted from the list alone. */
+static int64_t peak_state(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
+    int64_t i, now = 0, most = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t rows = plan->chunks[a->chunk].group < 0 ? 0 : plan->slices[plan->chunks[a->chunk].first_slice].length;
+        if (a->pass == CF_F || a->pass == CF_PREFETCH) now += rows;
+        if (now > most) most = now;
+        if (a->pass == CF_B || a->pass == CF_I || a->pass == CF_OFFLOAD) now -= rows;
+    }
+    return most;
+}
+
+static cf_schedule *draw(harness_rng *rng, const cf_plan *plan, int offload) {
+    naive_shape shape = naive_draw_shape(rng);
+    cf_schedule *s, *low = NULL;
+    cf_lower_desc desc;
+    shape.rank = harness_between(rng, 0, plan->n_ranks - 1);
+    s = naive_schedule(rng, plan, &shape);
+    memset(&desc, 0, sizeof desc);
+    desc.offload = offload;
+    if (s != NULL) CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, NULL), CF_OK);
+    naive_free(s);
+    return low;
+}
+
+TEST(every_tensor_is_where_it_is_read) {
+    harness_rng rng = {51};
+    int round;
+    for (round = 0; round < 1500; round++) {
+        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
+        cf_schedule *s = draw(&rng, plan, round % 2);
+        static notes all[MOST_STAGES];
+        const char *fault;
+        int64_t stage;
+        REQUIRE(s != NULL);
+        harness_note("round %d", round);
+        for (stage = 0; stage < s->n_stages; stage++) {
+            cf_run_desc desc;
+            cf_run_stats stats;
+            cf_error error;
+            memset(&error, 0, sizeof error);
+            notes_start(&all[stage]);
+            desc = callbacks(&all[stage]);
+            if (!CHECK_INT(cf_run(plan, s, stage, &desc, &stats, &error), CF_OK)) FAIL("%s", error.text);
+            CHECK_INT(all[stage].n, s->first[stage + 1] - s->first[stage]);
+            CHECK(!all[stage].bad && all[stage].acquired == all[stage].released);
+            CHECK_INT(stats.peak_boundaries, all[stage].peak[CF_RESOURCE_BOUNDARY]);
+            CHECK_INT(stats.peak_slots, all[stage].peak[CF_RESOURCE_ACTIVATIONS]);
+            CHECK_INT(stats.peak_slots, naive_peak_chunks(plan, s, stage));
+            CHECK_INT(stats.peak_state_tokens, peak_state(plan, s, stage));
+            CHECK_INT(stats.done, all[stage].n);
+            if (s->n_stages == 1) CHECK_INT(stats.peak_boundaries, 0);
+        }
+        fault = play(s, all);
+        if (fault) FAIL("%s", fault);
+        for (stage = 0; stage < s->n_stages; stage++) free(all[stage].steps);
+        cf_schedule_free(s);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* Every callback of a small run fails once; nothing stays acquired, and the one that failed is named. */
+TEST(a_failing_callback_ends_the_stage_cleanly) {
+    static const char *const names[] = {"forward", "backward", "send", "receive", "offload", "prefetch", "acquire"};
+    static const int64_t lengths[] = {8, 4, 4, 4, 4};
+    cf_pack_desc pack;
+    cf_schedule_desc order;
+    cf_lower_desc lower;
+    cf_plan *plan = NULL;
+    cf_schedule *s = NULL, *low = NULL;
+    int64_t stage, seen[7];
+    memset(seen, 0, sizeof seen);
+    memset(&pack, 0, sizeof pack);
+    memset(&order, 0, sizeof order);
+    memset(&lower, 0, sizeof lower);
+    pack.chunk_size = 4;
+    order.n_stages = 2;
+    lower.offload = 1;
+    REQUIRE(cf_pack(lengths, 5, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(cf_schedule_make(plan, &order, &s, NULL) == CF_OK);
+    REQUIRE(cf_schedule_lower(plan, s, &lower, &low, NULL) == CF_OK);
+    for (stage = 0; stage < 2; stage++) {
+        int64_t fail;
+        for (fail = 1;; fail++) {
+            static notes all;
+            cf_run_desc desc;
+            cf_error error;
+            cf_result result;
+            size_t i;
+            notes_start(&all);
+            all.fail_at = fail;
+            desc = callbacks(&all);
+            result = cf_run(plan, low, stage, &desc, NULL, &error);
+            free(all.steps);
+            CHECK(!all.bad && all.acquired == all.released);
+            if (result == CF_OK) break;
+            CHECK_INT(result, CF_ERROR_CALLBACK);
+            CHECK_INT(error.got, 41);
+            for (i = 0; i < 7; i++) seen[i] += strcmp(error.field, names[i]) == 0;
+            REQUIRE(fail < 1000);
+        }
+    }
+    CHECK(seen[0] && seen[1] && seen[2] && seen[3] && seen[4] && seen[5] && seen[6]);
+    cf_schedule_free(low);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+/* Whatever is in the actions, a run ends, gives everything back, and succeeds if the validator has nothing to say. */
+TEST(damaged_lowered_lists_are_survived) {
+    harness_rng rng = {52};
+    int round, refused = 0;
+    for (round = 0; round < 3000; round++) {
+        cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
+        cf_schedule *low = draw(&rng, plan, round % 2), *s;
+        int64_t stage, edits;
+        int sound;
+        REQUIRE(low != NULL);
+        harness_note("round %d", round);
+        s = naive_copy(low);
+        cf_schedule_free(low);
+        for (edits = harness_between(&rng, 0, 2); edits > 0 && s->n_actions > 0; edits--) {
+            cf_action *a = &s->actions[harness_between(&rng, 0, s->n_actions - 1)];
+            switch (harness_between(&rng, 0, 4)) {
+                case 0: a->pass = (uint8_t)harness_between(&rng, 0, CF_PASS_COUNT); break;
+                case 1: a->chunk = (int32_t)harness_between(&rng, -1, plan->n_chunks); break;
+                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->n_stages * s->n_virtual); break;
+                case 3: a->keep ^= 1; break;
+                default: *a = s->actions[harness_between(&rng, 0, s->n_actions - 1)]; break;
+            }
+        }
+        sound = cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK;
+        for (stage = 0; stage < s->n_stages; stage++) {
+            static notes all;
+            cf_run_desc desc;
+            cf_error error;
+            cf_result result;
+            notes_start(&all);
+            desc = callbacks(&all);
+            result = cf_run(plan, s, stage, &desc, NULL, &error);
+            CHECK(result == CF_OK || result == CF_ERROR_SCHEDULE);
+            CHECK(!sound || result == CF_OK);
+            CHECK(!all.bad && all.acquired == all.released);
+            refused += result != CF_OK;
+            free(all.steps);
+        }
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    CHECK(refused > 500);
+    harness_note("%s", "");
+}
+
+static cf_result run_lists(const cf_plan *plan, const uint8_t *passes, int64_t n, int64_t stage, cf_error *error) {
+    cf_schedule *s = naive_new(2, n);
+    cf_run_desc desc;
+    cf_result result;
+    int64_t i;
+    s->replay = CF_REPLAY_PIPELINE;
+    s->n_virtual = 1;
+    s->k = 1;
+    s->n_chunks = plan->n_chunks;
+    s->lowered = 1;
+    for (i = 0; i < n; i++) {
+        s->actions[i].pass = passes[i];
+        s->actions[i].stage = (int32_t)stage;
+        s->actions[i].keep = passes[i] == CF_F;
+    }
+    s->first[1] = stage == 0 ? n : 0;
+    s->first[2] = n;
+    memset(&desc, 0, sizeof desc);
+    memset(error, 0, sizeof *error);
+    result = cf_run(plan, s, stage, &desc, NULL, error);
+    naive_free(s);
+    return result;
+}
+
+TEST(impossible_transfers_are_named) {
+    static const uint8_t good[] = {CF_F, CF_SEND_F, CF_RECV_B, CF_B};
+    static const uint8_t early[] = {CF_SEND_F, CF_F, CF_RECV_B, CF_B};
+    static const uint8_t twice[] = {CF_F, CF_SEND_F, CF_SEND_F, CF_RECV_B, CF_B};
+    static const uint8_t again[] = {CF_F, CF_SEND_F, CF_RECV_B, CF_RECV_B, CF_B};
+    static const uint8_t late[] = {CF_F, CF_SEND_F, CF_B, CF_RECV_B};
+    static const uint8_t edge[] = {CF_RECV_F, CF_F, CF_SEND_F, CF_RECV_B, CF_B};
+    static const uint8_t unread[] = {CF_F, CF_SEND_F, CF_RECV_B, CF_B, CF_RECV_R};
+    static const uint8_t rows[] = {CF_F, CF_OFFLOAD, CF_SEND_F, CF_RECV_B, CF_B};
+    static const int64_t lengths[] = {2};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 2;
+    REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
+    CHECK_INT(run_lists(plan, good, 4, 0, &error), CF_OK);
+    CHECK_INT(run_lists(plan, early, 4, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(error.item, 0);
+    CHECK_INT(run_lists(plan, twice, 5, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(error.item, 2);
+    CHECK_INT(run_lists(plan, again, 5, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(error.item, 3);
+    CHECK_INT(run_lists(plan, late, 4, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK(error.item == 2 && strstr(error.text, "before its input is received") != NULL);
+    CHECK_INT(run_lists(plan, edge, 5, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK(error.item == 0 && strstr(error.text, "no other stage") != NULL);
+    CHECK_INT(run_lists(plan, unread, 5, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(error.item, 4);
+    CHECK_INT(run_lists(plan, rows, 5, 0, &error), CF_ERROR_SCHEDULE);
+    CHECK(error.item == 1 && strstr(error.text, "no rows of state") != NULL);
+    cf_plan_free(plan);
+}
+
+TEST(lowered_runs_need_what_run_size_says) {
+    harness_rng rng = {53};
+    cf_plan *plan = naive_plan(&rng, 6, 1);
+    cf_schedule *s = draw(&rng, plan, 1);
+    cf_run_desc desc;
+    cf_error error;
+    size_t bytes = 0;
+    REQUIRE(s != NULL);
+    memset(&desc, 0, sizeof desc);
+    REQUIRE(cf_run_size(plan, s, &bytes, &error) == CF_OK);
+    desc.memory = harness_guard_new(bytes);
+    desc.bytes = bytes - 1;
+    CHECK_INT(cf_run(plan, s, 0, &desc, NULL, &error), CF_ERROR_SPACE);
+    CHECK_POISON(desc.memory, bytes);
+    desc.bytes = bytes;
+    CHECK_INT(cf_run(plan, s, 0, &desc, NULL, &error), CF_OK);
+    harness_guard_free(desc.memory);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+SUITE(run_lowered, CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
+      CASE(damaged_lowered_lists_are_survived), CASE(impossible_transfers_are_named),
+      CASE(lowered_runs_need_what_run_size_says));

@@ -1,0 +1,279 @@
+#!/bin/sh
+# train_check.sh - what the CPU trainer promises, tried on its programs - MIT or public domain
+#
+#     tests/train_check.sh [BUILD]      BUILD/train_cpu and BUILD/train_cpu_f64 are tested; default: build
+#
+# Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
+
+build=${1:-build}
+work=$build/train_check.tmp
+passed=0
+failed=0
+
+# Threads that spin while they wait are slow on a busy machine; results are the same either way.
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+LC_ALL=C
+export LC_ALL
+
+ok() {
+    echo "ok $1"
+    passed=$((passed + 1))
+}
+
+bad() {
+    echo "FAIL $1: $2"
+    failed=$((failed + 1))
+}
+
+# run PROGRAM OPTIONS...: output in $work/out and $work/err, exit status in $status
+run() {
+    program=$1
+    shift
+    "$build/$program" "$@" >"$work/out" 2>"$work/err"
+    status=$?
+}
+
+# expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
+expect() {
+    if [ "$status" -ne "$2" ]; then
+        bad "$1" "exit status $status, wanted $2: $(tail -n 1 "$work/err")"
+    elif ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
+        bad "$1" "it did not say \"$3\" but: $(cat "$work/out" "$work/err" | tail -n 1)"
+    else
+        ok "$1"
+    fi
+}
+
+for program in train_cpu train_cpu_f64; do
+    if [ ! -x "$build/$program" ]; then
+        echo "FAIL $build/$program: there is no such program"
+        echo "0 passed, 1 failed"
+        exit 1
+    fi
+done
+rm -rf "$work"
+mkdir -p "$work" || exit 1
+
+tiny="--layers 2 --hidden 16 --heads 4 --kv-heads 2 --ffn 24"
+small="$tiny --batch 3 --max-length 100 --chunk-size 40 --k 2 --warmup 2 --lr 0.01"
+texts="examples/hello.c examples/base.h"
+
+# ---- chunked gradients equal unchunked ones, with groups of 1, 2, K, K + 1 and 20 chunks ----
+
+for k in 1 2 4; do
+    for chunks in $(printf '%s\n' 1 2 $k $((k + 1)) 20 | sort -n -u); do
+        for tails in hybrid no-tails; do
+            name="gradients: K $k, a group of $chunks chunks, $tails"
+            option=
+            group=$chunks
+            hybrids=1
+            replays=0
+            if [ $tails = no-tails ]; then option=--no-tails; hybrids=0; fi
+            if [ $chunks -eq 1 ]; then group=0; hybrids=0; fi
+            if [ $chunks -gt $k ] && [ $chunks -gt 1 ]; then replays=$((chunks - k)); fi
+            # the group's last chunk has 9 tokens of 16, so there is room for a short sequence
+            lengths=$((16 * chunks - 7)),5,2,0,1,16,11
+            run train_cpu_f64 --check $tiny --chunk-size 16 --k $k $option --synthetic $lengths
+            expect "$name" 0 "largest group $group, $hybrids hybrid, $replays replays"
+            if ! grep -q 'limit 1e-10: ok' "$work/out"; then bad "$name" "the limit is not 1e-10"; fi
+        done
+    done
+done
+
+check() {
+    name=$1
+    shift
+    run train_cpu_f64 --check $tiny --chunk-size 24 --k 2 --synthetic 100,24,48,7,3,0,1,31,12 "$@"
+    expect "gradients: $name" 0 'limit 1e-10: ok'
+}
+check "chunk size 1" --chunk-size 1
+check "one chunk for all" --chunk-size 4096
+check "K beyond any group" --k 1000000000
+check "first fit" --method first
+check "next fit" --method next
+check "even slices" --split even
+check "slices of equal cost" --split cost
+check "aligned slices" --align 8
+check "aligned even slices" --align 8 --split even
+check "two slices a chunk" --max-slices 2
+check "three ranks" --ranks 3
+check "ten ranks, some idle" --ranks 10
+check "untied embeddings" --untied
+check "one key head" --kv-heads 1
+check "as many key heads as query heads" --kv-heads 4
+check "dropout" --dropout 0.3
+check "dropout on three ranks" --dropout 0.3 --ranks 3
+check "prompts" --prompt 5
+check "prompts by fraction" --prompt-fraction 0.5
+check "four layers" --layers 4
+run train_cpu_f64 --check $tiny --synthetic 9,1,0,4 --prompt 9
+expect "gradients: a batch without targets is no check" 2 'nothing to check'
+run train_cpu_f64 --check $small $texts
+expect "gradients: real text" 0 'limit 1e-10: ok'
+run train_cpu --check $small $texts
+expect "gradients: float32" 0 'limit 1e-04: ok'
+
+# ---- memory ----
+
+run train_cpu --memory-table $tiny --chunk-size 32 --k 1
+expect "memory: K 1" 0 'chunked activations stay at K x chunk size'
+run train_cpu --memory-table $tiny --chunk-size 32 --k 3
+expect "memory: K 3" 0 'chunked activations stay at K x chunk size'
+
+# ---- training: the same losses and weights, bit by bit ----
+
+# losses FILE: step and loss of each progress line, and the weights' hash
+losses() {
+    sed -n -e 's/^step *\([0-9]*\).*loss \([^ ]*\) .*/\1 \2/p' -e 's/^weights/weights/p' "$1"
+}
+
+# same NAME FILE FILE
+same() {
+    if [ ! -s "$2" ] || ! grep -q weights "$2"; then
+        bad "$1" "there was no run to compare with"
+    elif cmp -s "$2" "$3"; then
+        ok "$1"
+    else
+        bad "$1" "$(diff "$2" "$3" | head -n 2 | tail -n 1)"
+    fi
+}
+
+for program in train_cpu train_cpu_f64; do
+    run $program $small --steps 6 --dropout 0.1 --exact --threads 1 $texts
+    losses "$work/out" >"$work/one"
+    for threads in 2 3 7; do
+        run $program $small --steps 6 --dropout 0.1 --exact --threads $threads $texts
+        losses "$work/out" >"$work/many"
+        same "threads: $program, $threads give what 1 gives" "$work/one" "$work/many"
+    done
+    for k in 1 5; do
+        run $program $small --k $k --steps 6 --dropout 0.1 --exact $texts
+        losses "$work/out" >"$work/many"
+        same "K: $program, K $k gives what K 2 gives" "$work/one" "$work/many"
+    done
+
+    run $program $small --steps 9 --dropout 0.1 --exact $texts
+    losses "$work/out" >"$work/whole"
+    point=$work/point.$program
+    : >"$work/parts"
+    for part in 1 2 3; do
+        run $program $small --steps 9 --dropout 0.1 --exact --checkpoint "$point" --stop-after 3 $texts
+        losses "$work/out" | grep -v weights >>"$work/parts"
+    done
+    losses "$work/out" | grep weights >>"$work/parts"
+    same "resume: $program, three parts give what one run gives" "$work/whole" "$work/parts"
+done
+if [ "$(wc -l <"$work/whole")" -eq 10 ]; then ok "resume: nine losses and the weights were compared"
+else bad "resume: nine losses and the weights were compared" "$(wc -l <"$work/whole") lines"; fi
+
+# Interrupted and killed runs go on as if nothing had been.
+long="$small --steps 100 --exact --checkpoint-every 1"
+run train_cpu $long $texts
+losses "$work/out" | tail -n 1 >"$work/whole"
+for signal in INT TERM KILL KILL; do
+    "$build/train_cpu" $long --checkpoint "$work/cut" $texts >"$work/out.$signal" 2>"$work/err" &
+    pid=$!
+    for wait in 1 2 3 4 5 6 7 8 9 10; do # until it has done a few steps
+        if [ "$(grep -c '^step' "$work/out.$signal")" -ge 5 ]; then break; fi
+        sleep 0.1
+    done
+    kill -$signal $pid 2>"$work/kill"
+    wait $pid 2>"$work/kill"
+done
+for signal in INT TERM; do
+    if grep -q 'stopped after step' "$work/out.$signal"; then ok "resume: $signal ends a run in order"
+    else bad "resume: $signal ends a run in order" "$(tail -n 1 "$work/out.$signal")"; fi
+done
+run train_cpu $long --checkpoint "$work/cut" $texts
+expect "resume: after INT, TERM and KILL" 0 'going on from .*step [0-9]'
+losses "$work/out" | tail -n 1 >"$work/parts"
+same "resume: after INT, TERM and KILL the weights are the same" "$work/whole" "$work/parts"
+run train_cpu $long --checkpoint "$work/cut" --chunk-size 50 $texts
+expect "resume: with other chunks it says so" 0 'note: the chunks are others than before'
+
+# ---- checkpoints that do not fit ----
+
+point=$work/point.train_cpu
+cp "$point" "$work/good"
+bytes=$(wc -c <"$point")
+
+# refused NAME FILE STATUS TEXT OPTIONS...
+refused() {
+    name="checkpoint: $1"
+    cp "$2" "$work/bad"
+    said=$3
+    shift 3
+    run train_cpu $small --steps 20 --dropout 0.1 --checkpoint "$work/bad" "$@" $texts
+    if ! cmp -s "$work/bad" "$work/before"; then bad "$name" "the file was changed"
+    elif [ -e "$work/bad.tmp" ]; then bad "$name" "it left a temporary file"
+    elif grep -q '^step' "$work/out"; then bad "$name" "it went on: $(tail -n 1 "$work/out")"
+    else expect "$name" 2 "refused, and left as it is: .*$said"; fi
+}
+for cut in 0 7 100 $((bytes / 2)) $((bytes - 1)); do
+    head -c $cut "$work/good" >"$work/before"
+    case $cut in 0 | 7) said='not a checkpoint' ;; *) said=truncated ;; esac
+    refused "truncated to $cut bytes" "$work/before" "$said" --steps 9
+done
+{ head -c $((bytes / 2)) "$work/good"; printf 'X'; tail -c $((bytes - bytes / 2 - 1)) "$work/good"; } >"$work/before"
+refused "one byte changed" "$work/before" damaged --steps 9
+{ cat "$work/good"; printf 'X'; } >"$work/before"
+refused "one byte too many" "$work/before" damaged --steps 9
+cp README.md "$work/before" 2>/dev/null || cp examples/model.h "$work/before"
+refused "a text" "$work/before" 'not a checkpoint' --steps 9
+cp "$work/good" "$work/before"
+refused "another model" "$work/before" 'its ffn is 24, that of this run is 32' --steps 9 --ffn 32
+refused "another learning rate" "$work/before" 'its lr is 0.01' --steps 9 --lr 0.02
+refused "another length of the run" "$work/before" 'its steps is 9, that of this run is 20'
+refused "another seed" "$work/before" 'its seed is 1, that of this run is 2' --steps 9 --seed 2
+refused "other documents" "$work/before" 'its hash of the documents' --steps 9 examples/model.h
+cp "$work/point.train_cpu_f64" "$work/before"
+refused "float64" "$work/before" 'its numbers have 8 bytes' --steps 9
+run train_cpu $small --checkpoint "$work" $texts
+expect "checkpoint: a directory" 2 'not a regular file'
+run train_cpu $small --checkpoint "$work/none/point" $texts
+expect "checkpoint: in no directory" 1 'cannot be written'
+
+# ---- bad input: a message, status 2, nothing done ----
+
+refuse() {
+    name="refused: $*"
+    run train_cpu --steps 1 --max-length 64 --chunk-size 64 "$@"
+    if [ -s "$work/out" ]; then bad "$name" "it printed: $(head -n 1 "$work/out")"
+    else expect "$name" 2 'train_cpu: '; fi
+}
+refuse --nonsense
+refuse --steps
+refuse --steps 0
+refuse --steps x
+refuse --steps 1.5
+refuse --steps nan
+refuse --lr -1
+refuse --lr nan
+refuse --heads 3
+refuse --kv-heads 3
+refuse --hidden 6 --heads 6
+refuse --dropout 1
+refuse --chunk-size 0
+refuse --chunk-size 9999999999
+refuse --method worst
+refuse --method best-
+refuse --synthetic 1,,2
+refuse --synthetic 1,-2
+refuse --synthetic 5 examples
+refuse --max-length 2
+refuse --prompt-fraction 1.5
+refuse "$work/nothing"
+run train_cpu --steps 1 --chunk-size 30 --align 7 --synthetic 9,8
+expect "refused: an alignment that does not divide the chunk" 2 'align'
+
+# A loss that is no longer a number ends the run, and the last good checkpoint stays.
+run train_cpu $small --steps 40 --lr 1e12 --clip 0 --checkpoint "$work/nan" --checkpoint-every 1 $texts
+expect "a loss that is not a number ends the run" 1 'not a finite number'
+
+run train_cpu --help
+expect "help" 0 'chunk-size N'
+
+rm -rf "$work"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

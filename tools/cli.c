@@ -1,0 +1,311 @@
+/* cli.c - messages, numbers, options and help of the chunkflow command. */
+
+#include "cli.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <string.h>
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Messages
+   ---------------------------------------------------------------------------------------------------------------- */
+
+int cli_failed(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("chunkflow: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return CLI_FAILED;
+}
+
+int cli_usage(const char *command, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "chunkflow%s%s: ", command ? " " : "", command ? command : "");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, " (see chunkflow %s%s--help)\n", command ? command : "", command ? " " : "");
+    va_end(arguments);
+    return CLI_WRONG;
+}
+
+int cli_at_line(const char *path, int64_t line, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "%s:%lld: ", cli_input_name(path), (long long)line);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return CLI_WRONG;
+}
+
+const char *cli_input_name(const char *path) {
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+const char *cli_commas(int64_t value) {
+    static char buffers[16][32];
+    static int turn = 0;
+    char digits[24];
+    char *out = buffers[turn];
+    char *at = out;
+    int n, i;
+
+    turn = (turn + 1) % 16;
+    n = snprintf(digits, sizeof digits, "%lld", (long long)value);
+    for (i = 0; i < n; i++) {
+        *at++ = digits[i];
+        if (digits[i] != '-' && i + 1 < n && (n - 1 - i) % 3 == 0) *at++ = ',';
+    }
+    *at = '\0';
+    return out;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Numbers
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Reads the digits of text[0 .. n) into *value and returns how many there are; -1 on overflow. */
+static int parse_digits(const char *text, size_t n, int64_t *value) {
+    int64_t sum = 0;
+    size_t i;
+
+    for (i = 0; i < n && text[i] >= '0' && text[i] <= '9'; i++) {
+        int64_t digit = text[i] - '0';
+        if (sum > (INT64_MAX - digit) / 10) return -1;
+        sum = sum * 10 + digit;
+    }
+    *value = sum;
+    return (int)i;
+}
+
+static int suffix_shift(char suffix) {
+    switch (suffix) {
+    case 'K': case 'k': return 10;
+    case 'M': case 'm': return 20;
+    case 'G': case 'g': return 30;
+    default: return 0;
+    }
+}
+
+int cli_parse_number(const char *text, size_t n, int64_t *out) {
+    int64_t value;
+    int digits, shift = 0;
+
+    if (n == 0 || n > 64) return 0;
+    digits = parse_digits(text, n, &value);
+    if (digits <= 0) return 0;
+    if ((size_t)digits + 1 == n) shift = suffix_shift(text[digits]);
+    if ((size_t)digits + (shift > 0) != n) return 0;
+    if (value > (INT64_MAX >> shift)) return 0;
+    *out = value << shift;
+    return 1;
+}
+
+int cli_parse_millionths(const char *text, size_t n, int64_t *out) {
+    int64_t whole, fraction = 0;
+    int digits, places = 0;
+
+    if (n == 0 || n > 64) return 0;
+    digits = parse_digits(text, n, &whole);
+    if (digits <= 0 || whole > INT64_MAX / 1000000 - 1) return 0;
+    if ((size_t)digits < n) {
+        if (text[digits] != '.') return 0;
+        places = parse_digits(text + digits + 1, n - (size_t)digits - 1, &fraction);
+        if (places < 1 || places > 6 || (size_t)digits + 1 + (size_t)places != n) return 0;
+    }
+    while (places++ < 6) fraction *= 10;
+    *out = whole * 1000000 + fraction;
+    return 1;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Options
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MAX_OPTIONS 64
+
+/* The entry whose name is text[0 .. n), or -1. */
+static int find_option(const cli_command *command, const char *text, size_t n) {
+    int i;
+    for (i = 0; command->options[i].name; i++)
+        if (strlen(command->options[i].name) == n && memcmp(command->options[i].name, text, n) == 0) return i;
+    return -1;
+}
+
+/* The place of `word` in "one|two|three", from 1; 0 if it is not there. */
+static int64_t find_choice(const char *choices, const char *word) {
+    size_t n = strlen(word);
+    int64_t place = 1;
+
+    while (choices) {
+        size_t length = strcspn(choices, "|");
+        if (n == length && memcmp(choices, word, n) == 0) return place;
+        choices = choices[length] ? choices + length + 1 : NULL;
+        place++;
+    }
+    return 0;
+}
+
+static int set_number(const cli_command *command, const cli_option *option, const char *text, int64_t *out) {
+    int64_t value;
+
+    if (!cli_parse_number(text, strlen(text), &value) || value < option->min || value > option->max)
+        return cli_usage(command->name, "%s: got '%s', wanted a whole number %lld .. %lld", option->name, text,
+                         (long long)option->min, (long long)option->max);
+    *out = value;
+    return CLI_OK;
+}
+
+static int set_millionths(const cli_command *command, const cli_option *option, const char *text, int64_t *out) {
+    int64_t value;
+
+    if (!cli_parse_millionths(text, strlen(text), &value) || value < option->min || value > option->max)
+        return cli_usage(command->name, "%s: got '%s', wanted a number %g .. %g with at most six decimals",
+                         option->name, text, (double)option->min / 1e6, (double)option->max / 1e6);
+    *out = value;
+    return CLI_OK;
+}
+
+static int set_choice(const cli_command *command, const cli_option *option, const char *text, int64_t *out) {
+    int64_t place = find_choice(option->value, text);
+
+    if (place == 0) return cli_usage(command->name, "%s: got '%s', wanted %s", option->name, text, option->value);
+    *out = place;
+    return CLI_OK;
+}
+
+static int set_option(const cli_command *command, const cli_option *option, const char *text, void *options) {
+    void *member = (char *)options + option->offset;
+
+    switch (option->kind) {
+    case CLI_NUMBER: return set_number(command, option, text, (int64_t *)member);
+    case CLI_MILLIONTHS: return set_millionths(command, option, text, (int64_t *)member);
+    case CLI_CHOICE: return set_choice(command, option, text, (int64_t *)member);
+    case CLI_TEXT:
+        if (*text == '\0') return cli_usage(command->name, "%s: got an empty name", option->name);
+        *(const char **)member = text;
+        return CLI_OK;
+    case CLI_FLAG:
+    default: *(int *)member = 1; return CLI_OK;
+    }
+}
+
+/* Takes the option at argv[at], and its value. Returns how many arguments that used, or 0 with *code. */
+static int take_option(const cli_command *command, int argc, char **argv, int at, void *options, uint64_t *given,
+                       int *code) {
+    const char *text = argv[at];
+    const char *equals = strchr(text, '=');
+    size_t n = equals ? (size_t)(equals - text) : strlen(text);
+    int index = find_option(command, text, n);
+    const cli_option *option = index >= 0 ? &command->options[index] : NULL;
+    const char *value = NULL;
+    int used = 1;
+
+    *code = CLI_WRONG;
+    if (!option) {
+        cli_usage(command->name, "unknown option %.*s", (int)(n < 100 ? n : 100), text);
+        return 0;
+    }
+    if (option->kind == CLI_FLAG) {
+        if (equals) {
+            cli_usage(command->name, "%s takes no value, got '%s'", option->name, equals + 1);
+            return 0;
+        }
+    } else if (equals) {
+        value = equals + 1;
+    } else if (at + 1 < argc && strncmp(argv[at + 1], "--", 2) != 0) {
+        value = argv[at + 1];
+        used = 2;
+    } else {
+        cli_usage(command->name, "%s needs a value: %s", option->name, option->value);
+        return 0;
+    }
+    *code = set_option(command, option, value, options);
+    *given |= (uint64_t)1 << index;
+    return *code == CLI_OK ? used : 0;
+}
+
+static int check_required(const cli_command *command, uint64_t given) {
+    int i;
+    for (i = 0; command->options[i].name; i++)
+        if (command->options[i].required && !(given >> i & 1))
+            return cli_usage(command->name, "%s %s is missing", command->options[i].name, command->options[i].value);
+    return CLI_OK;
+}
+
+static int check_operands(const cli_command *command, char **operands, int n) {
+    if (n < command->min_operands) return cli_usage(command->name, "%s is missing", command->operands);
+    if (command->max_operands >= 0 && n > command->max_operands)
+        return cli_usage(command->name, "'%s' is one operand too many, wanted %s", operands[command->max_operands],
+                         command->max_operands == 0 ? "none" : command->operands);
+    return CLI_OK;
+}
+
+static int is_help(const char *argument) {
+    return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
+}
+
+int cli_parse(const cli_command *command, int argc, char **argv, void *options, int *n_operands, int *code) {
+    uint64_t given = 0;
+    int at = 0, n = 0, ended = 0;
+
+    while (at < argc) {
+        char *argument = argv[at];
+        if (ended || argument[0] != '-' || argument[1] == '\0') {
+            argv[n++] = argument;
+            at++;
+        } else if (strcmp(argument, "--") == 0) {
+            ended = 1;
+            at++;
+        } else if (is_help(argument)) {
+            cli_print_help(command, stdout);
+            *code = CLI_OK;
+            return 0;
+        } else {
+            int used = take_option(command, argc, argv, at, options, &given, code);
+            if (used == 0) return 0;
+            at += used;
+        }
+    }
+    *n_operands = n;
+    *code = check_required(command, given);
+    if (*code == CLI_OK) *code = check_operands(command, argv, n);
+    return *code == CLI_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Help
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define HELP_COLUMN 26
+
+/* One option: its name and value, and its help from HELP_COLUMN on, on the next line if the name is too long. */
+static void print_option(const char *name, const char *value, const char *help, FILE *to) {
+    int used = fprintf(to, "  %s%s%s", name, value ? " " : "", value ? value : "");
+
+    if (used >= HELP_COLUMN) {
+        fputc('\n', to);
+        used = 0;
+    }
+    fprintf(to, "%*s", HELP_COLUMN - used, "");
+    for (; *help; help++) {
+        fputc(*help, to);
+        if (*help == '\n') fprintf(to, "%*s", HELP_COLUMN, "");
+    }
+    fputc('\n', to);
+}
+
+void cli_print_help(const cli_command *command, FILE *to) {
+    const cli_option *option;
+
+    fprintf(to, "usage: chunkflow %s", command->name);
+    for (option = command->options; option->name; option++)
+        if (option->required) fprintf(to, " %s %s", option->name, option->value);
+    fprintf(to, " [options]%s%s\n\n%c%s.\n\noptions\n", *command->operands ? " " : "", command->operands,
+            toupper((unsigned char)command->summary[0]), command->summary + 1);
+    for (option = command->options; option->name; option++) print_option(option->name, option->value, option->help, to);
+    print_option("--help", NULL, "this text", to);
+    if (command->details) fprintf(to, "\n%s", command->details);
+}

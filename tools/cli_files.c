@@ -1,0 +1,306 @@
+/* cli_files.c - length lists in, files out. */
+
+#define _XOPEN_SOURCE 700 /* realpath */
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Length lists
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MAX_LINE 256 /* bytes of a line without its comment */
+
+typedef struct reader {
+    FILE *stream;
+    const char *path;
+    int64_t max_sequences;
+    int64_t line;
+    char text[MAX_LINE];
+    size_t length;
+} reader;
+
+/* The start of a line, fit to be printed: at most 40 bytes, what is not printable ASCII as \xNN. */
+static const char *quote(const char *text, size_t n) {
+    static char out[40 * 4 + 4];
+    char *at = out;
+    size_t i;
+
+    for (i = 0; i < n && i < 40; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c >= 32 && c < 127) *at++ = (char)c;
+        else at += sprintf(at, "\\x%02x", c);
+    }
+    strcpy(at, n > 40 ? "..." : "");
+    return out;
+}
+
+static int bad_line(const reader *in, const char *got, size_t n) {
+    return cli_at_line(in->path, in->line, "got '%s', wanted a length in tokens (0 .. %lld), or a length and a count",
+                       quote(got, n), (long long)CF_MAX_LENGTH);
+}
+
+/* Reads one line without its comment and its line end. Returns 1; 0 at the end of the file; -1 where it is too long. A
+   comment may be of any length: it is skipped as it is read. */
+static int read_line(reader *in) {
+    int c = getc_unlocked(in->stream);
+    int comment = 0, too_long = 0;
+
+    if (c == EOF) return 0;
+    in->line++;
+    in->length = 0;
+    for (; c != EOF && c != '\n'; c = getc_unlocked(in->stream)) {
+        if (c == '#') comment = 1;
+        if (comment) continue;
+        if (in->length < MAX_LINE) in->text[in->length++] = (char)c;
+        else too_long = 1;
+        if (too_long) return -1;
+    }
+    if (in->length > 0 && in->text[in->length - 1] == '\r') in->length--;
+    return 1;
+}
+
+static size_t skip_blanks(const char *text, size_t at, size_t n) {
+    while (at < n && (text[at] == ' ' || text[at] == '\t')) at++;
+    return at;
+}
+
+static size_t skip_word(const char *text, size_t at, size_t n) {
+    while (at < n && text[at] != ' ' && text[at] != '\t') at++;
+    return at;
+}
+
+/* Takes "LENGTH" or "LENGTH COUNT" from the line. Returns 1, or 0 if that is not what stands there. */
+static int parse_line(const char *text, size_t n, cli_entry *entry) {
+    size_t first = skip_blanks(text, 0, n);
+    size_t first_end = skip_word(text, first, n);
+    size_t second = skip_blanks(text, first_end, n);
+    size_t second_end = skip_word(text, second, n);
+
+    entry->count = 1;
+    if (!cli_parse_number(text + first, first_end - first, &entry->length)) return 0;
+    if (entry->length > CF_MAX_LENGTH) return 0;
+    if (second < n && !cli_parse_number(text + second, second_end - second, &entry->count)) return 0;
+    return skip_blanks(text, second_end, n) == n;
+}
+
+static int append_entry(cli_list *list, size_t *capacity, const cli_entry *entry) {
+    if (list->n_entries == *capacity) {
+        size_t more = *capacity ? *capacity * 2 : 1024;
+        cli_entry *entries = NULL;
+        if (more <= SIZE_MAX / sizeof *entries) entries = (cli_entry *)realloc(list->entries, more * sizeof *entries);
+        if (!entries) return cli_failed("out of memory for the lines of %s", cli_input_name(list->path));
+        list->entries = entries;
+        *capacity = more;
+    }
+    list->entries[list->n_entries++] = *entry;
+    list->n_sequences += entry->count;
+    return CLI_OK;
+}
+
+static int read_entries(reader *in, cli_list *list) {
+    size_t capacity = 0;
+    int code = CLI_OK, got;
+
+    while (code == CLI_OK && (got = read_line(in)) != 0) {
+        cli_entry entry;
+        const char *text = in->text;
+        size_t n = in->length;
+        if (in->line == 1 && n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) { /* a byte order mark */
+            text += 3;
+            n -= 3;
+        }
+        if (got > 0 && skip_blanks(text, 0, n) == n) continue;
+        if (got < 0 || !parse_line(text, n, &entry)) return bad_line(in, text, n);
+        if (entry.count > in->max_sequences - list->n_sequences)
+            return cli_at_line(in->path, in->line, "got '%s', which makes more than %lld sequences, the most in a list",
+                               quote(text, n), (long long)in->max_sequences);
+        entry.line = in->line;
+        code = append_entry(list, &capacity, &entry);
+    }
+    if (code == CLI_OK && ferror(in->stream)) {
+        fprintf(stderr, "chunkflow: cannot read %s: %s\n", cli_input_name(in->path), strerror(errno));
+        code = CLI_WRONG;
+    }
+    return code;
+}
+
+int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
+    cli_list fresh = {0};
+    reader in = {0};
+    int code;
+
+    errno = 0;
+    in.stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!in.stream) {
+        fprintf(stderr, "chunkflow: cannot open %s: %s\n", path, strerror(errno));
+        return CLI_WRONG;
+    }
+    in.path = fresh.path = path;
+    in.max_sequences = max_sequences;
+    code = read_entries(&in, &fresh);
+    if (in.stream != stdin) fclose(in.stream);
+    if (code == CLI_OK) *list = fresh;
+    else free(fresh.entries);
+    return code;
+}
+
+void cli_list_free(cli_list *list) {
+    free(list->entries);
+    list->entries = NULL;
+}
+
+int64_t *cli_list_lengths(const cli_list *list) {
+    int64_t *lengths, *at;
+    size_t i;
+
+    if ((uint64_t)list->n_sequences >= SIZE_MAX / sizeof *lengths) return NULL;
+    lengths = at = (int64_t *)malloc(((size_t)list->n_sequences + 1) * sizeof *lengths);
+    if (!lengths) return NULL;
+    for (i = 0; i < list->n_entries; i++) {
+        int64_t left = list->entries[i].count;
+        while (left-- > 0) *at++ = list->entries[i].length;
+    }
+    return lengths;
+}
+
+int64_t cli_list_line(const cli_list *list, int64_t sequence) {
+    size_t i;
+
+    if (sequence < 0) return 0;
+    for (i = 0; i < list->n_entries; i++) {
+        if (sequence < list->entries[i].count) return list->entries[i].line;
+        sequence -= list->entries[i].count;
+    }
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Output files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int cannot_write(const char *path, int error) {
+    return cli_failed("cannot write %s: %s", strcmp(path, "-") == 0 ? "standard output" : path,
+                      error ? strerror(error) : "the stream reports an error");
+}
+
+/* Creates the first of target.tmp0, target.tmp1, ... that does not exist, so that two runs do not meet. It gets the
+   permissions of the file that it will replace. */
+static int create_temporary(cli_output *output, const struct stat *existing) {
+    size_t bytes = strlen(output->target) + 16;
+    int attempt, file = -1;
+
+    output->temporary = (char *)malloc(bytes);
+    if (!output->temporary) return cli_failed("out of memory");
+    for (attempt = 0; attempt < 100 && file < 0; attempt++) {
+        snprintf(output->temporary, bytes, "%s.tmp%d", output->target, attempt);
+        file = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        if (file < 0 && errno != EEXIST) break;
+    }
+    if (file >= 0 && (!existing || fchmod(file, existing->st_mode & 0777) == 0)) output->stream = fdopen(file, "wb");
+    if (output->stream) return CLI_OK;
+
+    cannot_write(output->path, errno);
+    if (file >= 0) {
+        close(file);
+        unlink(output->temporary);
+    }
+    free(output->temporary);
+    output->temporary = NULL;
+    return CLI_FAILED;
+}
+
+static void forget_output(cli_output *output) {
+    free(output->temporary);
+    free(output->target);
+    memset(output, 0, sizeof *output);
+}
+
+int cli_output_open(cli_output *output, const char *path) {
+    struct stat existing;
+    int found, code;
+
+    if (!path) return CLI_OK;
+    output->path = path;
+    if (strcmp(path, "-") == 0) {
+        output->stream = stdout;
+        return CLI_OK;
+    }
+    found = stat(path, &existing) == 0;
+    if (found && !S_ISREG(existing.st_mode)) { /* a device or a pipe: renaming over it would destroy it */
+        output->stream = fopen(path, "wb");
+        return output->stream ? CLI_OK : cannot_write(path, errno);
+    }
+    output->target = found ? realpath(path, NULL) : strdup(path);
+    if (!output->target) return cannot_write(path, errno);
+    code = create_temporary(output, found ? &existing : NULL);
+    if (code != CLI_OK) forget_output(output);
+    return code;
+}
+
+static int stdout_error; /* the first errno of cli_stdout_failed */
+
+int cli_stdout_failed(void) {
+    if (!ferror(stdout)) return 0;
+    if (stdout_error == 0) stdout_error = errno;
+    return 1;
+}
+
+int cli_write(const char *text, size_t bytes, void *user) {
+    cli_output *output = (cli_output *)user;
+
+    errno = 0;
+    if (fwrite(text, 1, bytes, output->stream) == bytes) return 0;
+    if (output->error == 0) output->error = errno;
+    return -1;
+}
+
+/* Flushes a stream and closes it, except for standard output. error: an errno from before, or 0. */
+static int end_stream(FILE *stream, const char *path, int error) {
+    int bad;
+
+    errno = 0;
+    bad = fflush(stream) != 0;
+    if (error == 0) error = errno;
+    if (ferror(stream)) bad = 1;
+    if (stream != stdout && fclose(stream) != 0) {
+        bad = 1;
+        if (error == 0) error = errno;
+    }
+    return bad ? cannot_write(path, error) : CLI_OK;
+}
+
+/* Flushes standard output. What failed is reported once. */
+static int end_stdout(const cli_output *outputs, int n) {
+    int i, ended;
+
+    for (i = 0; i < n; i++)
+        if (outputs[i].stream == stdout && stdout_error == 0) stdout_error = outputs[i].error;
+    ended = end_stream(stdout, "-", stdout_error);
+    clearerr(stdout);
+    stdout_error = 0;
+    return ended;
+}
+
+int cli_outputs_finish(cli_output *outputs, int n, int code) {
+    int i, ended = end_stdout(outputs, n);
+
+    if (code == CLI_OK) code = ended;
+    for (i = 0; i < n; i++) {
+        if (!outputs[i].stream || outputs[i].stream == stdout) continue;
+        ended = end_stream(outputs[i].stream, outputs[i].path, outputs[i].error);
+        if (code == CLI_OK) code = ended;
+    }
+    for (i = 0; i < n; i++) {
+        if (outputs[i].temporary && code == CLI_OK && rename(outputs[i].temporary, outputs[i].target) != 0)
+            code = cannot_write(outputs[i].path, errno);
+        if (outputs[i].temporary && code != CLI_OK) unlink(outputs[i].temporary);
+        forget_output(&outputs[i]);
+    }
+    return code;
+}

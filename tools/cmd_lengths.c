@@ -1,0 +1,237 @@
+/* cmd_lengths.c - chunkflow lengths: the sizes of documents as a list of lengths. */
+
+#define _POSIX_C_SOURCE 200809L
+#include "cli.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef enum unit { BYTES = 1, WORDS } unit;
+
+typedef struct lengths_options {
+    int64_t unit;
+    int lines;
+    int all;
+    int names;
+} lengths_options;
+
+static const lengths_options defaults = {BYTES, 0, 0, 0};
+
+static const cli_option options[] = {
+    {"--unit", "bytes|words", CLI_CHOICE, offsetof(lengths_options, unit), 0, 0, 0,
+     "what to count; words are runs without blanks; default bytes"},
+    {"--lines", NULL, CLI_FLAG, offsetof(lengths_options, lines), 0, 0, 0,
+     "each line is a document (as in JSON Lines), not each file;\nits line end does not count"},
+    {"--all", NULL, CLI_FLAG, offsetof(lengths_options, all), 0, 0, 0,
+     "inside directories, also names that start with a dot"},
+    {"--names", NULL, CLI_FLAG, offsetof(lengths_options, names), 0, 0, 0,
+     "add the file's name as a comment"},
+    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The documents found so far. They are printed only when all could be read.
+   ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct document {
+    int64_t length;
+    size_t file; /* index into names */
+} document;
+
+typedef struct walk {
+    const lengths_options *asked;
+    document *documents;
+    size_t n_documents, capacity;
+    char **names;
+    size_t n_names, names_capacity;
+} walk;
+
+static int add_document(walk *w, int64_t length) {
+    if (w->n_documents == w->capacity) {
+        size_t more = w->capacity ? w->capacity * 2 : 256;
+        document *documents = NULL;
+        if (more <= SIZE_MAX / sizeof *documents)
+            documents = (document *)realloc(w->documents, more * sizeof *documents);
+        if (!documents) return cli_failed("out of memory");
+        w->documents = documents;
+        w->capacity = more;
+    }
+    w->documents[w->n_documents].length = length;
+    w->documents[w->n_documents].file = w->n_names - 1;
+    w->n_documents++;
+    return CLI_OK;
+}
+
+/* Appends to an array of names that owns them; takes `name` over, also on failure. */
+static int add_name(char ***names, size_t *n, size_t *capacity, char *name) {
+    if (name && *n == *capacity) {
+        size_t more = *capacity ? *capacity * 2 : 64;
+        char **grown = more <= SIZE_MAX / sizeof *grown ? (char **)realloc(*names, more * sizeof *grown) : NULL;
+        if (grown) {
+            *names = grown;
+            *capacity = more;
+        }
+    }
+    if (!name || *n == *capacity) {
+        free(name);
+        return cli_failed("out of memory");
+    }
+    (*names)[(*n)++] = name;
+    return CLI_OK;
+}
+
+static void free_names(char **names, size_t n) {
+    while (n > 0) free(names[--n]);
+    free(names);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Counting
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int cannot_read(const char *path) {
+    fprintf(stderr, "chunkflow: cannot read %s: %s\n", cli_input_name(path), strerror(errno));
+    return CLI_WRONG;
+}
+
+static int is_blank(int c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* Counts a stream's units, and adds a document at its end or, with --lines, at the end of each line. */
+static int count_stream(walk *w, FILE *stream) {
+    int words = w->asked->unit == WORDS, lines = w->asked->lines;
+    int64_t length = 0;
+    int c, before = ' ', open_line = 0, code = CLI_OK;
+
+    while (code == CLI_OK && (c = getc_unlocked(stream)) != EOF) {
+        open_line = !(lines && c == '\n');
+        if (open_line) {
+            length += words ? !is_blank(c) && is_blank(before) : 1;
+        } else {
+            code = add_document(w, length);
+            length = 0;
+        }
+        before = c;
+    }
+    if (code == CLI_OK && (open_line || !lines)) code = add_document(w, length);
+    return code;
+}
+
+static int count_file(walk *w, const char *path, const struct stat *status) {
+    FILE *stream;
+    int code;
+
+    /* A regular file's bytes need no reading. */
+    if (status && S_ISREG(status->st_mode) && w->asked->unit == BYTES && !w->asked->lines)
+        return add_document(w, (int64_t)status->st_size);
+    errno = 0;
+    stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!stream) return cannot_read(path);
+    code = count_stream(w, stream);
+    if (code == CLI_OK && ferror(stream)) code = cannot_read(path);
+    if (stream != stdin) fclose(stream);
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Walking
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int visit(walk *w, const char *path, int inside);
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static char *join(const char *directory, const char *name) {
+    size_t n = strlen(directory);
+    size_t bytes = n + strlen(name) + 2;
+    char *path = (char *)malloc(bytes);
+
+    if (path) snprintf(path, bytes, "%s%s%s", directory, n > 0 && directory[n - 1] == '/' ? "" : "/", name);
+    return path;
+}
+
+/* The paths of a directory's entries, sorted by their bytes: the order of a directory itself differs between machines.
+*/
+static int list_directory(const walk *w, const char *path, char ***entries, size_t *n) {
+    size_t capacity = 0;
+    int code = CLI_OK;
+    struct dirent *entry;
+    DIR *directory = opendir(path);
+
+    if (!directory) return cannot_read(path);
+    while (code == CLI_OK && (errno = 0, entry = readdir(directory)) != NULL) {
+        const char *name = entry->d_name;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || (name[0] == '.' && !w->asked->all)) continue;
+        code = add_name(entries, n, &capacity, join(path, name));
+    }
+    if (code == CLI_OK && errno != 0) code = cannot_read(path);
+    closedir(directory);
+    if (*n > 1) qsort(*entries, *n, sizeof **entries, compare_names);
+    return code;
+}
+
+static int visit_directory(walk *w, const char *path) {
+    char **entries = NULL;
+    size_t n = 0, i;
+    int code = list_directory(w, path, &entries, &n);
+
+    for (i = 0; i < n && code == CLI_OK; i++) code = visit(w, entries[i], 1);
+    free_names(entries, n);
+    return code;
+}
+
+/* inside: the path was found in a directory. There only files and directories count: following symbolic links could go
+   round in a circle, and a pipe could block. */
+static int visit(walk *w, const char *path, int inside) {
+    struct stat status;
+    int standard_input = !inside && strcmp(path, "-") == 0;
+    int code;
+
+    if (!standard_input) {
+        if ((inside ? lstat(path, &status) : stat(path, &status)) != 0) return cannot_read(path);
+        if (S_ISDIR(status.st_mode)) return visit_directory(w, path);
+        if (inside && !S_ISREG(status.st_mode)) return CLI_OK;
+    }
+    code = add_name(&w->names, &w->n_names, &w->names_capacity, strdup(path));
+    return code == CLI_OK ? count_file(w, path, standard_input ? NULL : &status) : code;
+}
+
+/* A name as a comment: control characters, which could end the line, become '?'. */
+static void print_name(const char *name) {
+    fputs(" # ", stdout);
+    for (; *name; name++) putchar((unsigned char)*name < 32 || *name == 127 ? '?' : *name);
+}
+
+static void print_documents(const walk *w) {
+    size_t i;
+    for (i = 0; i < w->n_documents; i++) {
+        printf("%lld", (long long)w->documents[i].length);
+        if (w->asked->names) print_name(w->names[w->documents[i].file]);
+        putchar('\n');
+    }
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    walk w = {0};
+    int i, code = CLI_OK;
+
+    w.asked = (const lengths_options *)given;
+    for (i = 0; i < n_operands && code == CLI_OK; i++) code = visit(&w, operands[i], 0);
+    if (code == CLI_OK) print_documents(&w);
+    free(w.documents);
+    free_names(w.names, w.n_names);
+    return code;
+}
+
+const cli_command cmd_lengths = {
+    "lengths", "FILE|DIRECTORY|- ...", 1, -1,
+    "list the lengths of documents, one a line",
+    "Directories are searched to the bottom, in the order of the names' bytes, so that the same tree always gives the\n"
+    "same list. Symbolic links inside them are not followed. The list is what the other commands read; tokens are for\n"
+    "your tokenizer to count, but bytes and words have a tail of the same shape.\n",
+    options, &defaults, sizeof defaults, run};

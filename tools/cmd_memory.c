@@ -1,0 +1,322 @@
+/* cmd_memory.c - chunkflow memory: what a training set-up needs on each GPU, term by term. */
+
+#include "modelling.h"
+#include "packing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GIB 1073741824.0
+
+typedef struct memory_options {
+    modelling_options modelling;
+    int64_t chunk_size, k, context, live;
+    int local_replay, offload;
+    int64_t loss;
+    int unfused, unfused_attention;
+    int64_t state_gradient;
+    int64_t runtime, fragmentation;
+    const char *gpu;
+    const char *json;
+    int paper_table;
+} memory_options;
+
+static const memory_options defaults = {MODELLING_DEFAULTS, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, CF_FRAGMENTATION,
+                                        NULL, NULL, 0};
+
+static const cli_option options[] = {
+    MODELLING_OPTIONS(memory_options, modelling),
+    {"--chunk-size", "N", CLI_NUMBER, offsetof(memory_options, chunk_size), 1, CF_MAX_CHUNK_SIZE, 0,
+     "most tokens in a chunk; required without --paper-table"},
+    {"--k", "K", CLI_NUMBER, offsetof(memory_options, k), 1, INT32_MAX, 0,
+     "chunks of a group that keep their activations; default 1"},
+    {"--context", "N", CLI_NUMBER, offsetof(memory_options, context), 1, CF_MAX_LENGTH, 0,
+     "longest sequence; default one chunk"},
+    {"--live", "N", CLI_NUMBER, offsetof(memory_options, live), 1, INT32_MAX, 0,
+     "chunks that keep their activations on every stage; default K,\nor as many as 1F1B has in flight there, if more"},
+    {"--local-replay", NULL, CLI_FLAG, offsetof(memory_options, local_replay), 0, 0, 0,
+     "stages keep the inputs of dropped chunks"},
+    {"--offload", NULL, CLI_FLAG, offsetof(memory_options, offload), 0, 0, 0,
+     "all but two chunks' state is in host memory"},
+    {"--loss", "parallel|eager|fused|chunked", CLI_CHOICE, offsetof(memory_options, loss), 0, 0, 0,
+     "how the loss treats logits: as Megatron-LM (the default), as\nplain PyTorch, in place, or never all at once"},
+    {"--unfused", NULL, CLI_FLAG, offsetof(memory_options, unfused), 0, 0, 0,
+     "norms and SwiGLU as separate operations"},
+    {"--unfused-attention", NULL, CLI_FLAG, offsetof(memory_options, unfused_attention), 0, 0, 0,
+     "attention that writes out its scores"},
+    {"--state-gradient", "bf16|float", CLI_CHOICE, offsetof(memory_options, state_gradient), 0, 0, 0,
+     "type of the gradients of K and V; default float"},
+    {"--runtime", "BYTES", CLI_NUMBER, offsetof(memory_options, runtime), 1, INT64_MAX, 0,
+     "what no formula covers: context, libraries, NCCL; default 2G"},
+    {"--fragmentation", "PERCENT", CLI_NUMBER, offsetof(memory_options, fragmentation), 0, 1000, 0,
+     "of activations and the like, lost in gaps; default 10"},
+    {"--gpu", "NAME", CLI_TEXT, offsetof(memory_options, gpu), 0, 0, 0, "compare with this GPU's memory"},
+    {"--paper-table", NULL, CLI_FLAG, offsetof(memory_options, paper_table), 0, 0, 0,
+     "the peaks that the ChunkFlow paper measured, beside the\nmodel's; other options are not used"},
+    {"--json", "FILE|-", CLI_TEXT, offsetof(memory_options, json), 0, 0, 0,
+     "write the report as JSON; with - nothing else is printed"},
+    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The paper's measurements
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Qwen2.5-7B, <TP 4, SP 4, PP 1, selective>, four GPUs. context 0: plain training of one sequence of `chunk` tokens. */
+typedef struct measurement {
+    int64_t chunk, context;
+    double gib;
+} measurement;
+
+static const measurement measurements[] = {{2048, 32768, 41.6},  {4096, 32768, 47.5},  {8192, 32768, 59.3},
+                                           {2048, 262144, 45.6}, {4096, 262144, 50.8}, {8192, 262144, 63.8},
+                                           {32768, 0, 75.0}};
+
+/* live: chunks whose activations are there at the peak. */
+static int model_measurement(const measurement *at, int64_t live, cf_memory_report *report) {
+    cf_memory_desc desc;
+    cf_memory_load load;
+    cf_error error;
+
+    memset(&desc, 0, sizeof desc);
+    memset(&load, 0, sizeof load);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.parallel.tp = 4;
+    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+    desc.loss = CF_LOSS_FUSED;
+    load.live_tokens = (at->context > 0 ? live : 1) * at->chunk;
+    load.chunk_tokens = at->chunk;
+    load.state_tokens = at->context;
+    return cf_memory_estimate(&desc, &load, 1, report, 1, &error) == CF_OK ? CLI_OK : packing_error(&error, NULL);
+}
+
+static int print_paper_table(void) {
+    size_t i;
+    double worst = 0;
+
+    puts("Peak memory of Qwen2.5-7B, tensor and sequence parallel 4, no pipeline, selective recompute, K = 1 (GiB)\n");
+    printf("%10s %10s %10s %10s %10s %14s\n", "ChunkSize", "context", "measured", "model", "residual",
+           "one chunk live");
+    for (i = 0; i < sizeof measurements / sizeof measurements[0]; i++) {
+        const measurement *at = &measurements[i];
+        cf_memory_report two, one;
+        double residual;
+        int code = model_measurement(at, 2, &two);
+        if (code == CLI_OK) code = model_measurement(at, 1, &one);
+        if (code != CLI_OK) return code;
+        residual = 100 * ((double)two.total / GIB / at->gib - 1);
+        if (residual * residual > worst * worst) worst = residual;
+        printf("%10s %10s %10.1f %10.2f %+9.1f%% %14.2f\n", at->context > 0 ? cli_commas(at->chunk) : "plain",
+               cli_commas(at->context > 0 ? at->context : at->chunk), at->gib, (double)two.total / GIB, residual,
+               (double)one.total / GIB);
+    }
+    printf("\nlargest residual  %+.1f %%\n", worst);
+    puts("\nassumptions, the same for every line\n"
+         "  18 bytes a parameter (bf16, float gradients, master copy and Adam; four GPUs, so nothing to divide over);\n"
+         "  fused attention, norms and SwiGLU; a loss that works on bf16 logits in place; K and V in bf16; 2 GiB for\n"
+         "  the runtime and 10 % of what comes and goes lost in gaps. Chunked: the peak is the last chunk's forward,\n"
+         "  with the state of the whole sequence, no state gradient yet, and two chunks' activations: its own, and\n"
+         "  those of the chunk before it, which is dropped only when the next loss takes its place. The two are\n"
+         "  inferred from the slope of the measurements (2.95 MiB a token, against at most 1.3 in plain training);\n"
+         "  the last column shows the model with one. Plain: Figure 1 of the paper, given as 75 GB; read as GiB here.");
+    return CLI_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   What is held
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Counts without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight, a group of
+   more than K chunks keeps K; both at once need the larger number. */
+static cf_memory_load guess_load(const memory_options *asked, int64_t depth) {
+    int64_t context = asked->context > 0 ? asked->context : asked->chunk_size, c = asked->chunk_size;
+    int64_t chunks = context / c + (context % c != 0), kept = asked->k < chunks ? asked->k : chunks;
+    cf_memory_load load;
+
+    memset(&load, 0, sizeof load);
+    if (kept < depth) kept = depth;
+    if (asked->live > 0) kept = asked->live;
+    load.live_tokens = kept * c;
+    load.chunk_tokens = c;
+    if (chunks > 1) {
+        load.state_tokens = context;
+        load.state_gradient_tokens = context - c;
+        if (asked->local_replay) load.input_tokens = context;
+    }
+    if (asked->offload && load.state_tokens > 2 * c) {
+        load.offloaded_tokens = load.state_tokens - 2 * c;
+        load.state_tokens = 2 * c;
+    }
+    if (asked->unfused_attention) {
+        load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses sums past that */
+        load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;
+    }
+    return load;
+}
+
+static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_desc *desc) {
+    memset(desc, 0, sizeof *desc);
+    desc->model = &m->model;
+    desc->parallel = m->parallel;
+    desc->loss = (cf_loss)asked->loss;
+    desc->unfused = asked->unfused;
+    desc->unfused_attention = asked->unfused_attention;
+    desc->state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
+    desc->runtime_bytes = asked->runtime;
+    desc->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
+    if (asked->context / asked->chunk_size >= INT32_MAX)
+        return cli_usage("memory", "--context: more than %d chunks of --chunk-size", INT32_MAX);
+    return CLI_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Output
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MOST_COLUMNS 8 /* more stages than these: only the fullest one, first and last are shown */
+
+static int64_t fullest_stage(const cf_memory_report *reports, int64_t n) {
+    int64_t s, fullest = 0;
+    for (s = 1; s < n; s++)
+        if (reports[s].total > reports[fullest].total) fullest = s;
+    return fullest;
+}
+
+static int is_shown(int64_t stage, int64_t n, int64_t fullest) {
+    return n <= MOST_COLUMNS || stage == 0 || stage == n - 1 || stage == fullest;
+}
+
+static void print_term(const char *text, size_t offset, const cf_memory_report *reports, int64_t n) {
+    int64_t s, value, fullest = fullest_stage(reports, n);
+    printf("%-24s", text);
+    for (s = 0; s < n; s++) {
+        if (!is_shown(s, n, fullest)) continue;
+        memcpy(&value, (const char *)&reports[s] + offset, sizeof value);
+        printf(" %10.3f", (double)value / GIB);
+    }
+    putchar('\n');
+}
+
+static void print_reports(const cf_memory_report *reports, int64_t n) {
+    int64_t s, fullest = fullest_stage(reports, n);
+
+    printf("\n%-24s", "GiB on each GPU, stage");
+    for (s = 0; s < n; s++)
+        if (is_shown(s, n, fullest)) printf(" %10lld", (long long)s);
+    putchar('\n');
+#define PRINT_TERM(name, text) print_term(text, offsetof(cf_memory_report, name), reports, n);
+    CF_MEMORY_TERMS(PRINT_TERM)
+#undef PRINT_TERM
+    print_term("total", offsetof(cf_memory_report, total), reports, n);
+    if (reports[fullest].host > 0) print_term("in host memory", offsetof(cf_memory_report, host), reports, n);
+    printf("\npeak              stage %lld: %s bytes = %.2f GiB, %s\n", (long long)fullest,
+           cli_commas(reports[fullest].total), (double)reports[fullest].total / GIB,
+           reports[fullest].at_loss ? "at the loss" : "in a layer's backward");
+}
+
+static void print_token_bytes(const cf_memory_desc *desc) {
+    int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
+    cf_token_bytes bytes;
+
+    puts("\nbytes a token\n"
+         "stage   activations        state  state gradient    boundary      logits     working     buffers");
+    for (s = 0; s < n; s++) {
+        if (n > MOST_COLUMNS && s > 1 && s < n - 1) continue;
+        if (cf_memory_token_bytes(desc, s, &bytes, NULL) != CF_OK) return;
+        printf("%5lld %13s %12s %15s %11s %11s %11s %11s\n", (long long)s, cli_commas(bytes.activations),
+               cli_commas(bytes.state), cli_commas(bytes.state_gradient), cli_commas(bytes.boundary),
+               cli_commas(bytes.logits), cli_commas(bytes.working), cli_commas(bytes.buffers));
+    }
+}
+
+static void write_reports(cli_output *to, const memory_options *asked, const modelling *m,
+                          const cf_memory_report *reports) {
+    json_writer w;
+    int64_t s;
+
+    w.to = to;
+    w.inside = 0;
+    json_open(&w, NULL, '{');
+    json_text_member(&w, "format", "chunkflow-memory");
+    json_integer_member(&w, "version", 1);
+    modelling_write(&w, m);
+    json_integer_member(&w, "chunk_size", asked->chunk_size);
+    json_integer_member(&w, "k", asked->k);
+    json_integer_member(&w, "context", asked->context > 0 ? asked->context : asked->chunk_size);
+    json_open(&w, "stages", '[');
+    for (s = 0; s < m->parallel.pp; s++) {
+        json_open(&w, NULL, '{');
+#define WRITE_TERM(name, text) json_integer_member(&w, #name, reports[s].name);
+        CF_MEMORY_TERMS(WRITE_TERM)
+#undef WRITE_TERM
+        json_integer_member(&w, "total", reports[s].total);
+        json_integer_member(&w, "host", reports[s].host);
+        json_integer_member(&w, "at_loss", reports[s].at_loss);
+        json_close(&w, '}');
+    }
+    json_close(&w, ']');
+    json_close(&w, '}');
+    (void)cli_write("\n", 1, to);
+}
+
+static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest) {
+    double left = (double)(gpu->memory - fullest->total) / GIB;
+    printf("%-17s %.1f GiB: %.2f GiB %s\n", gpu->name, (double)gpu->memory / GIB, left < 0 ? -left : left,
+           left < 0 ? "too little" : "to spare");
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+static int report(const memory_options *asked, const modelling *m, const cf_gpu *gpu, cf_memory_load *loads,
+                  cf_memory_report *reports) {
+    int64_t s, n = m->parallel.pp * m->parallel.n_virtual;
+    cli_output json = {0};
+    cf_memory_desc desc;
+    cf_error error;
+    int code = fill_desc(asked, m, &desc);
+
+    if (code != CLI_OK) return code;
+    for (s = 0; s < n; s++) loads[s] = guess_load(asked, n - s);
+    if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK)
+        return packing_error(&error, NULL);
+    code = cli_output_open(&json, asked->json);
+    if (code == CLI_OK && json.stream) write_reports(&json, asked, m, reports);
+    if (code == CLI_OK && json.stream != stdout) {
+        modelling_print(m);
+        print_reports(reports, m->parallel.pp);
+        if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, m->parallel.pp)]);
+        print_token_bytes(&desc);
+    }
+    return cli_outputs_finish(&json, 1, code);
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    const memory_options *asked = (const memory_options *)given;
+    const cf_gpu *gpu = NULL;
+    cf_memory_report *reports;
+    cf_memory_load *loads;
+    modelling m;
+    int code;
+
+    (void)operands;
+    (void)n_operands;
+    if (asked->paper_table) return print_paper_table();
+    if (asked->chunk_size == 0) return cli_usage("memory", "--chunk-size N is missing");
+    if (asked->gpu && !(gpu = modelling_gpu("memory", asked->gpu))) return CLI_WRONG;
+    code = modelling_make("memory", &asked->modelling, &m);
+    if (code != CLI_OK) return code;
+    loads = (cf_memory_load *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *loads);
+    reports = (cf_memory_report *)calloc((size_t)m.parallel.pp, sizeof *reports);
+    code = loads && reports ? report(asked, &m, gpu, loads, reports) : cli_failed("out of memory");
+    free(reports);
+    free(loads);
+    modelling_free(&m);
+    return code;
+}
+
+const cli_command cmd_memory = {
+    "memory", "", 0, 0,
+    "say what a training set-up needs on each GPU, term by term",
+    "The chunks in flight are counted as 1F1B has them, without a simulated schedule: stage s of S holds K chunks or\n"
+    "S - s of them, whichever is more, and the state of one sequence of --context tokens.\n"
+    "\n" MODELLING_NAMES MODELLING_GPUS,
+    options, &defaults, sizeof defaults, run};

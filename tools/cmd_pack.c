@@ -1,0 +1,193 @@
+/* cmd_pack.c - chunkflow pack: pack a list of lengths into chunks and say how well that went. */
+
+#include "packing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct pack_options {
+    packing_options packing;
+    int chunks;
+    const char *json;
+} pack_options;
+
+static const pack_options defaults = {PACKING_DEFAULTS, 0, NULL};
+
+static const cli_option options[] = {
+    PACKING_OPTIONS(pack_options, packing),
+    {"--chunks", NULL, CLI_FLAG, offsetof(pack_options, chunks), 0, 0, 0, "also print a line for each chunk"},
+    {"--json", "FILE|-", CLI_TEXT, offsetof(pack_options, json), 0, 0, 0,
+     "write the plan as JSON; with - nothing else is printed"},
+    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+
+/* ----------------------------------------------------------------------------------------------------------------
+   What came in
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Lengths fall into the buckets 0, 1, 2 .. 3, 4 .. 7, ...: as many as a length has bits. */
+#define N_BUCKETS 50
+
+typedef struct bucket {
+    int64_t sequences;
+    int64_t tokens;
+} bucket;
+
+static int bucket_of(int64_t length) {
+    int bits = 0;
+    while (length > 0) {
+        bits++;
+        length >>= 1;
+    }
+    return bits;
+}
+
+static double percent(int64_t part, int64_t whole) {
+    return whole > 0 ? 100.0 * (double)part / (double)whole : 0.0;
+}
+
+static void print_bar(double share) {
+    int i, n = (int)(share * 0.3 + 0.5);
+    for (i = 0; i < n; i++) putchar('#');
+}
+
+static void print_histogram(const bucket *buckets, int64_t n_sequences, int64_t n_tokens) {
+    int first = 0, last = N_BUCKETS - 1, i;
+
+    while (first < N_BUCKETS && buckets[first].sequences == 0) first++;
+    while (last >= 0 && buckets[last].sequences == 0) last--;
+    printf("%31s %17s %8s %20s %8s\n", "length", "sequences", "", "tokens", "");
+    for (i = first; i <= last; i++) {
+        int64_t low = i > 0 ? (int64_t)1 << (i - 1) : 0;
+        int64_t high = i > 0 ? low * 2 - 1 : 0;
+        double share = percent(buckets[i].sequences, n_sequences);
+        if (i > 1) printf("%14s .. %13s", cli_commas(low), cli_commas(high));
+        else printf("%31s", cli_commas(low));
+        printf(" %17s %6.2f %% %20s %6.2f %%  ", cli_commas(buckets[i].sequences), share, cli_commas(buckets[i].tokens),
+               percent(buckets[i].tokens, n_tokens));
+        print_bar(share);
+        putchar('\n');
+    }
+}
+
+static int compare_lengths(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The smallest length that at least `per_mille` / 1000 of the sorted lengths do not exceed. */
+static int64_t quantile(const int64_t *sorted, int64_t n, int64_t per_mille) {
+    int64_t rank = (n * per_mille + 999) / 1000;
+    return sorted[rank > 0 ? rank - 1 : 0];
+}
+
+/* Sorts packed->lengths: to be called last of those that use them. */
+static void print_input(packing *packed) {
+    int64_t *lengths = packed->lengths;
+    int64_t n = packed->list.n_sequences, i;
+    bucket buckets[N_BUCKETS];
+
+    memset(buckets, 0, sizeof buckets);
+    for (i = 0; i < n; i++) {
+        bucket *b = &buckets[bucket_of(lengths[i])];
+        b->sequences++;
+        b->tokens += lengths[i];
+    }
+    printf("input             %s: %s sequences, %s of them empty, %s tokens\n", cli_input_name(packed->list.path),
+           cli_commas(n), cli_commas(packed->plan->n_empty), cli_commas(packed->plan->n_tokens));
+    if (n == 0) return;
+    qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
+    printf("lengths           mean %.1f, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
+           (double)packed->plan->n_tokens / (double)n, cli_commas(quantile(lengths, n, 500)),
+           cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)), cli_commas(lengths[n - 1]));
+    print_histogram(buckets, n, packed->plan->n_tokens);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   What came out
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void print_plan(const cf_plan *plan) {
+    cf_plan_stats stats;
+
+    cf_plan_measure(plan, NULL, &stats);
+    printf("\nchunk size        %s tokens", cli_commas(plan->chunk_size));
+    if (plan->align > 1) printf(", slices start at multiples of %s", cli_commas(plan->align));
+    if (plan->max_slices > 0) printf(", at most %s slices", cli_commas(plan->max_slices));
+    printf("\npacked by         %s, split %s\n", cf_pack_method_name(plan->method), cf_split_method_name(plan->split));
+    printf("chunks            %s = %s standalone + %s dependent + %s hybrid + %s idle\n", cli_commas(plan->n_chunks),
+           cli_commas(stats.n_standalone), cli_commas(stats.n_dependent), cli_commas(stats.n_hybrid),
+           cli_commas(stats.n_idle));
+    printf("lower bound       %s chunks, excess %s (%.4f %%)\n", cli_commas(plan->lower_bound),
+           cli_commas(stats.excess), percent(stats.excess, plan->lower_bound));
+    printf("fill              %.4f %%\n", 100.0 * stats.fill);
+    printf("groups            %s, the largest of %s chunks\n", cli_commas(plan->n_groups),
+           cli_commas(stats.largest_group));
+    printf("slices            %s, at most %s in a chunk\n", cli_commas(plan->n_slices), cli_commas(stats.most_slices));
+    printf("attention pairs   %.6g\n", stats.pairs);
+    printf("cost of a chunk   at most %.4f x the mean\n", stats.chunk_cost_spread);
+    printf("ranks             %s with %s steps each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
+           cli_commas(plan->n_ranks), cli_commas(plan->n_steps), stats.rank_token_spread, stats.rank_pair_spread);
+}
+
+/* One slice as SEQUENCE[BEGIN..END), END excluded; a whole sequence as its number alone. */
+static void print_slice(const cf_slice *slice, int64_t sequence_tokens) {
+    printf(" %lld", (long long)slice->sequence);
+    if (slice->begin > 0 || slice->length < sequence_tokens)
+        printf("[%lld..%lld)", (long long)slice->begin, (long long)(slice->begin + slice->length));
+}
+
+static void print_chunks(const cf_plan *plan, const int64_t *lengths) {
+    int64_t i, j;
+
+    printf("%9s %6s %-10s %7s %6s %14s %10s %10s %18s %7s  slices\n", "chunk", "rank", "kind", "group", "index",
+           "prefix", "tokens", "padded", "pairs", "slices");
+    for (i = 0; i < plan->n_chunks && !cli_stdout_failed(); i++) {
+        const cf_chunk *chunk = &plan->chunks[i];
+        char group[24] = "-";
+        if (chunk->group >= 0) snprintf(group, sizeof group, "%lld", (long long)chunk->group);
+        printf("%9lld %6lld %-10s %7s %6lld %14lld %10lld %10lld %18lld %7lld ", (long long)i, (long long)chunk->rank,
+               packing_chunk_kind(chunk), group, (long long)chunk->index, (long long)chunk->prefix,
+               (long long)chunk->tokens, (long long)chunk->padded, (long long)chunk->pairs,
+               (long long)chunk->n_slices);
+        for (j = 0; j < chunk->n_slices; j++) {
+            const cf_slice *slice = &plan->slices[chunk->first_slice + j];
+            print_slice(slice, lengths[slice->sequence]);
+        }
+        putchar('\n');
+    }
+    putchar('\n');
+}
+
+/* A failing file is reported when it is closed. */
+static int write_json(const packing *packed, cli_output *to) {
+    cf_error error;
+    cf_result result = cf_write_plan_json(packed->plan, cli_write, to, &error);
+
+    return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    const pack_options *asked = (const pack_options *)given;
+    packing packed;
+    cli_output json = {0};
+    int code = packing_make(&asked->packing, operands[0], &packed);
+
+    (void)n_operands;
+    if (code != CLI_OK) return code;
+    code = cli_output_open(&json, asked->json);
+    if (code == CLI_OK && json.stream) code = write_json(&packed, &json);
+    if (code == CLI_OK && json.stream != stdout) {
+        if (asked->chunks) print_chunks(packed.plan, packed.lengths);
+        print_input(&packed);
+        print_plan(packed.plan);
+    }
+    code = cli_outputs_finish(&json, 1, code);
+    packing_free(&packed);
+    return code;
+}
+
+const cli_command cmd_pack = {
+    "pack", "FILE|-", 1, 1,
+    "pack a list of lengths into chunks, and say how well that went",
+    CLI_LIST_HELP,
+    options, &defaults, sizeof defaults, run};

@@ -1,0 +1,374 @@
+/* cmd_time.c - chunkflow time: seconds of the passes, from a GPU's numbers or from measured samples. */
+
+#include "modelling.h"
+#include "packing.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct time_options {
+    modelling_options modelling;
+    const char *gpu;
+    int64_t gpus_per_node;
+    int64_t launch; /* in millionths; -1: not given */
+    int64_t chunk_size, context;
+    const char *fit;
+    const char *json;
+} time_options;
+
+static const time_options defaults = {MODELLING_DEFAULTS, NULL, 0, -1, 0, 0, NULL, NULL};
+
+static const cli_option options[] = {
+    MODELLING_OPTIONS(time_options, modelling),
+    {"--gpu", "NAME", CLI_TEXT, offsetof(time_options, gpu), 0, 0, 0, "whose numbers; required without --fit"},
+    {"--gpus-per-node", "N", CLI_NUMBER, offsetof(time_options, gpus_per_node), 1, CF_MAX_RANKS, 0, "default 8"},
+    {"--launch", "S", CLI_MILLIONTHS, offsetof(time_options, launch), 0, 1000000, 0,
+     "seconds lost around each kernel; default 0.000005. Trainers in\nPython are nearer to 0.00002 .. 0.00004"},
+    {"--chunk-size", "N", CLI_NUMBER, offsetof(time_options, chunk_size), 1, CF_MAX_CHUNK_SIZE, 0,
+     "tokens of a chunk; required without --fit"},
+    {"--context", "N", CLI_NUMBER, offsetof(time_options, context), 1, CF_MAX_LENGTH, 0,
+     "longest sequence: shows its last chunk too"},
+    {"--fit", "FILE|-", CLI_TEXT, offsetof(time_options, fit), 0, 0, 0,
+     "fit the three terms to measured samples instead"},
+    {"--json", "FILE|-", CLI_TEXT, offsetof(time_options, json), 0, 0, 0,
+     "write the terms as JSON; with - nothing else is printed"},
+    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+
+#define N_PASSES 5
+
+static const cf_pass_cost *cost_of(const cf_stage_cost *cost, int pass) {
+    switch (pass) {
+    case CF_F: return &cost->forward;
+    case CF_R: return &cost->replay;
+    case CF_B: return &cost->backward;
+    case CF_I: return &cost->input;
+    default: return &cost->weight;
+    }
+}
+
+static void write_pass(json_writer *w, int pass, const cf_pass_cost *cost) {
+    json_open(w, cf_pass_name((cf_pass)pass), '{');
+    json_number_member(w, "constant", cost->constant);
+    json_number_member(w, "per_token", cost->per_token);
+    json_number_member(w, "per_pair", cost->per_pair);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Measured samples
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MAX_LINE 200
+
+typedef struct sample_list {
+    cf_sample *samples;
+    int64_t *lines; /* where each came from */
+    int64_t n, room;
+} sample_list;
+
+static void free_samples(sample_list *list) {
+    free(list->samples);
+    free(list->lines);
+}
+
+static int grow(sample_list *list) {
+    int64_t room = list->room > 0 ? 2 * list->room : 256;
+    cf_sample *samples = (cf_sample *)realloc(list->samples, (size_t)room * sizeof *samples);
+    int64_t *lines;
+
+    if (!samples) return cli_failed("out of memory for %s samples", cli_commas(room));
+    list->samples = samples;
+    lines = (int64_t *)realloc(list->lines, (size_t)room * sizeof *lines);
+    if (!lines) return cli_failed("out of memory for %s samples", cli_commas(room));
+    list->lines = lines;
+    list->room = room;
+    return CLI_OK;
+}
+
+/* The next word of a line, its length in *n; 0 length at the end. */
+static const char *next_word(const char *at, size_t *n) {
+    at += strspn(at, " \t\r\n");
+    *n = strcspn(at, " \t\r\n");
+    return at;
+}
+
+static int parse_pass(const char *word, size_t n) {
+    int pass;
+    for (pass = 0; pass < N_PASSES; pass++)
+        if (n == 1 && *word == *cf_pass_name((cf_pass)pass)) return pass;
+    return -1;
+}
+
+/* "F 4096 8390656 0.0123"; returns 0 where it is anything else. */
+static int parse_sample(const char *line, cf_sample *out) {
+    size_t n;
+    char *end;
+    const char *word = next_word(line, &n);
+
+    if ((out->pass = parse_pass(word, n)) < 0) return 0;
+    word = next_word(word + n, &n);
+    if (!cli_parse_number(word, n, &out->tokens)) return 0;
+    word = next_word(word + n, &n);
+    if (!cli_parse_number(word, n, &out->pairs)) return 0;
+    word = next_word(word + n, &n);
+    if (n == 0 || !strchr("0123456789.", *word)) return 0;
+    out->seconds = strtod(word, &end);
+    if (end != word + n) return 0;
+    (void)next_word(end, &n);
+    return n == 0;
+}
+
+static int take_line(const char *path, int64_t number, char *line, sample_list *list) {
+    size_t n = strlen(line), first;
+    cf_sample sample;
+
+    if (n == MAX_LINE - 1 && line[n - 1] != '\n') return cli_at_line(path, number, "the line is too long");
+    line[strcspn(line, "#")] = '\0';
+    (void)next_word(line, &first);
+    if (first == 0) return CLI_OK;
+    if (!parse_sample(line, &sample))
+        return cli_at_line(path, number, "wanted PASS TOKENS PAIRS SECONDS, PASS one of F R B I W");
+    if (list->n == list->room) {
+        int code = grow(list);
+        if (code != CLI_OK) return code;
+    }
+    list->samples[list->n] = sample;
+    list->lines[list->n++] = number;
+    return CLI_OK;
+}
+
+static int read_samples(const char *path, sample_list *list) {
+    FILE *stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "r");
+    char line[MAX_LINE];
+    int64_t number = 0;
+    int code = CLI_OK;
+
+    if (!stream) {
+        fprintf(stderr, "chunkflow: %s: %s\n", path, strerror(errno));
+        return CLI_WRONG;
+    }
+    while (code == CLI_OK && fgets(line, sizeof line, stream))
+        code = take_line(cli_input_name(path), ++number, line, list);
+    if (code == CLI_OK && ferror(stream)) code = cli_failed("%s: %s", cli_input_name(path), strerror(errno));
+    if (stream != stdin) fclose(stream);
+    return code;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the absolute relative errors of one pass; -1 if there is no memory for it. */
+static double median_error(const sample_list *list, int pass, const cf_pass_cost *cost) {
+    double *errors = (double *)malloc((size_t)(list->n > 0 ? list->n : 1) * sizeof *errors), median = -1;
+    int64_t i;
+    size_t n = 0;
+
+    if (!errors) return -1;
+    for (i = 0; i < list->n; i++) {
+        const cf_sample *s = &list->samples[i];
+        double error = cf_cost_seconds(cost, s->tokens, s->pairs) / s->seconds - 1;
+        if (s->pass == pass) errors[n++] = error < 0 ? -error : error;
+    }
+    qsort(errors, n, sizeof *errors, compare_doubles);
+    if (n > 0) median = n % 2 ? errors[n / 2] : (errors[n / 2 - 1] + errors[n / 2]) / 2;
+    free(errors);
+    return median;
+}
+
+static void print_fit(const sample_list *list, const cf_stage_cost *cost, const cf_fit *fits) {
+    int pass;
+
+    printf("samples           %s\n\n", cli_commas(list->n));
+    printf("%-5s %8s %13s %13s %13s  %9s %9s %9s %9s  %s\n", "pass", "samples", "constant s", "s a token", "s a pair",
+           "mean", "absolute", "median", "worst", "in line");
+    for (pass = 0; pass < N_PASSES; pass++) {
+        const cf_pass_cost *c = cost_of(cost, pass);
+        if (fits[pass].n_samples == 0) continue;
+        printf("%-5s %8s %13.4g %13.4g %13.4g  %+8.2f%% %8.2f%% %8.2f%% %+8.2f%%  %lld\n", cf_pass_name((cf_pass)pass),
+               cli_commas(fits[pass].n_samples), c->constant, c->per_token, c->per_pair, 100 * fits[pass].mean_error,
+               100 * fits[pass].mean_absolute, 100 * median_error(list, pass, c), 100 * fits[pass].worst_error,
+               (long long)list->lines[fits[pass].worst_sample]);
+    }
+    puts("\nErrors are predicted / measured - 1. A pass that was not measured follows from the others.");
+}
+
+static void write_fit(cli_output *to, const cf_stage_cost *cost, const cf_fit *fits) {
+    json_writer w;
+    int pass;
+
+    w.to = to;
+    w.inside = 0;
+    json_open(&w, NULL, '{');
+    json_text_member(&w, "format", "chunkflow-fit");
+    json_integer_member(&w, "version", 1);
+    for (pass = 0; pass < N_PASSES; pass++) {
+        if (fits[pass].n_samples == 0) continue;
+        write_pass(&w, pass, cost_of(cost, pass));
+        json_integer_member(&w, "samples", fits[pass].n_samples);
+        json_number_member(&w, "mean_error", fits[pass].mean_error);
+        json_number_member(&w, "mean_absolute", fits[pass].mean_absolute);
+        json_number_member(&w, "worst_error", fits[pass].worst_error);
+        json_close(&w, '}');
+    }
+    json_close(&w, '}');
+    (void)cli_write("\n", 1, to);
+}
+
+static int fit_error(const sample_list *list, const char *path, const cf_error *error) {
+    int about_pass = error->item >= 0 && error->item < N_PASSES;
+
+    /* what is read has a known pass and no negative number, so only its seconds can be at fault in one sample */
+    if (error->code == CF_ERROR_ARGUMENT && error->item >= 0 && strcmp(error->field, "samples.seconds") == 0)
+        return cli_at_line(cli_input_name(path), list->lines[error->item], "%s", error->text);
+    fprintf(stderr, "chunkflow: %s: %s%s%s\n", cli_input_name(path),
+            about_pass ? cf_pass_name((cf_pass)error->item) : "", about_pass ? ": " : "", error->text);
+    return CLI_WRONG;
+}
+
+static int fit(const time_options *asked) {
+    sample_list list = {NULL, NULL, 0, 0};
+    cli_output json = {0};
+    cf_stage_cost cost;
+    cf_fit fits[N_PASSES];
+    cf_error error;
+    int code = read_samples(asked->fit, &list);
+
+    if (code == CLI_OK && cf_cost_fit(list.samples, list.n, &cost, fits, &error) != CF_OK)
+        code = fit_error(&list, asked->fit, &error);
+    if (code == CLI_OK) {
+        code = cli_output_open(&json, asked->json);
+        if (code == CLI_OK && json.stream) write_fit(&json, &cost, fits);
+        if (code == CLI_OK && json.stream != stdout) print_fit(&list, &cost, fits);
+        code = cli_outputs_finish(&json, 1, code);
+    }
+    free_samples(&list);
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   From a GPU's numbers
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void print_stage(int64_t stage, const cf_stage_cost *cost, const time_options *asked) {
+    int64_t c = asked->chunk_size, context = asked->context, prefix = context > c ? context - c : 0;
+    int pass;
+
+    for (pass = 0; pass < N_PASSES; pass++) {
+        const cf_pass_cost *p = cost_of(cost, pass);
+        if (pass == 0) printf("%5lld", (long long)stage);
+        else printf("%5s", "");
+        printf("  %-4s %12.4f %14.5f %14.6f %14.3f", cf_pass_name((cf_pass)pass), 1e3 * p->constant, 1e6 * p->per_token,
+               1e9 * p->per_pair, 1e3 * cf_cost_seconds(p, c, cf_slice_pairs(0, c)));
+        if (prefix > 0) printf(" %14.3f", 1e3 * cf_cost_seconds(p, c, cf_slice_pairs(prefix, c)));
+        putchar('\n');
+    }
+}
+
+static void print_estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing,
+                           double step) {
+    int64_t s, n = m->parallel.pp * m->parallel.n_virtual;
+
+    modelling_print(m);
+    printf("GPU               %s\n\n", gpu->name);
+    printf("stage  pass  constant ms    us a token      ns a pair    chunk ms, first%s\n",
+           asked->context > asked->chunk_size ? " and last" : "");
+    for (s = 0; s < n; s++)
+        if (n <= 4 || s == 0 || s == 1 || s == n - 1) print_stage(s, &timing->stages[s], asked);
+    printf("\nstage to stage    %.1f us and %.5f us a token\n", 1e6 * timing->latency, 1e6 * timing->seconds_per_token);
+    printf("state to host     %.5f us a token\n", 1e6 * timing->offload_seconds_per_token);
+    printf("once a step       %.3f ms: gradient exchange and optimizer\n", 1e3 * step);
+}
+
+static void write_estimate(cli_output *to, const time_options *asked, const modelling *m, const cf_gpu *gpu,
+                           const cf_timing *timing, double step) {
+    json_writer w;
+    int64_t s;
+    int pass;
+
+    w.to = to;
+    w.inside = 0;
+    json_open(&w, NULL, '{');
+    json_text_member(&w, "format", "chunkflow-time");
+    json_integer_member(&w, "version", 1);
+    modelling_write(&w, m);
+    json_text_member(&w, "gpu", gpu->name);
+    json_integer_member(&w, "chunk_size", asked->chunk_size);
+    json_number_member(&w, "latency", timing->latency);
+    json_number_member(&w, "seconds_per_token", timing->seconds_per_token);
+    json_number_member(&w, "offload_seconds_per_token", timing->offload_seconds_per_token);
+    json_number_member(&w, "step_seconds", step);
+    json_open(&w, "stages", '[');
+    for (s = 0; s < m->parallel.pp * m->parallel.n_virtual; s++) {
+        json_open(&w, NULL, '{');
+        for (pass = 0; pass < N_PASSES; pass++) {
+            write_pass(&w, pass, cost_of(&timing->stages[s], pass));
+            json_close(&w, '}');
+        }
+        json_close(&w, '}');
+    }
+    json_close(&w, ']');
+    json_close(&w, '}');
+    (void)cli_write("\n", 1, to);
+}
+
+static int estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, cf_stage_cost *stages) {
+    cli_output json = {0};
+    cf_cost_desc desc;
+    cf_timing timing;
+    cf_error error;
+    double step;
+    int code;
+
+    memset(&desc, 0, sizeof desc);
+    desc.model = &m->model;
+    desc.gpu = gpu;
+    desc.parallel = m->parallel;
+    desc.gpus_per_node = asked->gpus_per_node;
+    desc.chunk_size = asked->chunk_size;
+    if (cf_cost_estimate(&desc, stages, m->parallel.pp * m->parallel.n_virtual, &timing, &step, &error) != CF_OK)
+        return packing_error(&error, NULL);
+    code = cli_output_open(&json, asked->json);
+    if (code == CLI_OK && json.stream) write_estimate(&json, asked, m, gpu, &timing, step);
+    if (code == CLI_OK && json.stream != stdout) print_estimate(asked, m, gpu, &timing, step);
+    return cli_outputs_finish(&json, 1, code);
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    const time_options *asked = (const time_options *)given;
+    const cf_gpu *named;
+    cf_gpu gpu;
+    cf_stage_cost *stages;
+    modelling m;
+    int code;
+
+    (void)operands;
+    (void)n_operands;
+    if (asked->fit) return fit(asked);
+    if (!asked->gpu) return cli_usage("time", "--gpu NAME or --fit FILE is missing");
+    if (asked->chunk_size == 0) return cli_usage("time", "--chunk-size N is missing");
+    if (asked->context > 0 && cf_slice_pairs(asked->context, asked->chunk_size) < 0)
+        return cli_usage("time", "--context: so many pairs do not fit in 64 bits");
+    named = modelling_gpu("time", asked->gpu);
+    if (!named) return CLI_WRONG;
+    gpu = *named;
+    if (asked->launch >= 0) gpu.launch = (double)asked->launch / 1e6;
+    code = modelling_make("time", &asked->modelling, &m);
+    if (code != CLI_OK) return code;
+    stages = (cf_stage_cost *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *stages);
+    code = stages ? estimate(asked, &m, &gpu, stages) : cli_failed("out of memory");
+    free(stages);
+    modelling_free(&m);
+    return code;
+}
+
+const cli_command cmd_time = {
+    "time", "", 0, 0,
+    "say how long the passes of a chunk take",
+    "samples\n"
+    "  a line for each measured pass: PASS TOKENS PAIRS SECONDS, where PASS is F, R, B, I or W and PAIRS counts the\n"
+    "  attention pairs, prefix included. '#' starts a comment. Each pass needs three samples at least, with sizes and\n"
+    "  prefixes that differ.\n"
+    "\n" MODELLING_NAMES MODELLING_GPUS,
+    options, &defaults, sizeof defaults, run};
