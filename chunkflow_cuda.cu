@@ -25,7 +25,7 @@
    kernels on sm_80; what each kernel needs in registers and shared memory stands at its launch bounds.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/cuda_emu), which defines
-   CHUNKFLOW_CUDA_EMULATION. Only >>device knows. */
+   CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it, and launch(), which tells it the name of a kernel. */
 
 #include "chunkflow.h"
 
