@@ -4,6 +4,9 @@
 #   make demo       trains a small model through chunks on real text and proves that nothing changed (under a minute)
 #   make test       all CPU tests, with AddressSanitizer and UBSan
 #   make unit       only the unit tests, UNIT=substring chooses
+#   make test-cuda  the CUDA kernels under a host emulation, and a real compile where nvcc is; part of make test
+#   make test-gpu   the CUDA tests on a device (skipped without one)
+#   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make clean
 #
@@ -23,6 +26,8 @@ can = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main(void) { return 0; }' >$
         $(CC) $(1) $$d/t.c -o $$d/t >/dev/null 2>&1 && $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
 OPENMP   := $(if $(call can,-fopenmp),-fopenmp)
 comma    := ,
+can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' '\#include <vector>' 'int main() { return 0; }' >$$d/t.cc && \
+        $(CXX) -std=c++17 $$d/t.cc -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
 ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
@@ -39,7 +44,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test unit bench clean
+.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -118,7 +123,41 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(TES
 unit: $(TEST_BUILD)/unit
 	$(TEST_BUILD)/unit $(UNIT)
 
-test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkflow $(MPI_TESTS)
+# The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
+CUDA_BUILD    := $(BUILD)/cuda
+CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -Itests/cuda_emu $(CPPFLAGS) $(TEST_CFLAGS) $(WARN)
+CUDA_SOURCES  := chunkflow_cuda.cu tests/cuda_emu/cuda_emu.cc $(wildcard tests/cuda/*.cc)
+CUDA_OBJECTS  := $(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))
+CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
+vpath %.cc tests/cuda tests/cuda_emu
+
+$(CUDA_BUILD):
+	mkdir -p $@
+
+$(CUDA_BUILD)/%.cc.o: %.cc $(CUDA_HEADERS) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) -c $< -o $@
+
+$(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_HEADERS) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) -x c++ -c $< -o $@
+
+$(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
+	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# Only with a C++ compiler; without one the suite counts as skipped.
+ifeq ($(call can_cxx),yes)
+CUDA_TESTS := $(CUDA_BUILD)/tests
+CUDA_SUITE := "$(CUDA_BUILD)/tests"
+else
+CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
+endif
+
+test-cuda: $(CUDA_BUILD)/tests
+	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/cuda_compile.sh"
+
+test-gpu:
+	BUILD="$(BUILD)" sh tests/run.sh "sh tests/cuda_device.sh"
+
+test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkflow $(MPI_TESTS) $(CUDA_TESTS)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
@@ -128,12 +167,17 @@ test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkfl
 	    "$(TEST_BUILD)/trainer" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
-	    "sh tests/compile.sh"
+	    "sh tests/compile.sh" \
+	    $(CUDA_SUITE) \
+	    "sh tests/cuda_compile.sh"
 
 # ---- benchmarks ----
 
 bench:
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" sh tools/bench/bench_pack.sh
+
+bench-gpu:
+	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh
 
 clean:
 	rm -rf $(BUILD)

@@ -37,6 +37,8 @@
          and a machine         cf_stage_layers, cf_parallel_validate, cf_gpu_find, cf_gpu_at
        size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_check_limit
        choose ChunkSize, K     cf_tune, cf_tune_defaults, cf_tuning_free, cf_tune_size + cf_tune_into (your memory)
+       attend on a GPU         cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward
+         (chunkflow_cuda.cu)
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -85,7 +87,8 @@
    pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
 
    Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>tune >>run >>write,
-   first declared, then implemented in the same order. A section calls only sections above it. */
+   first declared, then implemented in the same order. A section calls only sections above it. >>cuda is declared last and
+   implemented in chunkflow_cuda.cu. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -137,7 +140,8 @@ extern "C" {
     X(CF_ERROR_WRITE, "the write callback reported an error")                         \
     X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
     X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
-    X(CF_ERROR_TEXT, "the text breaks its format")
+    X(CF_ERROR_TEXT, "the text breaks its format")                                    \
+    X(CF_ERROR_DEVICE, "CUDA or cuBLAS reported an error")
 
 typedef enum cf_result {
 #define CF__ENUM(name, text) name,
@@ -1436,6 +1440,121 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
    cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
                                              cf_schedule **out, cf_error *error);
+
+/* ================================================================================================================
+   >>cuda    attention on a GPU; implemented in chunkflow_cuda.cu
+   ================================================================================================================ */
+
+/* Compile chunkflow_cuda.cu with nvcc and link it with cudart and cublas; this header itself needs no CUDA. A stream is
+   a cudaStream_t, `cublas` a cublasHandle_t; both names are CUDA's own. All work is put on the stream, which comes last
+   but for the error in every signature; nothing is allocated and nothing waits for the device. */
+#ifndef CHUNKFLOW_CUDA_API
+#define CHUNKFLOW_CUDA_API extern /* never static: these functions are in a file of their own */
+#endif
+
+struct CUstream_st;
+struct cublasContext;
+typedef struct CUstream_st *cf_cuda_stream;
+
+typedef enum cf_dtype {
+    CF_DTYPE_DEFAULT = 0,         /* CF_DTYPE_BF16 */
+    CF_DTYPE_BF16,
+    CF_DTYPE_FP16,
+    CF_DTYPE_FP32                 /* for correctness, not for speed */
+} cf_dtype;
+
+typedef enum cf_attention_path {
+    CF_ATTENTION_AUTO = 0,        /* the fastest path that can do the problem on the device */
+    CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
+    CF_ATTENTION_MMA              /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up */
+} cf_attention_path;
+
+/* "auto", "unfused", "mma"; "?" for anything else. */
+CHUNKFLOW_CUDA_API const char *cf_attention_path_name(cf_attention_path path);
+
+/* One attention problem: the slices of one chunk. Slice s has queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1] and keys
+   likewise, as many of either as you like, also none. The mask is aligned bottom-right: with Sq queries and Sk keys,
+   query i sees key j if j <= i + Sk - Sq; so a carried prefix is nothing but more keys than queries. cf_metadata has
+   the arrays. Query head h uses key head h / (n_heads / n_kv_heads). Zero means default in every member. */
+typedef struct cf_attention_desc {
+    int64_t n_heads;              /* query heads; must be given */
+    int64_t n_kv_heads;           /* 0: n_heads; must divide n_heads */
+    int64_t head_size;            /* a multiple of 8, at most 256; must be given. 64 and 128 are the fast ones */
+    int64_t n_slices;
+    const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling */
+    const int32_t *cu_seqlens_k;  /* likewise */
+    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where slices are padded (cf_metadata's
+                                     padded twins); NULL: cu_seqlens_q. Slices must not overlap */
+    const int32_t *starts_k;      /* likewise for keys */
+    cf_dtype dtype;               /* of q, k, v, out and their gradients, but dk and dv are fp32 */
+    int full;                     /* 0: causal; 1: a query sees all keys of its slice */
+    int64_t window;               /* a query sees the last `window` keys up to its own place, itself included (key
+                                     j > i + Sk - Sq - window). 0: no limit */
+    double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
+    double softcap;               /* c: scores become c x tanh(score / c). 0: off */
+    int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (MMA);
+                                     everything else always has */
+    cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
+    int64_t arch;                 /* compute capability x 10 of the device that will run it; 0: the current device's */
+} cf_attention_desc;
+
+/* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
+typedef struct cf_attention {
+    cf_attention_desc desc;       /* defaults filled in; its arrays are copies inside this object */
+    cf_attention_path path;       /* what will run */
+    int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x
+                                     head_size floating-point operations, a backward 2.5 times that */
+    int64_t rows_q, rows_k;       /* rows that the slices span: end of the last one */
+    size_t forward_bytes;         /* of device workspace */
+    size_t backward_bytes;
+    const void *tiles;            /* the list of work, longest first: copy these bytes to the device ... */
+    size_t tiles_bytes;           /* ... once a chunk, and give their address as cf_attention_tensors.tiles. May be 0 */
+    int64_t n_forward_tiles;      /* entries of that list, for one key head */
+    int64_t n_row_tiles;
+    int64_t n_key_tiles;          /* with at least one visible pair */
+    int64_t n_all_key_tiles;
+} cf_attention;
+
+/* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
+   `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, but to ask
+   for its compute capability where arch is 0. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x
+   heads per key head), CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on
+   failure. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
+                                                  const cf_attention **out, cf_error *error);
+
+/* A (rows, heads, head_size) array on the device, its last dimension contiguous. The address must be a multiple of 16,
+   the strides (in elements) of 8 for 16-bit numbers and of 4 for fp32. */
+typedef struct cf_tensor {
+    void *data;
+    int64_t row_stride;           /* 0: heads x head_size */
+    int64_t head_stride;          /* 0: head_size */
+} cf_tensor;
+
+/* The arrays of one call. Rows outside every slice are neither read nor written, in any array. */
+typedef struct cf_attention_tensors {
+    cf_tensor q, k, v;            /* read */
+    cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */
+    float *lse;                   /* (n_heads, lse_stride) natural log of the sum of exp(score); -inf where a query sees
+                                     no key. Written by the forward (NULL: not wanted), read by the backward */
+    int64_t lse_stride;           /* from head to head. 0: rows_q */
+    cf_tensor dout;               /* read by the backward */
+    cf_tensor dq;                 /* written by the backward */
+    cf_tensor dk, dv;             /* fp32 accumulators, by key head: the backward adds to them */
+    int overwrite;                /* 1: the backward writes dk and dv instead, 0 where no query sees a key */
+    const void *tiles;            /* cf_attention.tiles, on the device */
+    void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
+    size_t workspace_bytes;
+    struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
+} cf_attention_tensors;
+
+/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or
+   cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the device. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                                                  cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                                                   cf_cuda_stream stream, cf_error *error);
 
 #ifdef __cplusplus
 }

@@ -1,37 +1,61 @@
 #!/bin/sh
 # Runs each argument as one suite and adds up their last lines ("N passed, N failed" and perhaps ", N skipped").
+# JOBS suites run at once (default 2); what they print comes in the order of the arguments.
 # A suite that ends without such a line, or with a status that contradicts it, counts as one failure more.
 # With STRICT_SKIPS=1 a skipped test counts as failed. The last line printed has the same form.
 passed=0
 failed=0
 skipped=0
-log=$(mktemp) || exit 1
-trap 'rm -f "$log" "$log.status"' EXIT
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
 
+# A worker takes the next suite that no other worker has taken, until there is none.
+worker() {
+    n=0
+    for suite in "$@"; do
+        n=$((n + 1))
+        mkdir "$work/$n" 2>/dev/null || continue
+        sh -c "$suite" >"$work/$n/log" 2>&1 </dev/null
+        echo $? >"$work/$n/status.part"
+        mv "$work/$n/status.part" "$work/$n/status"
+    done
+}
+
+jobs=${JOBS:-2}
+while [ "$jobs" -gt 0 ]; do
+    worker "$@" &
+    jobs=$((jobs - 1))
+done
+
+# count LOG: the three numbers of its last line, or nothing
+count() {
+    tail -n 1 "$1" | grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' | sed 's/[^0-9 ]//g'
+}
+
+n=0
 for suite in "$@"; do
+    n=$((n + 1))
+    while [ ! -e "$work/$n/status" ]; do sleep 0.2 2>/dev/null || sleep 1; done
+    status=$(cat "$work/$n/status")
     printf '== %s\n' "$suite"
-    { sh -c "$suite" 2>&1; echo $? >"$log.status"; } | tee "$log"
-    status=$(cat "$log.status")
-    line=$(tail -n 1 "$log" | grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$')
-    if [ -z "$line" ]; then
+    cat "$work/$n/log"
+    counts=$(count "$work/$n/log")
+    if [ -z "$counts" ]; then
         printf 'FAIL %s: ended with status %s and no count\n' "$suite" "$status"
         failed=$((failed + 1))
         continue
     fi
-    set_counts=$(printf '%s\n' "$line" | sed 's/[^0-9 ]//g')
-    # shellcheck disable=SC2086
-    set -- $set_counts -- "$@"
-    suite_failed=$2
-    passed=$((passed + $1))
-    failed=$((failed + $2))
-    if [ "$3" != -- ]; then skipped=$((skipped + $3)); fi
-    while [ "$1" != -- ]; do shift; done
-    shift
+    suite_failed=$(echo $counts | cut -d ' ' -f 2)
+    suite_skipped=$(echo $counts | cut -s -d ' ' -f 3)
+    passed=$((passed + $(echo $counts | cut -d ' ' -f 1)))
+    failed=$((failed + suite_failed))
+    skipped=$((skipped + ${suite_skipped:-0}))
     if [ "$status" -ne 0 ] && [ "$suite_failed" -eq 0 ]; then
         printf 'FAIL %s: status %s although nothing failed\n' "$suite" "$status"
         failed=$((failed + 1))
     fi
 done
+wait
 
 if [ "${STRICT_SKIPS:-0}" = 1 ] && [ "$skipped" -gt 0 ]; then
     printf 'FAIL: %s skipped, and skipping is not allowed here\n' "$skipped"

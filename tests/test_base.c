@@ -25,6 +25,7 @@ static const named_code codes[] = {
     {CF_ERROR_INFEASIBLE, "CF_ERROR_INFEASIBLE"},
     {CF_ERROR_GRAPH, "CF_ERROR_GRAPH"},
     {CF_ERROR_TEXT, "CF_ERROR_TEXT"},
+    {CF_ERROR_DEVICE, "CF_ERROR_DEVICE"},
 };
 #define N_CODES (sizeof codes / sizeof codes[0])
 

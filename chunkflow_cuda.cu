@@ -1,0 +1,2083 @@
+/* chunkflow_cuda.cu - attention for chunked training on NVIDIA GPUs - MIT or public domain
+
+   The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. Needs the CUDA Toolkit
+   and cuBLAS, nothing else:
+
+       nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
+           -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
+
+   Layers, each found by its tag. A layer calls only layers above it; in each, kernels come first, then what launches
+   them.
+       >>device     named device functions for everything that is an instruction rather than arithmetic
+       >>problem    descriptors resolved and checked, the mask's arithmetic, the list of tiles
+       >>fragments  tiles in shared memory, products of a warp
+       >>forward    attention forward, fused
+       >>backward   attention backward, fused
+       >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
+       >>attention  the public functions and the choice of a path
+
+   One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix,
+   and the mask is aligned bottom-right. The query heads that share a key head are packed into the rows of one tile (row
+   = token x group + head), so K and V are read once for all of them, short documents fill their tiles, and the backward
+   sums dK and dV of a group in registers, with no copies per query head.
+
+   No number in this file was measured: it has not yet run on a device. Tile sizes follow the published tuning of such
+   kernels on sm_80; what each kernel needs in registers and shared memory stands at its launch bounds.
+
+   The same file compiles as C++ against a host emulation of CUDA (tests/cuda_emu), which defines
+   CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it, and launch(), which tells it the name of a kernel. */
+
+#include "chunkflow.h"
+
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <climits>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+namespace {
+
+/* ================================================================================================================
+   >>device    instructions
+   ================================================================================================================ */
+
+#define CF_DEVICE __device__ __forceinline__
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#define CF_UNROLL
+#else
+#define CF_UNROLL _Pragma("unroll")
+#endif
+
+/* A byte address in the block's shared memory. */
+typedef uint32_t shared_address;
+
+/* Dynamic shared memory starts here, at a multiple of 1024. */
+CF_DEVICE shared_address shared_start() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return 0;
+#else
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    return static_cast<shared_address>(__cvta_generic_to_shared(shared_memory));
+#endif
+}
+
+CF_DEVICE void shared_store_4(shared_address to, uint32_t value) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_store(to, &value, 4);
+#else
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+#endif
+}
+
+CF_DEVICE float shared_load_float(shared_address from) {
+    float value;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_load(&value, from, 4);
+#else
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+#endif
+    return value;
+}
+
+CF_DEVICE uint4 shared_load_16(shared_address from) {
+    uint4 value;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_load(&value, from, 16);
+#else
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(from)
+                 : "memory");
+#endif
+    return value;
+}
+
+/* Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i. Lane l gets of each
+   matrix row l / 4, columns 2 (l % 4) and the next; transposed: rows 2 (l % 4) and the next, column l / 4. */
+CF_DEVICE void ldmatrix_x4(uint32_t (&to)[4], shared_address row) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_ldmatrix_x4(to, row, false);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+#endif
+}
+
+CF_DEVICE void ldmatrix_x4_transposed(uint32_t (&to)[4], shared_address row) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_ldmatrix_x4(to, row, true);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+#endif
+}
+
+/* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4, t = lane % 4: c holds rows g and g + 8 of columns 2t,
+   2t + 1; a holds {row g, row g + 8} of columns {2t, 2t + 1}, then of columns {2t + 8, 2t + 9}; b holds rows 2t, 2t + 1
+   and then 2t + 8, 2t + 9 of column g. So two neighbouring c tiles, packed, are one a tile. */
+template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+
+template <> CF_DEVICE void mma_16x8x16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_mma_16x8x16(c, a, b, true);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+template <> CF_DEVICE void mma_16x8x16<__half>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_mma_16x8x16(c, a, b, false);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+/* Copies 16 bytes from global to shared memory without waiting; where `wanted` is false, nothing is read and zeros are
+   written. */
+CF_DEVICE void copy_async_16(shared_address to, const void *from, bool wanted) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_cp_async(to, from, 16, wanted ? 16 : 0);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
+#endif
+}
+
+/* Closes a group of copies; the wait leaves at most the LEFT newest groups of this thread in flight. Other threads see
+   the bytes after the next barrier. */
+CF_DEVICE void copy_async_commit() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_cp_async_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int LEFT> CF_DEVICE void copy_async_wait() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_cp_async_wait(LEFT);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* 2^x, to about two units in the last place; 2^-inf is 0. Explicit, so that no compiler flag is needed for it. */
+CF_DEVICE float exp2_fast(float x) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return std::exp2(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+CF_DEVICE float reciprocal_fast(float x) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return 1.0f / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+/* tanh, to an absolute error of about 2e-7. */
+CF_DEVICE float tanh_fast(float x) { return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)); }
+
+/* The same number, but what follows from it is computed here, and not earlier and kept in registers across a loop. */
+CF_DEVICE int compute_here(int x) {
+#ifndef CHUNKFLOW_CUDA_EMULATION
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+template <typename T> CF_DEVICE float to_float(T x);
+template <> CF_DEVICE float to_float<float>(float x) { return x; }
+template <> CF_DEVICE float to_float<__nv_bfloat16>(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <> CF_DEVICE float to_float<__half>(__half x) { return __half2float(x); }
+
+template <typename T> CF_DEVICE T from_float(float x);
+template <> CF_DEVICE float from_float<float>(float x) { return x; }
+template <> CF_DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> CF_DEVICE __half from_float<__half>(float x) { return __float2half_rn(x); }
+
+/* Two 16-bit numbers in one register, the first in the low half. */
+template <typename T> CF_DEVICE uint32_t pack(float low, float high);
+template <> CF_DEVICE uint32_t pack<__nv_bfloat16>(float low, float high) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &both, 4);
+    return bits;
+}
+template <> CF_DEVICE uint32_t pack<__half>(float low, float high) {
+    const __half2 both = __floats2half2_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &both, 4);
+    return bits;
+}
+
+/* The sum of the products of 8 pairs of 16-bit numbers. */
+template <typename T> CF_DEVICE float dot_8(uint4 x, uint4 y) {
+    T a[8], b[8];
+    float sum = 0.0f;
+    memcpy(a, &x, 16);
+    memcpy(b, &y, 16);
+    CF_UNROLL
+    for (int i = 0; i < 8; i++) sum += to_float<T>(a[i]) * to_float<T>(b[i]);
+    return sum;
+}
+
+CF_DEVICE uint4 global_load_16(const void *from) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    if (!cuda_emu_check_global(from, 16)) return make_uint4(0, 0, 0, 0);
+#endif
+    return *static_cast<const uint4 *>(from);
+}
+
+CF_DEVICE void global_store_16(void *to, uint4 value) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    if (!cuda_emu_check_global(to, 16)) return;
+#endif
+    *static_cast<uint4 *>(to) = value;
+}
+
+/* Adds to, or overwrites, two neighbouring fp32 numbers that only this thread touches. */
+CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    if (!cuda_emu_check_global(to, 8)) return;
+#endif
+    float2 *pair = reinterpret_cast<float2 *>(to);
+    const float2 old = overwrite ? make_float2(0.0f, 0.0f) : *pair;
+    *pair = make_float2(old.x + x, old.y + y);
+}
+
+/* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
+   whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside
+   those of its neighbours. */
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CHUNKFLOW_CUDA_EMULATION_RED_V4)
+CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) { return (quad * n_threads + thread) * 4 + i; }
+#else
+CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) { return (quad * 4 + i) * n_threads + thread; }
+#endif
+
+CF_DEVICE void global_add_quad(float *tile, int quad, int thread, int n_threads, const float (&x)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    float *to = tile + sum_index(quad, 0, thread, n_threads);
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(x[0]),
+                 "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
+#else
+    CF_UNROLL
+    for (int i = 0; i < 4; i++) atomicAdd(tile + sum_index(quad, i, thread, n_threads), x[i]);
+#endif
+}
+
+CF_DEVICE float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
+}
+
+CF_DEVICE float quad_sum(float x) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+}
+
+CF_DEVICE float warp_sum(float x) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, lanes);
+    return x;
+}
+
+CF_DEVICE float warp_max(float x) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, lanes));
+    return x;
+}
+
+/* ================================================================================================================
+   >>problem    checks, masks, tiles
+   ================================================================================================================ */
+
+const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
+const int FORWARD_KEYS = 64;
+const int ROW_TILE = 64;  /* packed rows of a backward tile, and of the sums of dQ */
+const int KEY_TILE = 128; /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
+const int SMALL_KEY_TILE = 64;
+const int64_t MOST_ROWS = (int64_t)1 << 30; /* leaves room for index arithmetic in 32 bits */
+const float LN_2 = 0.6931471805599453f;
+const float LOG2_E = 1.4426950408889634f;
+
+/* One piece of work, for each key head. */
+struct tile {
+    int32_t q_start, q_length; /* the slice: first row, tokens */
+    int32_t k_start, k_length;
+    int32_t block;      /* which tile of the slice this is */
+    int32_t begin, end; /* a key tile: its row tiles, counted in the slice. Otherwise unused */
+    int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
+                           row tile */
+};
+
+/* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
+   thread for every row that it loads. Exact for 0 <= n < 2^31. */
+struct divisor {
+    int32_t by, shift;
+    uint32_t magic;
+};
+
+inline divisor make_divisor(int32_t by) {
+    divisor d = {by, 0, 0};
+    while (((int64_t)1 << d.shift) < by) d.shift++;
+    d.magic = (uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << d.shift) - (uint64_t)by)) / (uint64_t)by + 1);
+    return d;
+}
+
+__host__ __device__ inline int32_t operator/(int32_t n, const divisor &d) {
+    const uint32_t high = (uint32_t)(((uint64_t)(uint32_t)n * d.magic) >> 32);
+    return (int32_t)((high + (uint32_t)n) >> d.shift);
+}
+
+struct mask {
+    int32_t causal;
+    int32_t window; /* 0: none */
+};
+
+/* Query token i of a slice sees keys key_begin .. key_end - 1; tokens before first_seeing see none. */
+__host__ __device__ inline int32_t key_end(const mask &m, const tile &t, int32_t token) {
+    const int32_t own = token + t.k_length - t.q_length + 1;
+    return m.causal && own < t.k_length ? (own > 0 ? own : 0) : t.k_length;
+}
+
+__host__ __device__ inline int32_t key_begin(const mask &m, const tile &t, int32_t token) {
+    const int32_t first = token + t.k_length - t.q_length + 1 - m.window;
+    return m.window > 0 && first > 0 ? first : 0;
+}
+
+__host__ __device__ inline int32_t first_seeing(const mask &m, const tile &t) {
+    if (t.k_length == 0) return t.q_length;
+    return m.causal && t.q_length > t.k_length ? t.q_length - t.k_length : 0;
+}
+
+/* Tokens of a slice that see at least one of the keys first .. last: a range. */
+__host__ __device__ inline int32_t token_begin(const mask &m, const tile &t, int32_t first) {
+    const int32_t token = first - (t.k_length - t.q_length);
+    const int32_t lowest = first_seeing(m, t);
+    return m.causal && token > lowest ? token : lowest;
+}
+
+__host__ __device__ inline int32_t token_end(const mask &m, const tile &t, int32_t last) {
+    const int32_t past = last + m.window - (t.k_length - t.q_length);
+    return m.window > 0 && past < t.q_length ? (past > 0 ? past : 0) : t.q_length;
+}
+
+inline int32_t div_up(int64_t n, int64_t by) { return (int32_t)((n + by - 1) / by); }
+
+cf_result fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
+               const char *why) {
+    char place[32] = "";
+    if (error == NULL) return code;
+    if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
+    error->code = code;
+    error->item = item;
+    error->field = field;
+    error->wanted = wanted;
+    error->got = got;
+    (void)snprintf(error->text, sizeof error->text, "%s%s: %s (wanted %lld, got %lld)", field, place, why,
+                   (long long)wanted, (long long)got);
+    return code;
+}
+
+cf_result fail_cuda(cf_error *error, cudaError_t status, const char *what) {
+    return fail(error, CF_ERROR_DEVICE, what, -1, (int64_t)cudaSuccess, (int64_t)status, cudaGetErrorName(status));
+}
+
+/* sum over i in [0, n) of (i + c), clamped to [0, most]. */
+int64_t clamped_sum(int64_t n, int64_t c, int64_t most) {
+    const int64_t a = std::min(n, std::max<int64_t>(0, -c));
+    const int64_t b = std::min(n, std::max(a, most - c));
+    return (b - a) * c + (b - a) * (a + b - 1) / 2 + (n - b) * most;
+}
+
+int64_t slice_pairs(const mask &m, int64_t queries, int64_t keys) {
+    const int64_t own = keys - queries + 1;
+    const int64_t upto = m.causal ? clamped_sum(queries, own, keys) : queries * keys;
+    return upto - (m.window > 0 ? clamped_sum(queries, own - m.window, keys) : 0);
+}
+
+/* Checks one pair of arrays; *rows becomes the end of the last slice, *longest the most tokens of a slice. */
+cf_result check_slices(const int32_t *cu, const int32_t *starts, int64_t n_slices, const char *cu_field,
+                       const char *starts_field, int64_t *rows, int64_t *longest, cf_error *error) {
+    int64_t end = 0;
+    *longest = 0;
+    if (cu == NULL) return fail(error, CF_ERROR_ARGUMENT, cu_field, -1, 1, 0, "must not be NULL");
+    if (cu[0] != 0) return fail(error, CF_ERROR_ARGUMENT, cu_field, 0, 0, cu[0], "must start at 0");
+    for (int64_t s = 0; s < n_slices; s++) {
+        const int64_t length = (int64_t)cu[s + 1] - cu[s], start = starts ? starts[s] : cu[s];
+        if (length < 0) return fail(error, CF_ERROR_ARGUMENT, cu_field, s + 1, cu[s], cu[s + 1], "must not fall");
+        if (start < end) return fail(error, CF_ERROR_ARGUMENT, starts_field, s, end, start, "slices overlap");
+        end = start + length;
+        *longest = std::max(*longest, length);
+    }
+    if (end > MOST_ROWS) return fail(error, CF_ERROR_LIMIT, cu_field, n_slices, MOST_ROWS, end, "too many rows");
+    *rows = end;
+    return CF_OK;
+}
+
+cf_result current_arch(int64_t *arch, cf_error *error) {
+    int device = 0, major = 0, minor = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (status != cudaSuccess) return fail_cuda(error, status, "arch");
+    *arch = 10 * major + minor;
+    return CF_OK;
+}
+
+/* An enum from a caller in C may hold any int; in C++ only a look at its bytes may find that out. */
+template <typename E> int number_of(const E &value) {
+    int number;
+    static_assert(sizeof value == sizeof number, "enums are ints");
+    memcpy(&number, &value, sizeof number);
+    return number;
+}
+
+/* Bytes of shared memory that a block can have. */
+int64_t block_memory(int64_t arch) {
+    if (arch == 80 || arch == 87) return 166912;
+    return arch == 90 || arch / 10 == 10 ? 232448 : 101376;
+}
+
+/* Everything about a problem that host code needs, from a checked descriptor. */
+struct problem {
+    cf_attention_desc desc; /* resolved; its arrays are still the caller's */
+    mask visible;
+    int64_t group;
+    int64_t rows_q, rows_k, longest_q, longest_k, pairs;
+    int64_t n_forward_tiles, n_row_tiles, n_key_tiles;
+    int32_t key_tile;
+};
+
+tile slice_tile(const cf_attention_desc *d, int64_t s) {
+    tile t = {};
+    t.q_start = d->starts_q[s];
+    t.q_length = d->cu_seqlens_q[s + 1] - d->cu_seqlens_q[s];
+    t.k_start = d->starts_k[s];
+    t.k_length = d->cu_seqlens_k[s + 1] - d->cu_seqlens_k[s];
+    return t;
+}
+
+cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
+    if (d->n_heads < 1 || d->n_heads > 65535)
+        return fail(error, CF_ERROR_ARGUMENT, "n_heads", -1, 1, d->n_heads, "out of range");
+    if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
+    if (d->n_kv_heads < 1 || d->n_heads % d->n_kv_heads != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
+    if (d->head_size < 8 || d->head_size > 256 || d->head_size % 8 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size,
+                    "must be a multiple of 8, at most 256");
+    if (number_of(d->dtype) < 0 || number_of(d->dtype) > CF_DTYPE_FP32)
+        return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
+    if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
+    if (number_of(d->path) < 0 || number_of(d->path) > CF_ATTENTION_MMA)
+        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_MMA, number_of(d->path), "unknown");
+    if (d->window < 0) return fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
+    if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
+    if (!(d->scale > 1e-30 && d->scale < 1e30))
+        return fail(error, CF_ERROR_ARGUMENT, "scale", -1, 1, 0, "must be a positive finite number");
+    if (d->softcap != 0.0 && !(d->softcap > 1e-30 && d->softcap < 1e30))
+        return fail(error, CF_ERROR_ARGUMENT, "softcap", -1, 1, 0, "must be a positive finite number, or 0");
+    if (d->n_slices < 0 || d->n_slices > INT32_MAX - 1)
+        return fail(error, CF_ERROR_ARGUMENT, "n_slices", -1, 0, d->n_slices, "out of range");
+    return CF_OK;
+}
+
+/* How many tiles of each kind the slices make. */
+void count_tiles(problem *p) {
+    p->n_forward_tiles = p->n_row_tiles = p->n_key_tiles = p->pairs = 0;
+    for (int64_t s = 0; s < p->desc.n_slices; s++) {
+        const tile t = slice_tile(&p->desc, s);
+        p->n_forward_tiles += div_up(t.q_length * p->group, FORWARD_ROWS);
+        p->n_row_tiles += div_up(t.q_length * p->group, ROW_TILE);
+        p->n_key_tiles += div_up(t.k_length, p->key_tile);
+        p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
+    }
+}
+
+cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
+    if (desc == NULL) return fail(error, CF_ERROR_ARGUMENT, "desc", -1, 1, 0, "must not be NULL");
+    *p = problem();
+    p->desc = *desc;
+    cf_attention_desc *d = &p->desc;
+    cf_result code = check_numbers(d, error);
+    if (code == CF_OK)
+        code = check_slices(d->cu_seqlens_q, d->starts_q, d->n_slices, "cu_seqlens_q", "starts_q", &p->rows_q,
+                            &p->longest_q, error);
+    if (code == CF_OK)
+        code = check_slices(d->cu_seqlens_k, d->starts_k, d->n_slices, "cu_seqlens_k", "starts_k", &p->rows_k,
+                            &p->longest_k, error);
+    if (code == CF_OK && d->arch == 0) code = current_arch(&d->arch, error);
+    if (code != CF_OK) return code;
+    if (d->starts_q == NULL) d->starts_q = d->cu_seqlens_q;
+    if (d->starts_k == NULL) d->starts_k = d->cu_seqlens_k;
+    p->group = d->n_heads / d->n_kv_heads;
+    if (p->rows_q > MOST_ROWS / p->group)
+        return fail(error, CF_ERROR_LIMIT, "cu_seqlens_q", d->n_slices, MOST_ROWS / p->group, p->rows_q,
+                    "too many rows for this many heads");
+    p->visible.causal = !d->full;
+    p->visible.window = d->window >= p->longest_k ? 0 : (int32_t)d->window; /* one that wide hides nothing */
+    p->key_tile = d->head_size > 64 && block_memory(d->arch) < 166912 ? SMALL_KEY_TILE : KEY_TILE;
+    count_tiles(p);
+    const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
+    if (most_tiles > INT32_MAX / d->n_kv_heads)
+        return fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / d->n_kv_heads, most_tiles, "too many tiles");
+    return CF_OK;
+}
+
+/* Longest first, so that no long tile starts last; ties in order of slices, so that the list is unique. */
+struct longer_work {
+    mask visible;
+    int64_t group;
+    int32_t rows; /* of a tile; 0: key tiles */
+
+    int64_t work(const tile &t) const {
+        if (rows == 0) return t.end - t.begin;
+        const int32_t first = (int32_t)((int64_t)t.block * rows / group);
+        const int64_t last = std::min((int64_t)t.q_length * group, (int64_t)(t.block + 1) * rows) - 1;
+        return (int64_t)key_end(visible, t, (int32_t)(last / group)) - key_begin(visible, t, first);
+    }
+    bool operator()(const tile &a, const tile &b) const {
+        const int64_t work_a = work(a), work_b = work(b);
+        if (work_a != work_b) return work_a > work_b;
+        return a.place != b.place ? a.place < b.place : a.block < b.block;
+    }
+};
+
+/* The list on the device: forward tiles, then row tiles, then key tiles. */
+int64_t fill_row_tiles(const problem *p, int32_t rows, tile *tiles) {
+    int64_t n = 0;
+    for (int64_t s = 0; s < p->desc.n_slices; s++) {
+        tile t = slice_tile(&p->desc, s);
+        const int32_t n_blocks = div_up(t.q_length * p->group, rows);
+        for (t.block = 0; t.block < n_blocks; t.block++) {
+            t.place = (int32_t)n;
+            tiles[n++] = t;
+        }
+    }
+    const longer_work order = {p->visible, p->group, rows};
+    std::sort(tiles, tiles + n, order);
+    return n;
+}
+
+/* Returns how many of them have a visible pair; those come first. */
+int64_t fill_key_tiles(const problem *p, tile *tiles) {
+    int64_t n = 0, with_work = 0;
+    int32_t place = 0;
+    for (int64_t s = 0; s < p->desc.n_slices; s++) {
+        tile t = slice_tile(&p->desc, s);
+        const int32_t n_blocks = div_up(t.k_length, p->key_tile);
+        t.place = place;
+        place += div_up(t.q_length * p->group, ROW_TILE);
+        for (t.block = 0; t.block < n_blocks; t.block++) {
+            const int32_t first = t.block * p->key_tile, last = std::min(t.k_length, first + p->key_tile) - 1;
+            const int64_t from = token_begin(p->visible, t, first), upto = token_end(p->visible, t, last);
+            t.begin = (int32_t)(from * p->group / ROW_TILE);
+            t.end = from < upto ? div_up(upto * p->group, ROW_TILE) : t.begin;
+            with_work += t.begin < t.end;
+            tiles[n++] = t;
+        }
+    }
+    const longer_work order = {p->visible, p->group, 0};
+    std::sort(tiles, tiles + n, order);
+    return with_work;
+}
+
+/* ================================================================================================================
+   >>fragments    tiles in shared memory, products of a warp
+   ================================================================================================================ */
+
+/* Strides in elements; the first element belongs to row 0, head 0. */
+struct view {
+    char *data;
+    int64_t row, head;
+};
+
+/* A tile of 16-bit numbers lies row by row, ROW bytes each (128 or 256), in chunks of 16 bytes; chunk c of row r is
+   stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples of
+   1024. */
+template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, int row, int chunk) {
+    return base + (shared_address)(row * ROW) + (shared_address)((chunk ^ (row & 7)) << 4);
+}
+
+/* Where a lane starts to load fragments at (row, chunk) of a tile, both multiples of what the fragment covers. AS_ROWS:
+   the 16 rows go to lanes 0-15 and again, one chunk on, to lanes 16-31 (an A operand; a B operand that is stored with k
+   along rows, loaded transposed). Otherwise: 8 rows for two chunks, then the next 8 rows (a B operand that is stored
+   with n along rows; an A operand that is stored with k along rows, loaded transposed). Stepping by 2 chunks is an
+   exclusive or. */
+template <int ROW> CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk) {
+    const int lane = (int)threadIdx.x % 32;
+    return chunk_address<ROW>(base, row + lane % 16, chunk + lane / 16);
+}
+
+template <int ROW> CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int chunk) {
+    const int lane = (int)threadIdx.x % 32;
+    return chunk_address<ROW>(base, row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
+}
+
+template <int M, int N> CF_DEVICE void clear(float (&c)[M][N][4]) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) c[i][j][e] = 0.0f;
+        }
+    }
+}
+
+/* One k step of all m tiles and of n tiles 2 j and 2 j + 1, whose fragments ldmatrix has put into b. */
+template <typename T, int M, int N>
+CF_DEVICE void multiply_pair(float (&c)[M][N][4], int j, const uint32_t (&a)[M][4], const uint32_t (&b)[4]) {
+    const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        mma_16x8x16<T>(c[i][2 * j], a[i], low);
+        mma_16x8x16<T>(c[i][2 * j + 1], a[i], high);
+    }
+}
+
+/* c += A B^T over K steps of 16, both stored with k along the chunks. a: from lane_as_rows; b: from lane_as_columns. */
+template <typename T, int K, int ROW, int M, int N>
+CF_DEVICE void multiply_by_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
+    CF_UNROLL
+    for (int k = 0; k < K; k++) {
+        uint32_t fa[M][4];
+        CF_UNROLL
+        for (int i = 0; i < M; i++) ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW));
+        CF_UNROLL
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4(fb, (b ^ (shared_address)(k << 5)) + (shared_address)(j * 16 * ROW));
+            multiply_pair<T>(c, j, fa, fb);
+        }
+    }
+}
+
+/* c += A^T B over K steps of 16, both stored with k along the rows. a: from lane_as_columns; b: from lane_as_rows. */
+template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
+CF_DEVICE void multiply_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
+    CF_UNROLL
+    for (int k = 0; k < K; k++) {
+        uint32_t fa[M][4];
+        CF_UNROLL
+        for (int i = 0; i < M; i++)
+            ldmatrix_x4_transposed(fa[i], (a ^ (shared_address)(i << 5)) + (shared_address)(k * 16 * ROW_A));
+        CF_UNROLL
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
+            multiply_pair<T>(c, j, fa, fb);
+        }
+    }
+}
+
+/* c += A B over K steps of 16; A with k along the chunks, B with k along the rows. a, b: from lane_as_rows. */
+template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
+CF_DEVICE void multiply(float (&c)[M][N][4], shared_address a, shared_address b) {
+    CF_UNROLL
+    for (int k = 0; k < K; k++) {
+        uint32_t fa[M][4];
+        CF_UNROLL
+        for (int i = 0; i < M; i++)
+            ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW_A));
+        CF_UNROLL
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
+            multiply_pair<T>(c, j, fa, fb);
+        }
+    }
+}
+
+/* c += P B, where P are sums of an earlier product, rounded to T; B with k along the rows. b: from lane_as_rows. */
+template <typename T, int ROW, int M, int KEYS, int N>
+CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], shared_address b) {
+    CF_UNROLL
+    for (int k = 0; k < KEYS / 2; k++) {
+        uint32_t fa[M][4];
+        CF_UNROLL
+        for (int i = 0; i < M; i++) {
+            fa[i][0] = pack<T>(p[i][2 * k][0], p[i][2 * k][1]);
+            fa[i][1] = pack<T>(p[i][2 * k][2], p[i][2 * k][3]);
+            fa[i][2] = pack<T>(p[i][2 * k + 1][0], p[i][2 * k + 1][1]);
+            fa[i][3] = pack<T>(p[i][2 * k + 1][2], p[i][2 * k + 1][3]);
+        }
+        CF_UNROLL
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW));
+            multiply_pair<T>(c, j, fa, fb);
+        }
+    }
+}
+
+/* Where a thread's part of a tile's rows begins: its first row and chunk. It keeps this pointer and steps it from tile
+   to tile, which takes fewer registers than the tile's address and the thread's place in it. */
+template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const char *first, int64_t row_bytes) {
+    const int CHUNKS = HEAD / 8;
+    return first + (int)threadIdx.x / CHUNKS * row_bytes + (int)threadIdx.x % CHUNKS * 16;
+}
+
+/* Starts the copy of ROWS rows of one head. Rows from n_rows on, and chunks from n_chunks on, become zeros: what lies
+   there may be another document, or anything; it is not read. */
+template <int ROWS, int HEAD, int THREADS>
+CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t row_bytes, int n_rows, int n_chunks) {
+    const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
+    const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
+    to = chunk_address<2 * HEAD>(to, row, chunk);
+    if (chunk >= n_chunks) n_rows = 0;
+    CF_UNROLL
+    for (int i = 0; i < ROWS / STEP; i++) {
+        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), thread_first, row + i * STEP < n_rows);
+        thread_first += STEP * row_bytes;
+    }
+}
+
+/* The same for packed rows first_row ..: row = token x group + head. Rows outside [begin, end) become zeros. */
+template <int ROWS, int HEAD, int THREADS>
+CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t token_bytes, int64_t head_bytes,
+                                const divisor &group, int first_row, int begin, int end, int n_chunks) {
+    const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
+    const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
+    to = chunk_address<2 * HEAD>(to, row, chunk);
+    CF_UNROLL
+    for (int i = 0; i < ROWS / STEP; i++) {
+        const int packed = first_row + row + i * STEP, token = packed / group;
+        const bool wanted = packed >= begin && packed < end && chunk < n_chunks;
+        const char *from =
+            wanted ? first + token * token_bytes + (packed - token * group.by) * head_bytes + chunk * 16 : first;
+        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), from, wanted);
+    }
+}
+
+/* Which tile and which key head a block works on. Key heads go in sections whose K and V stay in the L2 cache together;
+   within one, the longest tiles of all its heads come first. */
+CF_DEVICE tile find_work(const tile *tiles, int64_t n_tiles, int n_heads, int section, int *head) {
+    const int64_t at = blockIdx.x, per_section = n_tiles * section;
+    const int first = (int)(at / per_section) * section;
+    const int here = n_heads - first < section ? n_heads - first : section;
+    const int64_t rest = at % per_section;
+    *head = first + (int)(rest % here);
+    return tiles[rest / here];
+}
+
+/* s becomes cap x tanh(s x scale / cap). */
+template <int M, int N> CF_DEVICE void cap_scores(float (&s)[M][N][4], float scale_by_cap, float cap) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) s[i][j][e] = cap * tanh_fast(s[i][j][e] * scale_by_cap);
+        }
+    }
+}
+
+/* Hides scores of keys outside [begin, end) of their row; first_key is the key of the lane's first column. */
+template <int M, int N>
+CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const int (&end)[M][2], int first_key) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const int key = first_key + 8 * j + e % 2;
+                if (key < begin[i][e / 2] || key >= end[i][e / 2]) s[i][j][e] = -INFINITY;
+            }
+        }
+    }
+}
+
+/* The bounds of the rows that a lane holds of a warp's tile, from packed row first_row on. */
+template <int M>
+CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, const divisor &group,
+                          int first_row) {
+    const int lane = (int)threadIdx.x % 32;
+    first_row = compute_here(first_row);
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int token = (first_row + 16 * i + 8 * half + lane / 4) / group;
+            begin[i][half] = key_begin(m, t, token);
+            end[i][half] = key_end(m, t, token);
+        }
+    }
+}
+
+/* One row (half 0 or 1 of a 16-row tile) of a lane's sums, scaled and rounded, into a tile of shared memory. */
+template <typename T, int HEAD, int N>
+CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, shared_address rows, int row,
+                         int chunk = 0) {
+    const int lane = (int)threadIdx.x % 32;
+    CF_UNROLL
+    for (int j = 0; j < N; j++)
+        shared_store_4(chunk_address<2 * HEAD>(rows, row, chunk + j) + (shared_address)(lane % 4 * 4),
+                       pack<T>(sums[j][2 * half] * scale, sums[j][2 * half + 1] * scale));
+}
+
+/* ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
+   tile_row. */
+template <int HEAD, int ROWS>
+CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, const tile &t, int head, int tile_row,
+                          int warp_row, shared_address rows) {
+    const int CHUNKS = HEAD / 8, STEP = 32 / CHUNKS;
+    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS, n_rows = t.q_length * group.by;
+    for (int i = 0; i < ROWS / STEP; i++) {
+        const int row = warp_row + i * STEP + lane / CHUNKS, packed = tile_row + row;
+        if (packed >= n_rows || chunk >= n_chunks) continue;
+        const int token = packed / group, q_head = (head - token) * group.by + packed;
+        global_store_16(to.data + ((t.q_start + token) * to.row + q_head * to.head) * 2 + chunk * 16,
+                        shared_load_16(chunk_address<2 * HEAD>(rows, row, chunk)));
+    }
+}
+
+/* Everything that the fused kernels are told. */
+struct fused_params {
+    const tile *tiles;
+    int64_t n_tiles;
+    view q, k, v, out, dout, dq;
+    float *dk, *dv;
+    int64_t dk_row, dk_head, dv_row, dv_head;
+    float *lse;
+    int64_t lse_stride;
+    float *log_sums, *row_dots; /* backward, by key head and row tile: log2 of the sum, dout . out */
+    float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
+    int64_t stats_stride;       /* of both, from key head to key head */
+    mask visible;
+    float scale;      /* of the dot products */
+    float scale_log2; /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
+    float cap, scale_by_cap, inverse_cap;  /* 0: no softcap */
+    int32_t n_kv_heads, section, n_chunks; /* n_chunks: head size / 8 */
+    divisor group;
+    int32_t overwrite;
+};
+
+/* ================================================================================================================
+   >>forward
+   ================================================================================================================ */
+
+const int FORWARD_THREADS = 128;
+
+template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
+    static const int Q = 0, K = FORWARD_ROWS * HEAD * 2, V = K + 2 * FORWARD_KEYS * HEAD * 2;
+    static const int BYTES = V + FORWARD_KEYS * HEAD * 2;
+};
+
+/* The running softmax of the rows that a lane holds: greatest score, and its own part of the sum of exponentials. */
+template <int M> struct running { float top[M][2], sum[M][2]; };
+
+/* Turns scores into exponentials relative to the greatest one so far, and scales earlier results down to it. */
+template <int M, int N, int O>
+CF_DEVICE void soften(float (&s)[M][N][4], float (&o)[M][O][4], running<M> &r, float scale_log2) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            float top = r.top[i][half];
+            CF_UNROLL
+            for (int j = 0; j < N; j++) top = fmaxf(top, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
+            top = quad_max(top);
+            /* A row that has seen nothing yet has top = -inf; any finite base gives it exponentials of 0. */
+            const float base = top == -INFINITY ? 0.0f : top * scale_log2;
+            const float shrink = exp2_fast(r.top[i][half] * scale_log2 - base);
+            r.top[i][half] = top;
+            r.sum[i][half] *= shrink;
+            CF_UNROLL
+            for (int j = 0; j < N; j++) {
+                CF_UNROLL
+                for (int e = 2 * half; e < 2 * half + 2; e++) {
+                    s[i][j][e] = exp2_fast(s[i][j][e] * scale_log2 - base);
+                    r.sum[i][half] += s[i][j][e];
+                }
+            }
+            CF_UNROLL
+            for (int j = 0; j < O; j++) {
+                o[i][j][2 * half] *= shrink;
+                o[i][j][2 * half + 1] *= shrink;
+            }
+        }
+    }
+}
+
+/* Divides by the sums, writes LSE, and puts the rows into shared memory. */
+template <typename T, int HEAD, int M, int O>
+CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
+                           int warp_row, shared_address rows) {
+    const int lane = (int)threadIdx.x % 32, n_rows = t.q_length * p.group.by;
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int row = warp_row + 16 * i + 8 * half + lane / 4, packed = t.block * FORWARD_ROWS + row;
+            const float sum = quad_sum(r.sum[i][half]);
+            stage_row<T, HEAD>(o[i], half, sum == 0.0f ? 0.0f : 1.0f / sum, rows, row); /* a NaN stays one */
+            if (p.lse != NULL && lane % 4 == 0 && packed < n_rows) {
+                const int token = packed / p.group, q_head = (head - token) * p.group.by + packed;
+                p.lse[q_head * p.lse_stride + t.q_start + token] =
+                    sum == 0.0f ? -INFINITY : r.top[i][half] * (p.scale_log2 * LN_2) + logf(sum);
+            }
+        }
+    }
+}
+
+/* One block: 128 packed rows of one key head against all keys that they see, last keys first. Four warps of 32 rows
+   each, so that a K or V fragment from shared memory serves two products. K has two stages and V one: while the scores
+   of keys n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an
+   sm_80 (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks
+   by memory, and three by registers (168). */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
+    attention_forward_kernel(const __grid_constant__ fused_params p) {
+    const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD, STAGE = KEYS * ROW;
+    typedef forward_layout<HEAD> layout;
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 32;
+    const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group.by;
+    const int last_row = (n_rows < first_row + FORWARD_ROWS ? n_rows : first_row + FORWARD_ROWS) - 1;
+    const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
+
+    /* Key blocks first .. end - 1; those from full_begin to full_end - 1 are seen whole by every row. */
+    const int first_token = first_row / p.group, last_token = last_row / p.group;
+    const int key_limit = key_end(p.visible, t, last_token), key_start = key_begin(p.visible, t, first_token);
+    const int first = key_start / KEYS, end = key_limit > key_start ? (key_limit + KEYS - 1) / KEYS : first;
+    const int full_end = key_end(p.visible, t, first_token) / KEYS;
+    const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
+
+    const int64_t last_key = t.k_start + (int64_t)(end - 1) * KEYS;
+    const char *k_from =
+        thread_rows<HEAD, FORWARD_THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+    const char *v_from =
+        thread_rows<HEAD, FORWARD_THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+
+    float o[2][HEAD / 8][4];
+    running<2> r;
+    clear(o);
+    CF_UNROLL
+    for (int i = 0; i < 2; i++) {
+        r.top[i][0] = r.top[i][1] = -INFINITY;
+        r.sum[i][0] = r.sum[i][1] = 0.0f;
+    }
+    if (first < end) {
+        load_packed_rows<FORWARD_ROWS, HEAD, FORWARD_THREADS>(
+            q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
+            first_row, 0, n_rows, p.n_chunks);
+        load_rows<KEYS, HEAD, FORWARD_THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
+        copy_async_commit();
+    }
+    for (int n = end - 1, stage = 0; n >= first; n--, stage ^= 1) {
+        copy_async_wait<0>(); /* K of n is here, and ... */
+        __syncthreads();      /* ... everyone is done with V of n + 1 and K of n + 1 */
+        load_rows<KEYS, HEAD, FORWARD_THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_chunks);
+        copy_async_commit();
+        k_from -= KEYS * p.k.row * 2;
+        v_from -= KEYS * p.v.row * 2;
+        if (n > first)
+            load_rows<KEYS, HEAD, FORWARD_THREADS>(k + (shared_address)((stage ^ 1) * STAGE), k_from, p.k.row * 2, KEYS,
+                                                   p.n_chunks);
+        copy_async_commit();
+
+        float s[2][KEYS / 8][4];
+        clear(s);
+        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, warp_row, 0),
+                                                  lane_as_columns<ROW>(k + (shared_address)(stage * STAGE), 0, 0));
+        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+        if (n >= full_end || n < full_begin) {
+            int begins[2][2], ends[2][2];
+            row_bounds(begins, ends, p.visible, t, p.group, first_row + warp_row);
+            hide_scores(s, begins, ends, n * KEYS + lane % 4 * 2);
+        }
+        soften(s, o, r, p.scale_log2);
+        copy_async_wait<1>(); /* V of n is here; K of n - 1 may still be on its way */
+        __syncthreads();
+        multiply_sums<T, ROW>(o, s, lane_as_rows<ROW>(v, 0, 0));
+    }
+    /* A warp's rows of Q are its own by now. */
+    finish_rows<T, HEAD>(o, r, p, t, head, warp_row, q);
+    __syncwarp();
+    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, first_row, warp_row, q);
+}
+
+/* ================================================================================================================
+   >>backward
+   ================================================================================================================ */
+
+const int STATS_THREADS = 128;
+const int BACKWARD_THREADS = 256;
+const int DQ_THREADS = 128;
+
+/* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
+   of packed rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf:
+   every probability computed from it is then 0. Sixteen lanes work on a row. */
+template <typename T>
+__global__ void __launch_bounds__(STATS_THREADS)
+    attention_stats_kernel(const __grid_constant__ fused_params p, int sums) {
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int lane = (int)threadIdx.x % 16, n_rows = t.q_length * p.group.by,
+              begin = first_seeing(p.visible, t) * p.group.by;
+    const int64_t at = head * p.stats_stride + (int64_t)t.place * ROW_TILE;
+    for (int row = (int)threadIdx.x / 16; row < ROW_TILE; row += STATS_THREADS / 16) {
+        const int packed = t.block * ROW_TILE + row, token = packed / p.group;
+        const int q_head = (head - token) * p.group.by + packed;
+        const bool seeing = packed >= begin && packed < n_rows;
+        float dot = 0.0f;
+        if (seeing && lane < p.n_chunks)
+            dot = dot_8<T>(
+                global_load_16(p.out.data + ((t.q_start + token) * p.out.row + q_head * p.out.head) * 2 + lane * 16),
+                global_load_16(p.dout.data + ((t.q_start + token) * p.dout.row + q_head * p.dout.head) * 2 +
+                               lane * 16));
+        for (int lanes = 8; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, lanes);
+        if (lane == 0) {
+            p.row_dots[at + row] = dot;
+            p.log_sums[at + row] = seeing ? p.lse[q_head * p.lse_stride + t.q_start + token] * LOG2_E : INFINITY;
+        }
+    }
+    for (int i = (int)threadIdx.x; i < sums / 4; i += STATS_THREADS)
+        global_store_16(p.dq_sums + (at / ROW_TILE) * sums + i * 4, make_uint4(0, 0, 0, 0));
+}
+
+template <int HEAD, int KEYS, int STAGES> struct backward_layout { /* of shared memory, in bytes */
+    static const int KV = KEYS * HEAD * 2, Q_STAGE = ROW_TILE * HEAD * 2, P_ROW = KEYS * 2,
+                     STATS_STAGE = 2 * ROW_TILE * 4;
+    static const int K = 0, V = K + KV, Q = V + KV, DOUT = Q + STAGES * Q_STAGE, P = DOUT + STAGES * Q_STAGE;
+    static const int DS = P + ROW_TILE * P_ROW, STATS = DS + ROW_TILE * P_ROW;
+    static const int BYTES = STATS + STAGES * STATS_STAGE;
+};
+
+/* Starts the copies of one row tile: Q, dout, and the two numbers of each row. Rows that see nothing become zeros, so
+   that whatever their gradients hold (a NaN, say) is not multiplied by a probability of 0. */
+template <int HEAD, int THREADS>
+CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int head, int block, shared_address q,
+                             shared_address dout, shared_address stats) {
+    const int begin = first_seeing(p.visible, t) * p.group.by, end = t.q_length * p.group.by;
+    load_packed_rows<ROW_TILE, HEAD, THREADS>(q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2,
+                                              p.q.row * 2, p.q.head * 2, p.group, block * ROW_TILE, begin, end,
+                                              p.n_chunks);
+    load_packed_rows<ROW_TILE, HEAD, THREADS>(
+        dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
+        p.dout.head * 2, p.group, block * ROW_TILE, begin, end, p.n_chunks);
+    const int lane = (int)threadIdx.x, per = ROW_TILE / 4;
+    if (lane < 2 * per) {
+        const float *from = (lane < per ? p.log_sums : p.row_dots) + head * p.stats_stride +
+                            (int64_t)(t.place + block) * ROW_TILE + lane % per * 4;
+        copy_async_16(stats + (shared_address)(lane * 16), from, true);
+    }
+}
+
+/* Scores and dP of some rows become P and dS = P (dP - D), times the slope of the softcap (0 where a key is hidden). */
+template <int N>
+CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, float log_sum, float dot, float scale_log2,
+                             float inverse_cap) {
+    if (inverse_cap != 0.0f) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            CF_UNROLL
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                const float bent = s[j][e] * inverse_cap;
+                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - dot) * (1.0f - bent * bent);
+            }
+        }
+        dot = 0.0f;
+    }
+    CF_UNROLL
+    for (int j = 0; j < N; j++) {
+        CF_UNROLL
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+            s[j][e] = exp2_fast(s[j][e] * scale_log2 - log_sum);
+            dp[j][e] = s[j][e] * (dp[j][e] - dot);
+        }
+    }
+}
+
+/* Adds a warp's sums of dK or dV, scaled, to the caller's accumulator. */
+template <int M, int N>
+CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, float *rows, int64_t row_stride, int first_key,
+                           int n_keys, int first_column, int n_columns, bool overwrite) {
+    const int lane = (int)threadIdx.x % 32;
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int key = first_key + 16 * i + 8 * half + lane / 4;
+            if (key >= n_keys) continue;
+            float *row = rows + key * row_stride;
+            CF_UNROLL
+            for (int j = 0; j < N; j++) {
+                const int column = first_column + 8 * j + lane % 4 * 2;
+                if (column < n_columns)
+                    global_update_8(row + column, sums[i][j][2 * half] * scale, sums[i][j][2 * half + 1] * scale,
+                                    overwrite);
+            }
+        }
+    }
+}
+
+/* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
+   query heads are summed in registers and reach memory once. Eight warps: 2 x 4 over the scores (64 rows x KEYS), 4 x 2
+   over dK and dV, 2 x 4 over dQ. Per row tile: scores and dP, then P and dS go through shared memory to the three other
+   products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). Head size
+   128 with 128 keys and 2 stages: 161 KB, one block per SM, up to 255 registers. With 64 keys and one stage it fits the
+   99 KB parts. Head size 64: 97 KB, two blocks on sm_90 by memory but one on sm_80. */
+template <typename T, int HEAD, int KEYS, int STAGES>
+__global__ void __launch_bounds__(BACKWARD_THREADS, 1)
+    attention_backward_kernel(const __grid_constant__ fused_params p) {
+    typedef backward_layout<HEAD, KEYS, STAGES> layout;
+    const int ROW = 2 * HEAD, P_ROW = layout::P_ROW;
+    const int WARP_KEYS = KEYS / 4; /* of a warp's scores, and of its dK and dV */
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int row_part = warp % 2, key_part = warp / 2;    /* of the scores; and rows and columns of dQ */
+    const int dkv_part = warp % 4, column_part = warp / 4; /* of dK and dV: keys and columns */
+    const int first_key = t.block * KEYS, keys = t.k_length - first_key;
+    const shared_address start = shared_start(), k = start + layout::K, v = start + layout::V;
+    const shared_address probs = start + layout::P, slopes = start + layout::DS;
+
+    float dk[KEYS / 64][HEAD / 16][4], dv[KEYS / 64][HEAD / 16][4];
+    clear(dk);
+    clear(dv);
+    if (t.begin < t.end) {
+        const char *k_from = p.k.data + ((t.k_start + first_key) * p.k.row + head * p.k.head) * 2;
+        const char *v_from = p.v.data + ((t.k_start + first_key) * p.v.row + head * p.v.head) * 2;
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, thread_rows<HEAD, BACKWARD_THREADS>(k_from, p.k.row * 2),
+                                                p.k.row * 2, keys, p.n_chunks);
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, thread_rows<HEAD, BACKWARD_THREADS>(v_from, p.v.row * 2),
+                                                p.v.row * 2, keys, p.n_chunks);
+        load_row_tile<HEAD, BACKWARD_THREADS>(p, t, head, t.begin, start + layout::Q, start + layout::DOUT,
+                                              start + layout::STATS);
+        copy_async_commit();
+    }
+    for (int m = t.begin, stage = 0; m < t.end; m++, stage ^= STAGES - 1) {
+        const shared_address q = start + layout::Q + (shared_address)(stage * layout::Q_STAGE);
+        const shared_address dout = start + layout::DOUT + (shared_address)(stage * layout::Q_STAGE);
+        const shared_address stats = start + layout::STATS + (shared_address)(stage * layout::STATS_STAGE);
+        if (STAGES == 1 && m > t.begin) {
+            __syncthreads();
+            load_row_tile<HEAD, BACKWARD_THREADS>(p, t, head, m, q, dout, stats);
+            copy_async_commit();
+        }
+        copy_async_wait<0>(); /* row tile m is here, and ... */
+        __syncthreads();      /* ... everyone is done with m - 1 and its P and dS */
+        if (STAGES == 2 && m + 1 < t.end) {
+            load_row_tile<HEAD, BACKWARD_THREADS>(
+                p, t, head, m + 1, start + layout::Q + (shared_address)((stage ^ 1) * layout::Q_STAGE),
+                start + layout::DOUT + (shared_address)((stage ^ 1) * layout::Q_STAGE),
+                start + layout::STATS + (shared_address)((stage ^ 1) * layout::STATS_STAGE));
+            copy_async_commit();
+        }
+
+        float s[2][WARP_KEYS / 8][4], dp[2][WARP_KEYS / 8][4];
+        clear(s);
+        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, row_part * 32, 0),
+                                                  lane_as_columns<ROW>(k, key_part * WARP_KEYS, 0));
+        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+        const int last_row =
+            (t.q_length * p.group.by < (m + 1) * ROW_TILE ? t.q_length * p.group.by : (m + 1) * ROW_TILE) - 1;
+        if (key_end(p.visible, t, m * ROW_TILE / p.group) < first_key + KEYS ||
+            key_begin(p.visible, t, last_row / p.group) > first_key) {
+            int begins[2][2], ends[2][2];
+            row_bounds(begins, ends, p.visible, t, p.group, m * ROW_TILE + row_part * 32);
+            hide_scores(s, begins, ends, first_key + key_part * WARP_KEYS + lane % 4 * 2);
+        }
+        clear(dp);
+        multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, row_part * 32, 0),
+                                                  lane_as_columns<ROW>(v, key_part * WARP_KEYS, 0));
+        CF_UNROLL
+        for (int i = 0; i < 2; i++) {
+            CF_UNROLL
+            for (int half = 0; half < 2; half++) {
+                const int row = row_part * 32 + 16 * i + 8 * half + lane / 4;
+                const float log_sum = shared_load_float(stats + (shared_address)(row * 4));
+                const float dot = shared_load_float(stats + (shared_address)((ROW_TILE + row) * 4));
+                differentiate(s[i], dp[i], half, log_sum, dot, p.scale_log2, p.inverse_cap);
+                stage_row<T, KEYS>(s[i], half, 1.0f, probs, row, key_part * WARP_KEYS / 8);
+                stage_row<T, KEYS>(dp[i], half, 1.0f, slopes, row, key_part * WARP_KEYS / 8);
+            }
+        }
+        __syncthreads();
+        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dv,
+                                                          lane_as_columns<P_ROW>(probs, 0, dkv_part * WARP_KEYS / 8),
+                                                          lane_as_rows<ROW>(dout, 0, column_part * HEAD / 16));
+        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dk,
+                                                          lane_as_columns<P_ROW>(slopes, 0, dkv_part * WARP_KEYS / 8),
+                                                          lane_as_rows<ROW>(q, 0, column_part * HEAD / 16));
+        if (p.dq_sums != NULL) {
+            float dq[2][HEAD / 32][4];
+            clear(dq);
+            multiply<T, KEYS / 16, P_ROW, ROW>(dq, lane_as_rows<P_ROW>(slopes, row_part * 32, 0),
+                                               lane_as_rows<ROW>(k, 0, key_part * HEAD / 32));
+            float *sums = p.dq_sums + (head * p.stats_stride + (int64_t)(t.place + m) * ROW_TILE) * HEAD;
+            CF_UNROLL
+            for (int i = 0; i < 2; i++) {
+                CF_UNROLL
+                for (int j = 0; j < HEAD / 32; j++)
+                    global_add_quad(sums, i * (HEAD / 32) + j, (int)threadIdx.x, BACKWARD_THREADS, dq[i][j]);
+            }
+        }
+    }
+    const int key = dkv_part * WARP_KEYS, column = column_part * HEAD / 2;
+    update_keys(dk, p.scale, p.dk + (t.k_start + first_key) * p.dk_row + head * p.dk_head, p.dk_row, key, keys, column,
+                p.n_chunks * 8, p.overwrite);
+    update_keys(dv, 1.0f, p.dv + (t.k_start + first_key) * p.dv_row + head * p.dv_head, p.dv_row, key, keys, column,
+                p.n_chunks * 8, p.overwrite);
+}
+
+/* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel above. */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, row_part = warp % 2, column_part = warp / 2;
+    const shared_address rows = shared_start();
+    const float *sums = p.dq_sums + (head * p.stats_stride + (int64_t)t.place * ROW_TILE) * HEAD;
+    CF_UNROLL
+    for (int i = 0; i < 2; i++) {
+        float dq[HEAD / 32][4];
+        CF_UNROLL
+        for (int j = 0; j < HEAD / 32; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++)
+                dq[j][e] = sums[sum_index(i * (HEAD / 32) + j, e, (int)threadIdx.x, BACKWARD_THREADS)];
+        }
+        CF_UNROLL
+        for (int half = 0; half < 2; half++)
+            stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * 32 + 16 * i + 8 * half + lane / 4,
+                               column_part * HEAD / 32);
+    }
+    __syncthreads();
+    store_rows<HEAD, ROW_TILE / 8>(p.dq, p.group, p.n_chunks, t, head, t.block * ROW_TILE, warp * (ROW_TILE / 8), rows);
+}
+
+template <int HEAD> struct dq_layout { /* of shared memory, in bytes */
+    static const int ROWS = ROW_TILE * HEAD * 2, KEYS = FORWARD_KEYS * HEAD * 2;
+    static const int Q = 0, DOUT = ROWS, K = 2 * ROWS, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
+};
+
+/* dQ by itself, for the deterministic backward: one block has 64 packed rows and walks over the keys that they see, so
+   every sum has one order. Four warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __grid_constant__ fused_params p) {
+    typedef dq_layout<HEAD> layout;
+    const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD;
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 16;
+    const int first_row = t.block * ROW_TILE, n_rows = t.q_length * p.group.by,
+              seeing = first_seeing(p.visible, t) * p.group.by;
+    const int last_row = (n_rows < first_row + ROW_TILE ? n_rows : first_row + ROW_TILE) - 1;
+    const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
+    const shared_address k = start + layout::K, v = start + layout::V;
+    const int first_token = first_row / p.group, last_token = last_row / p.group;
+    const int key_limit = key_end(p.visible, t, last_token), key_start = key_begin(p.visible, t, first_token);
+    const int first = key_start / KEYS, end = key_limit > key_start ? (key_limit + KEYS - 1) / KEYS : first;
+    const int full_end = key_end(p.visible, t, first_token) / KEYS;
+    const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
+
+    const int64_t first_key = t.k_start + (int64_t)first * KEYS;
+    const char *k_from =
+        thread_rows<HEAD, DQ_THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+    const char *v_from =
+        thread_rows<HEAD, DQ_THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+
+    float dq[1][HEAD / 8][4], log_sum[2], dot[2];
+    clear(dq);
+    CF_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int64_t at = head * p.stats_stride + (int64_t)t.place * ROW_TILE + warp_row + 8 * half + lane / 4;
+        log_sum[half] = p.log_sums[at];
+        dot[half] = p.row_dots[at];
+    }
+    if (first < end) {
+        load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
+            q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
+            first_row, seeing, n_rows, p.n_chunks);
+        load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
+            dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
+            p.dout.head * 2, p.group, first_row, seeing, n_rows, p.n_chunks);
+    }
+    for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
+        /* Keys n start to arrive while keys n - 1, which are here, are worked on. */
+        copy_async_wait<0>();
+        __syncthreads();
+        if (n < end) {
+            load_rows<KEYS, HEAD, DQ_THREADS>(k + (shared_address)(stage * layout::KEYS), k_from, p.k.row * 2,
+                                              t.k_length - n * KEYS, p.n_chunks);
+            load_rows<KEYS, HEAD, DQ_THREADS>(v + (shared_address)(stage * layout::KEYS), v_from, p.v.row * 2,
+                                              t.k_length - n * KEYS, p.n_chunks);
+            copy_async_commit();
+            k_from += KEYS * p.k.row * 2;
+            v_from += KEYS * p.v.row * 2;
+        }
+        if (n == first) continue;
+        const int here = n - 1;
+        const shared_address k_here = k + (shared_address)((stage ^ 1) * layout::KEYS);
+        const shared_address v_here = v + (shared_address)((stage ^ 1) * layout::KEYS);
+        float s[1][KEYS / 8][4], dp[1][KEYS / 8][4];
+        clear(s);
+        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, warp_row, 0),
+                                                  lane_as_columns<ROW>(k_here, 0, 0));
+        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+        if (here >= full_end || here < full_begin) {
+            int begins[1][2], ends[1][2];
+            row_bounds(begins, ends, p.visible, t, p.group, first_row + warp_row);
+            hide_scores(s, begins, ends, here * KEYS + lane % 4 * 2);
+        }
+        clear(dp);
+        multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, warp_row, 0),
+                                                  lane_as_columns<ROW>(v_here, 0, 0));
+        CF_UNROLL
+        for (int half = 0; half < 2; half++)
+            differentiate(s[0], dp[0], half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
+        multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0));
+    }
+    __syncwarp(); /* the warp's rows of Q are free, and only its own */
+    CF_UNROLL
+    for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
+    __syncwarp();
+    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, warp_row, q);
+}
+
+/* ================================================================================================================
+   >>unfused    cuBLAS products around a masked softmax
+   ================================================================================================================ */
+
+const int UNFUSED_THREADS = 128;
+const int64_t UNFUSED_ROWS = 256;                /* most query tokens at a time, so that scores stay bounded ... */
+const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* ... and fewer where this many bytes of scores would be passed */
+
+/* Scores of `rows` query tokens, from first_token on, of all heads of one group: (group, rows, ld), the first column
+   being key first_key of the slice. */
+struct score_params {
+    float *scores, *dprobs; /* q . k, dout . v */
+    void *probs, *slopes;   /* P and dS, in the problem's type */
+    int64_t ld;
+    tile slice;
+    mask visible;
+    int32_t group, rows, first_token, first_key, n_keys, head_size;
+    view out, dout; /* at the slice's first row and the group's first head */
+    float *lse;     /* likewise */
+    int64_t lse_stride;
+    float scale, cap;
+};
+
+CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int end, int column) {
+    const int key = p.first_key + column;
+    if (key < begin || key >= end) return -INFINITY;
+    return p.cap != 0.0f ? p.cap * tanhf(dot * p.scale / p.cap) : dot * p.scale;
+}
+
+/* One warp a row. */
+CF_DEVICE int64_t row_of_warp() { return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32; }
+
+/* Scores become probabilities, and LSE is written. Every row sees at least one key. */
+template <typename T>
+__global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_constant__ score_params p) {
+    const int64_t at = row_of_warp();
+    if (at >= (int64_t)p.group * p.rows) return;
+    const int lane = (int)threadIdx.x % 32, token = p.first_token + (int)(at % p.rows), head = (int)(at / p.rows);
+    const int begin = key_begin(p.visible, p.slice, token), end = key_end(p.visible, p.slice, token);
+    const float *scores = p.scores + at * p.ld;
+    T *probs = static_cast<T *>(p.probs) + at * p.ld;
+    float top = -INFINITY, sum = 0.0f;
+    for (int j = lane; j < p.n_keys; j += 32) top = fmaxf(top, masked_score(p, scores[j], begin, end, j));
+    top = warp_max(top);
+    for (int j = lane; j < p.n_keys; j += 32) sum += expf(masked_score(p, scores[j], begin, end, j) - top);
+    sum = warp_sum(sum);
+    for (int j = lane; j < p.n_keys; j += 32)
+        probs[j] = from_float<T>(expf(masked_score(p, scores[j], begin, end, j) - top) / sum);
+    if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + token] = top + logf(sum);
+}
+
+/* Scores and dout . v become P and scale x dS. */
+template <typename T>
+__global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const __grid_constant__ score_params p) {
+    const int64_t at = row_of_warp();
+    if (at >= (int64_t)p.group * p.rows) return;
+    const int lane = (int)threadIdx.x % 32, token = p.first_token + (int)(at % p.rows), head = (int)(at / p.rows);
+    const int begin = key_begin(p.visible, p.slice, token), end = key_end(p.visible, p.slice, token);
+    const T *out = reinterpret_cast<const T *>(p.out.data) + token * p.out.row + head * p.out.head;
+    const T *dout = reinterpret_cast<const T *>(p.dout.data) + token * p.dout.row + head * p.dout.head;
+    float dot = 0.0f;
+    for (int i = lane; i < p.head_size; i += 32) dot += to_float<T>(out[i]) * to_float<T>(dout[i]);
+    dot = warp_sum(dot);
+    const float lse = p.lse[head * p.lse_stride + token];
+    for (int j = lane; j < p.n_keys; j += 32) {
+        const float score = masked_score(p, p.scores[at * p.ld + j], begin, end, j);
+        const float prob = expf(score - lse);
+        float slope = prob == 0.0f ? 0.0f : prob * (p.dprobs[at * p.ld + j] - dot) * p.scale;
+        if (p.cap != 0.0f && prob != 0.0f) slope *= 1.0f - score / p.cap * (score / p.cap);
+        static_cast<T *>(p.probs)[at * p.ld + j] = from_float<T>(prob);
+        static_cast<T *>(p.slopes)[at * p.ld + j] = from_float<T>(slope);
+    }
+}
+
+/* Zeros in `rows` rows of all heads; value into the same rows of lse, where given. */
+struct clear_params {
+    view rows;
+    float *lse;
+    int64_t lse_stride, n_rows;
+    int32_t n_heads, head_bytes;
+};
+
+__global__ void __launch_bounds__(UNFUSED_THREADS) clear_kernel(const __grid_constant__ clear_params p) {
+    const int64_t at = row_of_warp();
+    if (at >= p.n_rows * p.n_heads) return;
+    const int64_t row = at / p.n_heads, head = at % p.n_heads;
+    const int lane = (int)threadIdx.x % 32;
+    char *to = p.rows.data + row * p.rows.row + head * p.rows.head;
+    for (int i = lane * 16; i < p.head_bytes; i += 32 * 16) global_store_16(to + i, make_uint4(0, 0, 0, 0));
+    if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + row] = -INFINITY;
+}
+
+/* ================================================================================================================
+   >>attention    launches, paths, public functions
+   ================================================================================================================ */
+
+/* Puts a kernel on the stream. Every kernel here takes its parameters by value, in one record. */
+template <typename... P, typename... A>
+cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int threads, size_t shared_bytes,
+                 cf_cuda_stream stream, cf_error *error, const A &...arguments) {
+    cudaLaunchConfig_t config = {};
+    if (blocks == 0) return CF_OK;
+    if (blocks > INT32_MAX) return fail(error, CF_ERROR_LIMIT, name, -1, INT32_MAX, blocks, "too many blocks");
+    config.gridDim = dim3((unsigned)blocks, 1, 1);
+    config.blockDim = dim3((unsigned)threads, 1, 1);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_name_next_launch(name);
+#endif
+    cudaError_t status = cudaSuccess;
+    if (shared_bytes > 48 * 1024)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, arguments...);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, name);
+}
+
+/* A prepared problem as it lies in the caller's memory: the public record, then the arrays. */
+struct prepared {
+    cf_attention open;
+    problem inner;
+};
+
+struct call {
+    const prepared *problem_of;
+    const cf_attention_tensors *tensors;
+    cf_cuda_stream stream;
+    cf_error *error;
+};
+
+size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
+    view v;
+    v.data = static_cast<char *>(t.data);
+    v.head = t.head_stride != 0 ? t.head_stride : head_size;
+    v.row = t.row_stride != 0 ? t.row_stride : heads * head_size;
+    return v;
+}
+
+/* ---- fused ---- */
+
+int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
+
+int can_fused(const problem *p) {
+    return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80;
+}
+
+int64_t fused_n_tiles(const problem *p) { return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles; }
+
+/* Device workspace of the backward: two numbers a row, then the sums of dQ. */
+size_t fused_stats_bytes(const problem *p) {
+    return align_up((size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * sizeof(float), 256);
+}
+
+size_t fused_backward_bytes(const problem *p) {
+    const size_t sums =
+        (size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * (size_t)fused_head(p) * sizeof(float);
+    return 2 * fused_stats_bytes(p) + (p->desc.deterministic ? 0 : sums);
+}
+
+/* Key heads whose arrays of bytes_per_head stay in the L2 cache together; 32 MB of an H100's 50. */
+int32_t heads_in_cache(const problem *p, int64_t bytes_per_head) {
+    const int64_t n = ((int64_t)32 << 20) / std::max<int64_t>(1, bytes_per_head);
+    return (int32_t)std::max<int64_t>(1, std::min(n, p->desc.n_kv_heads));
+}
+
+fused_params fused_of(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    const cf_attention_desc *d = &p->desc;
+    const cf_attention_tensors *x = c.tensors;
+    fused_params f = {};
+    f.tiles = static_cast<const tile *>(x->tiles);
+    f.q = view_of(x->q, d->n_heads, d->head_size);
+    f.k = view_of(x->k, d->n_kv_heads, d->head_size);
+    f.v = view_of(x->v, d->n_kv_heads, d->head_size);
+    f.out = view_of(x->out, d->n_heads, d->head_size);
+    f.lse = x->lse;
+    f.lse_stride = x->lse_stride != 0 ? x->lse_stride : p->rows_q;
+    f.visible = p->visible;
+    f.scale = (float)d->scale;
+    f.scale_log2 = d->softcap != 0.0 ? LOG2_E : (float)(d->scale * 1.4426950408889634);
+    f.cap = (float)d->softcap;
+    f.scale_by_cap = d->softcap != 0.0 ? (float)(d->scale / d->softcap) : 0.0f;
+    f.inverse_cap = d->softcap != 0.0 ? (float)(1.0 / d->softcap) : 0.0f;
+    f.n_kv_heads = (int32_t)d->n_kv_heads;
+    f.group = make_divisor((int32_t)p->group);
+    f.n_chunks = (int32_t)(d->head_size / 8);
+    f.section = heads_in_cache(p, p->rows_k * d->head_size * 4);
+    return f;
+}
+
+template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    fused_params f = fused_of(c);
+    f.n_tiles = p->n_forward_tiles;
+    return launch("attention_forward", attention_forward_kernel<T, HEAD>, f.n_tiles * f.n_kv_heads, FORWARD_THREADS,
+                  forward_layout<HEAD>::BYTES, c.stream, c.error, f);
+}
+
+template <typename T, int HEAD, int KEYS, int STAGES> cf_result launch_backward(const call &c, const fused_params &f) {
+    return launch("attention_backward", attention_backward_kernel<T, HEAD, KEYS, STAGES>, f.n_tiles * f.n_kv_heads,
+                  BACKWARD_THREADS, backward_layout<HEAD, KEYS, STAGES>::BYTES, c.stream, c.error, f);
+}
+
+template <typename T, int HEAD> cf_result launch_key_tiles(const call &c, const fused_params &f) {
+    if (c.problem_of->inner.key_tile == KEY_TILE) return launch_backward<T, HEAD, KEY_TILE, 2>(c, f);
+    return launch_backward<T, 128, SMALL_KEY_TILE, 1>(c, f);
+}
+
+template <typename T, int HEAD> cf_result fused_backward_as(const call &c) {
+    const prepared *a = c.problem_of;
+    const problem *p = &a->inner;
+    const cf_attention_desc *d = &p->desc;
+    const cf_attention_tensors *x = c.tensors;
+    char *memory = static_cast<char *>(x->workspace);
+    fused_params rows = fused_of(c);
+    rows.tiles += p->n_forward_tiles;
+    rows.n_tiles = p->n_row_tiles;
+    rows.dout = view_of(x->dout, d->n_heads, d->head_size);
+    rows.dq = view_of(x->dq, d->n_heads, d->head_size);
+    rows.stats_stride = p->n_row_tiles * ROW_TILE;
+    rows.log_sums = reinterpret_cast<float *>(memory);
+    rows.row_dots = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
+    if (!d->deterministic) rows.dq_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p));
+    fused_params keys = rows;
+    const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
+    keys.tiles += p->n_row_tiles;
+    keys.n_tiles = x->overwrite ? p->n_key_tiles : a->open.n_key_tiles;
+    keys.dk = reinterpret_cast<float *>(dk.data);
+    keys.dv = reinterpret_cast<float *>(dv.data);
+    keys.dk_row = dk.row, keys.dk_head = dk.head, keys.dv_row = dv.row, keys.dv_head = dv.head;
+    keys.overwrite = x->overwrite != 0;
+    keys.section = heads_in_cache(p, p->rows_q * p->group * d->head_size * 8);
+
+    const int64_t row_blocks = rows.n_tiles * rows.n_kv_heads;
+    cf_result code = launch("attention_stats", attention_stats_kernel<T>, row_blocks, STATS_THREADS, 0, c.stream,
+                            c.error, rows, d->deterministic ? 0 : ROW_TILE * HEAD);
+    if (code == CF_OK) code = launch_key_tiles<T, HEAD>(c, keys);
+    if (code != CF_OK) return code;
+    if (!d->deterministic)
+        return launch("attention_round_dq", attention_round_dq_kernel<T, HEAD>, row_blocks, BACKWARD_THREADS,
+                      ROW_TILE * HEAD * 2, c.stream, c.error, rows);
+    return launch("attention_dq", attention_dq_kernel<T, HEAD>, row_blocks, DQ_THREADS, dq_layout<HEAD>::BYTES,
+                  c.stream, c.error, rows);
+}
+
+cf_result fused_forward(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    if (p->desc.dtype == CF_DTYPE_BF16)
+        return fused_head(p) == 64 ? fused_forward_as<__nv_bfloat16, 64>(c) : fused_forward_as<__nv_bfloat16, 128>(c);
+    return fused_head(p) == 64 ? fused_forward_as<__half, 64>(c) : fused_forward_as<__half, 128>(c);
+}
+
+cf_result fused_backward(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    if (p->desc.dtype == CF_DTYPE_BF16)
+        return fused_head(p) == 64 ? fused_backward_as<__nv_bfloat16, 64>(c) : fused_backward_as<__nv_bfloat16, 128>(c);
+    return fused_head(p) == 64 ? fused_backward_as<__half, 64>(c) : fused_backward_as<__half, 128>(c);
+}
+
+/* ---- unfused ---- */
+
+int can_unfused(const problem *) { return 1; }
+int64_t unfused_n_tiles(const problem *) { return 0; }
+
+int64_t number_bytes(const problem *p) { return p->desc.dtype == CF_DTYPE_FP32 ? 4 : 2; }
+int64_t scores_ld(const problem *p) { return (std::max<int64_t>(1, p->longest_k) + 7) / 8 * 8; }
+
+int64_t unfused_rows(const problem *p) {
+    const int64_t fit = UNFUSED_BYTES / (p->group * scores_ld(p) * 4);
+    return std::max<int64_t>(1, std::min(std::min(p->longest_q, UNFUSED_ROWS), fit));
+}
+
+size_t unfused_scores_bytes(const problem *p, int64_t bytes) {
+    return align_up((size_t)(p->group * unfused_rows(p) * scores_ld(p) * bytes), 256);
+}
+
+size_t unfused_forward_bytes(const problem *p) {
+    return unfused_scores_bytes(p, 4) + unfused_scores_bytes(p, number_bytes(p));
+}
+
+size_t unfused_backward_bytes(const problem *p) { return 2 * unfused_forward_bytes(p); }
+
+/* One product of a group of heads, column-major as cuBLAS wants it: c (m x n) = op(a) (m x k) op(b) (k x n) + beta c.
+ */
+struct product {
+    const char *data_a, *data_b;
+    char *data_c;
+    cublasOperation_t op_a, op_b;
+    int64_t ld_a, ld_b, ld_c, step_a, step_b, step_c; /* steps from head to head */
+    int64_t m, n, k, batch;
+    cudaDataType type_c;
+    float beta;
+};
+
+cudaDataType cuda_type(const problem *p) {
+    if (p->desc.dtype == CF_DTYPE_FP32) return CUDA_R_32F;
+    return p->desc.dtype == CF_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+cf_result multiply_heads(const call &c, const product &x) {
+    const float one = 1.0f;
+    const cudaDataType type = cuda_type(&c.problem_of->inner);
+    if (std::max(std::max(x.ld_a, x.ld_b), x.ld_c) > INT32_MAX)
+        return fail(c.error, CF_ERROR_LIMIT, "row_stride", -1, INT32_MAX, std::max(std::max(x.ld_a, x.ld_b), x.ld_c),
+                    "too large for cuBLAS");
+    const cublasStatus_t status = cublasGemmStridedBatchedEx(
+        c.tensors->cublas, x.op_a, x.op_b, (int)x.m, (int)x.n, (int)x.k, &one, x.data_a, type, (int)x.ld_a, x.step_a,
+        x.data_b, type, (int)x.ld_b, x.step_b, &x.beta, x.data_c, x.type_c, (int)x.ld_c, x.step_c, (int)x.batch,
+        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
+    return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
+                cublasGetStatusName(status));
+}
+
+/* A view that starts `rows` rows and `heads` heads on. */
+view advance(const view &v, int64_t rows, int64_t heads, int64_t bytes) {
+    view to = v;
+    to.data += (rows * v.row + heads * v.head) * bytes;
+    return to;
+}
+
+/* (rows, keys) = x . y^T, in fp32: x by query head, y by key head. */
+cf_result score_product(const call &c, const score_params &s, const view &x, const view &y, float *scores) {
+    product g = {};
+    g.data_a = y.data, g.op_a = CUBLAS_OP_T, g.ld_a = y.row, g.step_a = 0;
+    g.data_b = x.data, g.op_b = CUBLAS_OP_N, g.ld_b = x.row, g.step_b = x.head;
+    g.data_c = reinterpret_cast<char *>(scores), g.ld_c = s.ld, g.step_c = s.rows * s.ld, g.type_c = CUDA_R_32F;
+    g.m = s.n_keys, g.n = s.rows, g.k = s.head_size, g.batch = s.group;
+    return multiply_heads(c, g);
+}
+
+/* to (rows, head size) = probs (rows, keys) . y, by query head. */
+cf_result row_product(const call &c, const score_params &s, const void *probs, const view &y, const view &to) {
+    product g = {};
+    g.data_a = y.data, g.op_a = CUBLAS_OP_N, g.ld_a = y.row, g.step_a = 0;
+    g.data_b = static_cast<const char *>(probs), g.op_b = CUBLAS_OP_N, g.ld_b = s.ld, g.step_b = s.rows * s.ld;
+    g.data_c = to.data, g.ld_c = to.row, g.step_c = to.head, g.type_c = cuda_type(&c.problem_of->inner);
+    g.m = s.head_size, g.n = s.rows, g.k = s.n_keys, g.batch = s.group;
+    return multiply_heads(c, g);
+}
+
+/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share `to`.
+ */
+cf_result key_product(const call &c, const score_params &s, const void *probs, const view &x, const view &to) {
+    const int64_t bytes = number_bytes(&c.problem_of->inner);
+    cf_result code = CF_OK;
+    for (int64_t head = 0; head < s.group && code == CF_OK; head++) {
+        product g = {};
+        g.data_a = x.data + head * x.head * bytes, g.op_a = CUBLAS_OP_N, g.ld_a = x.row;
+        g.data_b = static_cast<const char *>(probs) + head * s.rows * s.ld * bytes, g.op_b = CUBLAS_OP_T, g.ld_b = s.ld;
+        g.data_c = to.data, g.ld_c = to.row, g.type_c = CUDA_R_32F;
+        g.m = s.head_size, g.n = s.n_keys, g.k = s.rows, g.batch = 1, g.beta = 1.0f;
+        code = multiply_heads(c, g);
+    }
+    return code;
+}
+
+cf_result clear_rows(const call &c, const view &rows, int64_t n_rows, int64_t n_heads, int64_t number, float *lse,
+                     int64_t lse_stride) {
+    clear_params p = {};
+    p.rows = rows;
+    p.rows.row *= number;
+    p.rows.head *= number;
+    p.lse = lse;
+    p.lse_stride = lse_stride;
+    p.n_rows = n_rows;
+    p.n_heads = (int32_t)n_heads;
+    p.head_bytes = (int32_t)(c.problem_of->inner.desc.head_size * number);
+    return launch("clear", clear_kernel, div_up(n_rows * n_heads, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream,
+                  c.error, p);
+}
+
+/* What both passes of the unfused path go through: blocks of rows of one slice and one key head, given to `work`. */
+struct unfused_views {
+    view q, k, v, out, dout, dq, dk, dv;
+};
+
+typedef cf_result block_fn(const call &c, score_params &s, const unfused_views &x);
+
+template <typename T> cf_result unfused_forward_block(const call &c, score_params &s, const unfused_views &x) {
+    cf_result code = score_product(c, s, x.q, x.k, s.scores);
+    if (code == CF_OK)
+        code = launch("softmax", softmax_kernel<T>, div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
+                      UNFUSED_THREADS, 0, c.stream, c.error, s);
+    if (code == CF_OK) code = row_product(c, s, s.probs, x.v, x.out);
+    return code;
+}
+
+template <typename T> cf_result unfused_backward_block(const call &c, score_params &s, const unfused_views &x) {
+    cf_result code = score_product(c, s, x.q, x.k, s.scores);
+    if (code == CF_OK) code = score_product(c, s, x.dout, x.v, s.dprobs);
+    if (code == CF_OK)
+        code =
+            launch("softmax_backward", softmax_backward_kernel<T>,
+                   div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream, c.error, s);
+    if (code == CF_OK) code = row_product(c, s, s.slopes, x.k, x.dq);
+    if (code == CF_OK) code = key_product(c, s, s.probs, x.dout, x.dv);
+    if (code == CF_OK) code = key_product(c, s, s.slopes, x.q, x.dk);
+    return code;
+}
+
+/* The views of a block: s's rows and keys, of one key head. */
+unfused_views views_at(const unfused_views &all, const problem *p, const score_params &s, int64_t head) {
+    const int64_t bytes = number_bytes(p), row = s.slice.q_start + s.first_token, key = s.slice.k_start + s.first_key;
+    const int64_t q_head = head * p->group;
+    unfused_views at;
+    at.q = advance(all.q, row, q_head, bytes);
+    at.out = advance(all.out, row, q_head, bytes);
+    at.dout = advance(all.dout, row, q_head, bytes);
+    at.dq = advance(all.dq, row, q_head, bytes);
+    at.k = advance(all.k, key, head, bytes);
+    at.v = advance(all.v, key, head, bytes);
+    at.dk = advance(all.dk, key, head, 4);
+    at.dv = advance(all.dv, key, head, 4);
+    return at;
+}
+
+cf_result unfused_slice(const call &c, const score_params &base, const unfused_views &all, block_fn *work) {
+    const problem *p = &c.problem_of->inner;
+    const int64_t bytes = number_bytes(p), most_rows = unfused_rows(p), length = base.slice.q_length;
+    cf_result code = CF_OK;
+    score_params s = base;
+    for (int64_t first = first_seeing(s.visible, s.slice); first < length; first += most_rows) {
+        s.first_token = (int32_t)first;
+        s.rows = (int32_t)std::min(most_rows, length - first);
+        s.first_key = key_begin(s.visible, s.slice, s.first_token);
+        s.n_keys = key_end(s.visible, s.slice, s.first_token + s.rows - 1) - s.first_key;
+        for (int64_t head = 0; head < p->desc.n_kv_heads; head++) {
+            const unfused_views at = views_at(all, p, s, head);
+            s.out = advance(all.out, s.slice.q_start, head * p->group, bytes);
+            s.dout = advance(all.dout, s.slice.q_start, head * p->group, bytes);
+            s.lse = c.tensors->lse ? c.tensors->lse + head * p->group * s.lse_stride + s.slice.q_start : NULL;
+            code = work(c, s, at);
+            if (code != CF_OK) return code;
+        }
+    }
+    return code;
+}
+
+cf_result use_stream(const call &c) {
+    cudaStream_t now = NULL;
+    if (c.tensors->cublas == NULL)
+        return fail(c.error, CF_ERROR_ARGUMENT, "cublas", -1, 1, 0, "must not be NULL on this path");
+    cublasStatus_t status = cublasGetStream(c.tensors->cublas, &now);
+    /* Setting a stream throws the handle's workspace away, so not without need. */
+    if (status == CUBLAS_STATUS_SUCCESS && now != c.stream) status = cublasSetStream(c.tensors->cublas, c.stream);
+    if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
+    return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
+                cublasGetStatusName(status));
+}
+
+cf_result unfused_pass(const call &c, int backward, block_fn *work) {
+    const problem *p = &c.problem_of->inner;
+    const cf_attention_desc *d = &p->desc;
+    const cf_attention_tensors *x = c.tensors;
+    const int64_t bytes = number_bytes(p);
+    char *memory = static_cast<char *>(x->workspace);
+    cublasPointerMode_t mode = CUBLAS_POINTER_MODE_HOST;
+    unfused_views all = {};
+    score_params s = {};
+    cf_result code = use_stream(c);
+    if (code != CF_OK) return code;
+    all.q = view_of(x->q, d->n_heads, d->head_size);
+    all.k = view_of(x->k, d->n_kv_heads, d->head_size);
+    all.v = view_of(x->v, d->n_kv_heads, d->head_size);
+    all.out = view_of(x->out, d->n_heads, d->head_size);
+    if (backward) {
+        all.dout = view_of(x->dout, d->n_heads, d->head_size);
+        all.dq = view_of(x->dq, d->n_heads, d->head_size);
+        all.dk = view_of(x->dk, d->n_kv_heads, d->head_size);
+        all.dv = view_of(x->dv, d->n_kv_heads, d->head_size);
+    }
+    s.scores = reinterpret_cast<float *>(memory);
+    s.probs = memory + unfused_scores_bytes(p, 4);
+    s.dprobs = reinterpret_cast<float *>(memory + unfused_forward_bytes(p));
+    s.slopes = memory + unfused_forward_bytes(p) + unfused_scores_bytes(p, 4);
+    s.ld = scores_ld(p);
+    s.visible = p->visible;
+    s.group = (int32_t)p->group;
+    s.head_size = (int32_t)d->head_size;
+    s.lse_stride = x->lse_stride != 0 ? x->lse_stride : p->rows_q;
+    s.scale = (float)d->scale;
+    s.cap = (float)d->softcap;
+    (void)cublasGetPointerMode(x->cublas, &mode);
+    (void)cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST);
+    for (int64_t i = 0; i < d->n_slices && code == CF_OK; i++) {
+        s.slice = slice_tile(d, i);
+        const int64_t blind = first_seeing(s.visible, s.slice);
+        const view rows = backward ? all.dq : all.out;
+        code = clear_rows(c, advance(rows, s.slice.q_start, 0, bytes), blind, d->n_heads, bytes,
+                          !backward && x->lse ? x->lse + s.slice.q_start : NULL, s.lse_stride);
+        if (code == CF_OK && backward && x->overwrite) {
+            code = clear_rows(c, advance(all.dk, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
+            if (code == CF_OK)
+                code =
+                    clear_rows(c, advance(all.dv, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
+        }
+        if (code == CF_OK) code = unfused_slice(c, s, all, work);
+    }
+    (void)cublasSetPointerMode(x->cublas, mode);
+    return code;
+}
+
+cf_result unfused_forward(const call &c) {
+    switch (c.problem_of->inner.desc.dtype) {
+        case CF_DTYPE_FP32: return unfused_pass(c, 0, unfused_forward_block<float>);
+        case CF_DTYPE_FP16: return unfused_pass(c, 0, unfused_forward_block<__half>);
+        default: return unfused_pass(c, 0, unfused_forward_block<__nv_bfloat16>);
+    }
+}
+
+cf_result unfused_backward(const call &c) {
+    switch (c.problem_of->inner.desc.dtype) {
+        case CF_DTYPE_FP32: return unfused_pass(c, 1, unfused_backward_block<float>);
+        case CF_DTYPE_FP16: return unfused_pass(c, 1, unfused_backward_block<__half>);
+        default: return unfused_pass(c, 1, unfused_backward_block<__nv_bfloat16>);
+    }
+}
+
+/* ---- the choice ---- */
+
+size_t no_bytes(const problem *) { return 0; }
+
+/* Fastest first. A further path (wgmma, say) is one more line. */
+struct path_entry {
+    cf_attention_path path;
+    const char *name;
+    int (*can)(const problem *p);
+    int64_t (*n_tiles)(const problem *p);
+    size_t (*forward_bytes)(const problem *p);
+    size_t (*backward_bytes)(const problem *p);
+    cf_result (*forward)(const call &c);
+    cf_result (*backward)(const call &c);
+};
+
+const path_entry paths[] = {
+    {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, no_bytes, fused_backward_bytes, fused_forward, fused_backward},
+    {CF_ATTENTION_UNFUSED, "unfused", can_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
+     unfused_forward, unfused_backward},
+};
+const int N_PATHS = (int)(sizeof paths / sizeof paths[0]);
+
+const path_entry *find_path(cf_attention_path path) {
+    for (int i = 0; i < N_PATHS; i++)
+        if (paths[i].path == number_of(path)) return &paths[i];
+    return NULL;
+}
+
+cf_result choose_path(const problem *p, const path_entry **out, cf_error *error) {
+    const cf_attention_path wanted = p->desc.path;
+    if (wanted == CF_ATTENTION_AUTO) {
+        int i = 0;
+        while (!paths[i].can(p)) i++; /* the last one can do everything */
+        *out = &paths[i];
+        return CF_OK;
+    }
+    *out = find_path(wanted);
+    if (*out == NULL || !(*out)->can(p))
+        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_UNFUSED, wanted, "cannot do this problem");
+    return CF_OK;
+}
+
+/* Where the parts of a prepared problem lie. */
+struct prepared_layout {
+    size_t cu_q, cu_k, starts_q, starts_k, tiles, tiles_bytes, bytes;
+};
+
+prepared_layout lay_out(const problem *p, const path_entry *path) {
+    prepared_layout at;
+    const size_t array = align_up(((size_t)p->desc.n_slices + 1) * sizeof(int32_t), 16);
+    at.cu_q = align_up(sizeof(prepared), 16);
+    at.cu_k = at.cu_q + array;
+    at.starts_q = at.cu_k + array;
+    at.starts_k = at.starts_q + array;
+    at.tiles = at.starts_k + array;
+    at.tiles_bytes = (size_t)path->n_tiles(p) * sizeof(tile);
+    at.bytes = at.tiles + at.tiles_bytes;
+    return at;
+}
+
+const int32_t *copy_array(char *to, const int32_t *from, int64_t n) {
+    if (n > 0) memcpy(to, from, (size_t)n * sizeof(int32_t));
+    return reinterpret_cast<const int32_t *>(to);
+}
+
+/* ---- checks of a call ---- */
+
+cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, cf_error *error) {
+    const int64_t unit = 16 / number, most = (int64_t)1 << 40;
+    if (rows > 0 && t.data == NULL) return fail(error, CF_ERROR_ARGUMENT, name, -1, 1, 0, "must not be NULL");
+    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
+                    "address must be a multiple of 16");
+    if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
+        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
+                    "row stride must be a multiple of 16 bytes");
+    if (t.head_stride < 0 || t.head_stride > most || t.head_stride % unit != 0)
+        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
+                    "head stride must be a multiple of 16 bytes");
+    return CF_OK;
+}
+
+cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backward, cf_error *error) {
+    if (a == NULL) return fail(error, CF_ERROR_ARGUMENT, "attention", -1, 1, 0, "must not be NULL");
+    if (x == NULL) return fail(error, CF_ERROR_ARGUMENT, "tensors", -1, 1, 0, "must not be NULL");
+    const problem *p = &a->inner;
+    const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
+    const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
+    cf_result code = check_tensor(x->q, "q", number, q, error);
+    if (code == CF_OK) code = check_tensor(x->k, "k", number, k, error);
+    if (code == CF_OK) code = check_tensor(x->v, "v", number, k, error);
+    if (code == CF_OK) code = check_tensor(x->out, "out", number, q, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dout, "dout", number, q, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dq, "dq", number, q, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, error);
+    if (code != CF_OK) return code;
+    if (backward && q > 0 && x->lse == NULL) return fail(error, CF_ERROR_ARGUMENT, "lse", -1, 1, 0, "must not be NULL");
+    if (x->lse_stride != 0 && x->lse_stride < q)
+        return fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
+    if (a->open.tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
+        return fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
+                    "must be the device's copy of the tiles, aligned to 16");
+    if (need > 0 && (x->workspace == NULL || reinterpret_cast<uintptr_t>(x->workspace) % 256 != 0))
+        return fail(error, CF_ERROR_ARGUMENT, "workspace", -1, 256, 0, "must be device memory, aligned to 256");
+    if (x->workspace_bytes < need)
+        return fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
+                    "too small");
+    return CF_OK;
+}
+
+} /* namespace */
+
+extern "C" {
+
+const char *cf_attention_path_name(cf_attention_path path) {
+    const path_entry *entry = find_path(path);
+    return number_of(path) == CF_ATTENTION_AUTO ? "auto" : entry ? entry->name : "?";
+}
+
+cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {
+    problem p;
+    const path_entry *path = NULL;
+    if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
+    cf_result code = resolve(desc, &p, error);
+    if (code == CF_OK) code = choose_path(&p, &path, error);
+    if (code == CF_OK) *bytes = lay_out(&p, path).bytes;
+    return code;
+}
+
+cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes, const cf_attention **out,
+                               cf_error *error) {
+    problem p;
+    const path_entry *path = NULL;
+    if (out == NULL) return fail(error, CF_ERROR_ARGUMENT, "out", -1, 1, 0, "must not be NULL");
+    cf_result code = resolve(desc, &p, error);
+    if (code == CF_OK) code = choose_path(&p, &path, error);
+    if (code != CF_OK) return code;
+    const prepared_layout at = lay_out(&p, path);
+    if (memory == NULL) return fail(error, CF_ERROR_ARGUMENT, "memory", -1, 1, 0, "must not be NULL");
+    if (reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT != 0)
+        return fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT,
+                    (int64_t)(reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT), "misaligned");
+    if (bytes < at.bytes)
+        return fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)at.bytes, (int64_t)bytes, "too small");
+
+    char *base = static_cast<char *>(memory);
+    prepared *a = static_cast<prepared *>(memory);
+    const int64_t n = p.desc.n_slices;
+    p.desc.cu_seqlens_q = copy_array(base + at.cu_q, p.desc.cu_seqlens_q, n + 1);
+    p.desc.cu_seqlens_k = copy_array(base + at.cu_k, p.desc.cu_seqlens_k, n + 1);
+    p.desc.starts_q = copy_array(base + at.starts_q, p.desc.starts_q, n);
+    p.desc.starts_k = copy_array(base + at.starts_k, p.desc.starts_k, n);
+    a->inner = p;
+    a->open = cf_attention();
+    a->open.desc = p.desc;
+    a->open.path = path->path;
+    a->open.pairs = p.pairs;
+    a->open.rows_q = p.rows_q;
+    a->open.rows_k = p.rows_k;
+    a->open.forward_bytes = path->forward_bytes(&p);
+    a->open.backward_bytes = path->backward_bytes(&p);
+    a->open.tiles = base + at.tiles;
+    a->open.tiles_bytes = at.tiles_bytes;
+    if (at.tiles_bytes > 0) {
+        tile *tiles = reinterpret_cast<tile *>(base + at.tiles);
+        a->open.n_forward_tiles = fill_row_tiles(&p, FORWARD_ROWS, tiles);
+        a->open.n_row_tiles = fill_row_tiles(&p, ROW_TILE, tiles + p.n_forward_tiles);
+        a->open.n_all_key_tiles = p.n_key_tiles;
+        a->open.n_key_tiles = fill_key_tiles(&p, tiles + p.n_forward_tiles + p.n_row_tiles);
+    }
+    *out = &a->open;
+    return CF_OK;
+}
+
+cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                               cf_cuda_stream stream, cf_error *error) {
+    const prepared *a = reinterpret_cast<const prepared *>(attention);
+    const cf_result code = check_call(a, tensors, 0, error);
+    const call c = {a, tensors, stream, error};
+    return code == CF_OK ? find_path(attention->path)->forward(c) : code;
+}
+
+cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                                cf_cuda_stream stream, cf_error *error) {
+    const prepared *a = reinterpret_cast<const prepared *>(attention);
+    const cf_result code = check_call(a, tensors, 1, error);
+    const call c = {a, tensors, stream, error};
+    return code == CF_OK ? find_path(attention->path)->backward(c) : code;
+}
+
+} /* extern "C" */

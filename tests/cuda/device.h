@@ -1,0 +1,47 @@
+/* device.h - runs an attention problem through the library and compares; on a device or under the emulation - MIT or
+   public domain. The same source serves both: only faults and counts are the emulation's. */
+
+#ifndef DEVICE_H
+#define DEVICE_H
+
+#include "reference.h"
+
+struct run_options {
+    cf_attention_path path = CF_ATTENTION_AUTO;
+    bool deterministic = false;
+    bool overwrite = false; /* dk and dv */
+    bool strided = false;   /* gaps between heads and between rows */
+    bool backward = true;
+    int arch = 80;
+    int spare_rows = 3;                                       /* after the last slice, in every array; full of NaN */
+    const float *initial_dk = nullptr, *initial_dv = nullptr; /* where added to; NULL: a pattern of its own */
+};
+
+/* What came back, in the layout of host_results, plus what went wrong on the way. */
+struct device_results {
+    host_results values;
+    cf_attention attention;
+    std::vector<float> initial_dk, initial_dv;
+    std::vector<unsigned char> bits; /* of all outputs, for bitwise comparison */
+};
+
+/* Fails the running test, and returns false, where a call fails, a fault is counted, or a byte outside the slices
+   changed. */
+bool run_on_device(const host_problem &p, const host_inputs &in, const run_options &o, device_results *to);
+
+/* Random inputs of the problem's type; rows outside slices are 0. */
+host_inputs random_inputs(const host_problem &p, uint64_t seed);
+
+/* The accuracy rule: the error against the exact reference, greatest and root mean square, is at most `factor` times
+   that of the rounded one; where that one is exact by chance, half a unit of the type is allowed. Fails the running
+   test. */
+bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> &got, const std::vector<double> &exact,
+                    const std::vector<double> &rounded, double factor);
+
+/* run_on_device, then check_accuracy of everything. */
+bool check_problem(const host_problem &p, const run_options &o, uint64_t seed);
+
+/* Prints nothing; what a failure's message says about the problem. */
+void note_problem(const host_problem &p, const run_options &o);
+
+#endif /* DEVICE_H */

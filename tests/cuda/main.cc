@@ -1,0 +1,32 @@
+/* The CUDA tests. Under the emulation everything runs on the host; built with nvcc, without it, on a device. */
+
+#define HARNESS_IMPLEMENTATION
+#include "../harness.h"
+
+#define CHUNKFLOW_IMPLEMENTATION
+#include "../../chunkflow.h"
+
+#include <cuda_runtime.h>
+
+extern const harness_suite suite_attention;
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+extern const harness_suite suite_emulation;
+
+int main(int argc, char **argv) {
+    static const harness_suite *const suites[] = {&suite_emulation, &suite_attention};
+    return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
+}
+#else
+extern const harness_suite suite_device;
+
+int main(int argc, char **argv) {
+    static const harness_suite *const suites[] = {&suite_attention, &suite_device};
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
+        printf("cuda: no device\n0 passed, 0 failed, 1 skipped\n");
+        return 0;
+    }
+    return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
+}
+#endif

@@ -1,0 +1,53 @@
+/* reference.h - attention on the host, row by row, with none of the kernels' ideas - MIT or public domain
+
+   Two of them: in double, which is the truth; and unfused in float with every intermediate rounded to the problem's
+   type where an unfused implementation would store it, which says how large an error that type excuses. */
+
+#ifndef REFERENCE_H
+#define REFERENCE_H
+
+#include "../../chunkflow.h"
+
+#include <cstdint>
+#include <vector>
+
+/* A problem on the host. Arrays are (rows, heads, head_size) without gaps; inputs hold numbers of the problem's type.
+ */
+struct host_problem {
+    cf_dtype dtype = CF_DTYPE_BF16;
+    int n_heads = 1, n_kv_heads = 1, head_size = 64;
+    bool full = false;
+    int window = 0;
+    double scale = 0.0, softcap = 0.0;
+    std::vector<int32_t> cu_q = {0}, cu_k = {0};
+    std::vector<int32_t> starts_q, starts_k; /* empty: as cu */
+
+    int n_slices() const { return (int)cu_q.size() - 1; }
+    int start_q(int s) const { return starts_q.empty() ? cu_q[(size_t)s] : starts_q[(size_t)s]; }
+    int start_k(int s) const { return starts_k.empty() ? cu_k[(size_t)s] : starts_k[(size_t)s]; }
+    int queries(int s) const { return cu_q[(size_t)s + 1] - cu_q[(size_t)s]; }
+    int keys(int s) const { return cu_k[(size_t)s + 1] - cu_k[(size_t)s]; }
+    int rows_q() const { return n_slices() ? start_q(n_slices() - 1) + queries(n_slices() - 1) : 0; }
+    int rows_k() const { return n_slices() ? start_k(n_slices() - 1) + keys(n_slices() - 1) : 0; }
+    void add_slice(int queries, int keys) {
+        cu_q.push_back(cu_q.back() + queries);
+        cu_k.push_back(cu_k.back() + keys);
+    }
+};
+
+struct host_inputs {
+    std::vector<float> q, k, v, dout;
+};
+
+/* lse is (n_heads, rows_q). Rows outside every slice are 0 here. */
+struct host_results {
+    std::vector<double> out, lse, dq, dk, dv;
+};
+
+/* The number nearest to x among those of the type, as a float. */
+float round_to(cf_dtype dtype, float x);
+
+host_results reference_exact(const host_problem &p, const host_inputs &in);
+host_results reference_rounded(const host_problem &p, const host_inputs &in);
+
+#endif /* REFERENCE_H */

@@ -1,0 +1,891 @@
+/* Attention, forward and backward, against float64: every path, mask, type and kind of head; ragged, empty and carried
+   slices; outputs and workspace full of NaN at first. Runs under the emulation, and as it is on a device. */
+
+#include "../harness.h"
+#include "device.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstring>
+
+static host_problem problem_of(int n_heads, int n_kv_heads, int head_size) {
+    host_problem p;
+    p.n_heads = n_heads;
+    p.n_kv_heads = n_kv_heads;
+    p.head_size = head_size;
+    return p;
+}
+
+static run_options on(cf_attention_path path) {
+    run_options o;
+    o.path = path;
+    return o;
+}
+
+static const run_options mma = on(CF_ATTENTION_MMA), unfused = on(CF_ATTENTION_UNFUSED);
+
+/* ---- shapes ---- */
+
+static const int shapes[][2] = {{1, 1},     {1, 3},     {2, 1},     {511, 1},   {3, 513},   {64, 128},  {113, 203},
+                                {128, 217}, {113, 211}, {108, 256}, {256, 512}, {307, 256}, {640, 128}, {512, 256}};
+static const int n_shapes = (int)(sizeof shapes / sizeof shapes[0]);
+
+/* Options and types change from shape to shape, so that all pairs of them come up. */
+TEST(shapes_causal) {
+    for (int i = 0; i < n_shapes; i++) {
+        host_problem p = problem_of(1, 1, 64);
+        run_options o = mma;
+        p.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.add_slice(shapes[i][0], shapes[i][1]);
+        o.deterministic = i % 2 != 0;
+        o.overwrite = i % 4 >= 2;
+        o.strided = i % 5 == 1;
+        check_problem(p, o, (uint64_t)i);
+    }
+}
+
+TEST(shapes_full) {
+    for (int i = 0; i < n_shapes; i++) {
+        host_problem p = problem_of(1, 1, 64);
+        run_options o = mma;
+        p.full = true;
+        p.dtype = i % 3 == 1 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.add_slice(shapes[i][0], shapes[i][1]);
+        o.deterministic = i % 2 == 0;
+        o.overwrite = i % 3 == 0;
+        check_problem(p, o, (uint64_t)(100 + i));
+    }
+}
+
+/* Long enough for many tiles, one off a multiple of each of them. */
+TEST(shapes_long) {
+    const int lengths[][2] = {{1023, 1024}, {1024, 1023}};
+    for (int i = 0; i < 2; i++) {
+        host_problem p = problem_of(1, 1, 64);
+        run_options o = mma;
+        p.add_slice(lengths[i][0], lengths[i][1]);
+        o.deterministic = i == 1;
+        check_problem(p, o, (uint64_t)(7 + i));
+    }
+}
+
+/* ---- heads ---- */
+
+TEST(groups_of_heads) {
+    const int heads[][2] = {{6, 6}, {6, 2}, {6, 1}, {7, 1}, {16, 2}};
+    for (int i = 0; i < 5; i++)
+        for (int size = 64; size <= 128; size += 64) {
+            host_problem p = problem_of(heads[i][0], heads[i][1], size);
+            run_options o = mma;
+            p.add_slice(37, 37);
+            p.add_slice(21, 90);
+            o.deterministic = (i + size / 64) % 2 != 0;
+            o.strided = i % 2 != 0;
+            check_problem(p, o, (uint64_t)(20 + i));
+        }
+}
+
+TEST(head_sizes) {
+    for (int size = 8; size <= 256; size += 8) {
+        host_problem p = problem_of(2, 1, size);
+        p.dtype = size % 16 != 0 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.add_slice(33, 57);
+        check_problem(p, unfused, (uint64_t)size);
+        run_options o = mma;
+        o.deterministic = size % 24 == 0;
+        o.strided = size % 40 == 0;
+        if (size <= 128) check_problem(p, o, (uint64_t)size);
+    }
+}
+
+TEST(head_128) {
+    const int lengths[][2] = {{129, 129}, {64, 257}, {200, 130}, {1, 128}};
+    for (int i = 0; i < 4; i++)
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            host_problem p = problem_of(2, 2, 128);
+            run_options o = mma;
+            p.dtype = i == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+            p.add_slice(lengths[i][0], lengths[i][1]);
+            o.deterministic = deterministic != 0;
+            check_problem(p, o, (uint64_t)(50 + i));
+        }
+}
+
+/* Parts with 99 KB of shared memory a block take smaller key tiles. */
+TEST(little_shared_memory) {
+    for (int size = 64; size <= 128; size += 64) {
+        host_problem p = problem_of(4, 2, size);
+        run_options o = mma;
+        o.arch = 86;
+        p.add_slice(70, 140);
+        p.add_slice(0, 65);
+        p.add_slice(64, 64);
+        check_problem(p, o, 3);
+        o.deterministic = true;
+        o.overwrite = true;
+        check_problem(p, o, 4);
+    }
+}
+
+/* ---- documents and prefixes ---- */
+
+TEST(prefixes) {
+    const int prefixes[] = {0, 1, 63, 64, 65, 127, 128, 129};
+    for (int i = 0; i < 8; i++) {
+        host_problem p = problem_of(2, 1, i % 2 ? 128 : 64);
+        run_options o = mma;
+        p.add_slice(70, prefixes[i] + 70);
+        p.add_slice(9, 9); /* a whole short document in the free space of the chunk */
+        o.deterministic = i % 3 == 0;
+        check_problem(p, o, (uint64_t)(60 + i));
+    }
+}
+
+TEST(documents_of_1_to_130_tokens) {
+    host_problem p = problem_of(1, 1, 64);
+    for (int length = 1; length <= 130; length++) p.add_slice((length * 37) % 131, (length * 37) % 131);
+    check_problem(p, mma, 1);
+}
+
+TEST(documents_packed_heads) {
+    host_problem p = problem_of(8, 1, 64);
+    for (int length = 1; length <= 40; length += 3) p.add_slice(length, length);
+    run_options o = mma;
+    o.deterministic = true;
+    check_problem(p, o, 2);
+}
+
+/* Slices that start at multiples of 16, as cf_metadata's padded twins say; what lies between is NaN. */
+TEST(padded_slices) {
+    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++) {
+        host_problem p = problem_of(2, 1, 64);
+        p.add_slice(13, 45);
+        p.add_slice(0, 0);
+        p.add_slice(31, 31);
+        p.add_slice(5, 5);
+        p.starts_q = {0, 16, 16, 48};
+        p.starts_k = {0, 48, 48, 80};
+        run_options o = on((cf_attention_path)path);
+        check_problem(p, o, 8);
+        o.deterministic = o.overwrite = true;
+        check_problem(p, o, 9);
+    }
+}
+
+/* ---- masks ---- */
+
+TEST(masks) {
+    const int windows[] = {0, 1, 17, 64, 150};
+    for (int i = 0; i < 20; i++) {
+        host_problem p = problem_of(2, 1, 64);
+        run_options o = mma;
+        p.window = windows[i % 5];
+        p.full = i % 2 != 0;
+        p.softcap = i / 10 ? 0.0 : 2.5;
+        p.scale = i % 3 == 0 ? 0.3 : 0.0;
+        p.add_slice(75, 200);
+        p.add_slice(80, 80);
+        o.deterministic = i % 4 == 0;
+        o.overwrite = i % 3 == 0;
+        check_problem(p, o, (uint64_t)i);
+        if (i < 10) check_problem(p, on(CF_ATTENTION_UNFUSED), (uint64_t)i);
+    }
+}
+
+/* A window's last row of a key tile, or first key of a row tile, may lie alone in a tile of its own. */
+TEST(window_edges) {
+    const int windows[] = {2, 65, 66, 67, 130};
+    for (int i = 0; i < 5; i++) {
+        host_problem p = problem_of(1, 1, 64);
+        run_options o = mma;
+        p.window = windows[i];
+        p.add_slice(260, 260);
+        p.add_slice(65, 193);
+        check_problem(p, o, (uint64_t)(70 + i));
+        o.deterministic = true;
+        if (i % 2) check_problem(p, o, (uint64_t)(80 + i));
+    }
+}
+
+/* ---- nothing to see ---- */
+
+TEST(empty_slices) {
+    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+        for (int overwrite = 0; overwrite < 2; overwrite++) {
+            host_problem p = problem_of(4, 2, 64);
+            run_options o = on((cf_attention_path)path);
+            o.overwrite = overwrite != 0;
+            p.add_slice(0, 0);
+            p.add_slice(0, 70); /* keys that nobody asks for: gradients 0, or untouched where added to */
+            p.add_slice(20, 0); /* queries that see nothing */
+            p.add_slice(30, 30);
+            p.add_slice(0, 0);
+            p.add_slice(150, 20); /* causal: the first 130 see nothing */
+            check_problem(p, o, 5);
+            p.full = true;
+            check_problem(p, o, 6);
+        }
+}
+
+TEST(no_slices) {
+    host_problem p = problem_of(2, 2, 64), queries_only = p;
+    check_problem(p, mma, 1);
+    check_problem(p, unfused, 1);
+    queries_only.add_slice(5, 0);
+    check_problem(queries_only, mma, 1);
+    check_problem(queries_only, unfused, 1);
+}
+
+/* A row that sees nothing has gradient 0, whatever arrives there: 0 x NaN must not reach dk and dv. */
+TEST(nan_in_blind_rows) {
+    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            host_problem p = problem_of(2, 1, 64);
+            run_options o = on((cf_attention_path)path);
+            device_results got;
+            o.deterministic = deterministic != 0;
+            p.add_slice(150, 40);
+            host_inputs in = random_inputs(p, 4), clean = in;
+            for (size_t i = 0; i < (size_t)(110 * 2 * 64); i++) in.q[i] = in.dout[i] = NAN;
+            if (!run_on_device(p, in, o, &got)) continue;
+            for (size_t i = 0; i < (size_t)(110 * 2 * 64); i++) clean.q[i] = clean.dout[i] = 0.0f;
+            host_results exact = reference_exact(p, clean), rounded = reference_rounded(p, clean);
+            for (size_t i = 0; i < got.initial_dk.size(); i++) {
+                exact.dk[i] += got.initial_dk[i], rounded.dk[i] += got.initial_dk[i];
+                exact.dv[i] += got.initial_dv[i], rounded.dv[i] += got.initial_dv[i];
+            }
+            check_accuracy("out", p.dtype, got.values.out, exact.out, rounded.out, 2.0);
+            check_accuracy("dq", p.dtype, got.values.dq, exact.dq, rounded.dq, 3.0);
+            check_accuracy("dk", p.dtype, got.values.dk, exact.dk, rounded.dk, 3.0);
+            check_accuracy("dv", p.dtype, got.values.dv, exact.dv, rounded.dv, 3.0);
+        }
+}
+
+/* Scores far from 0: exponentials must not overflow, in full and in part-filled tiles. */
+TEST(large_scores) {
+    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++) {
+        host_problem p = problem_of(1, 1, 64);
+        p.scale = 6.0;
+        p.add_slice(70, 100);
+        p.add_slice(3, 3);
+        check_problem(p, on((cf_attention_path)path), 12);
+    }
+}
+
+/* ---- the unfused path ---- */
+
+TEST(unfused_types_and_blocks) {
+    const cf_dtype types[] = {CF_DTYPE_BF16, CF_DTYPE_FP16, CF_DTYPE_FP32};
+    for (int i = 0; i < 3; i++) {
+        host_problem p = problem_of(4, 2, 24);
+        run_options o = unfused;
+        p.dtype = types[i];
+        p.add_slice(300, 330); /* more rows than one block of scores */
+        p.add_slice(17, 17);
+        o.overwrite = i == 1;
+        o.strided = i == 2;
+        check_problem(p, o, (uint64_t)(30 + i));
+        p.window = 40;
+        p.softcap = 5.0;
+        check_problem(p, o, (uint64_t)(40 + i));
+    }
+}
+
+/* ---- chunks ---- */
+
+/* Runs a batch chunk by chunk, as a plan says: forwards in order, then backwards in reverse, state and its gradient
+   carried from call to call; against every sequence in one piece. */
+struct chunked_run {
+    const cf_plan *plan;
+    host_problem whole; /* one slice per sequence */
+    host_inputs in;
+    run_options options;
+    host_results got;
+    std::vector<float> dk, dv; /* accumulators of the whole batch */
+};
+
+static size_t row_of(const chunked_run &r, int64_t sequence, int64_t token) {
+    return (size_t)(r.whole.cu_q[(size_t)sequence] + token);
+}
+
+/* Rows of the batch that are the keys, or the queries, of a chunk. */
+static std::vector<size_t> rows_of_chunk(const chunked_run &r, int64_t chunk, bool key_side) {
+    const cf_chunk *c = &r.plan->chunks[chunk];
+    std::vector<size_t> rows;
+    if (key_side)
+        for (int64_t t = 0; t < c->prefix; t++) rows.push_back(row_of(r, r.plan->slices[c->first_slice].sequence, t));
+    for (int64_t s = c->first_slice; s < c->first_slice + c->n_slices; s++)
+        for (int64_t t = 0; t < r.plan->slices[s].length; t++)
+            rows.push_back(row_of(r, r.plan->slices[s].sequence, r.plan->slices[s].begin + t));
+    return rows;
+}
+
+template <typename From>
+static std::vector<float> pick_rows(const From &from, const std::vector<size_t> &rows, size_t per_row) {
+    std::vector<float> to((rows.size() + 16) * per_row, 0.0f);
+    for (size_t i = 0; i < rows.size(); i++)
+        for (size_t c = 0; c < per_row; c++) to[i * per_row + c] = (float)from[rows[i] * per_row + c];
+    return to;
+}
+
+template <typename From, typename To>
+static void put_rows(const From &from, const std::vector<size_t> &rows, size_t per_row, To *to) {
+    typedef typename To::value_type number;
+    for (size_t i = 0; i < rows.size(); i++)
+        for (size_t c = 0; c < per_row; c++) (*to)[rows[i] * per_row + c] = (number)from[i * per_row + c];
+}
+
+static bool run_chunk(chunked_run *r, int64_t chunk, bool backward) {
+    std::vector<unsigned char> memory;
+    cf_metadata m;
+    size_t bytes = 0;
+    if (!CHECK(cf_metadata_size(r->plan, chunk, &bytes, NULL) == CF_OK)) return false;
+    memory.resize(bytes);
+    if (!CHECK(cf_metadata_fill(r->plan, chunk, memory.data(), bytes, &m, NULL) == CF_OK)) return false;
+    host_problem p = r->whole;
+    p.cu_q.assign(m.cu_seqlens_q, m.cu_seqlens_q + m.n_slices + 1);
+    p.cu_k.assign(m.cu_seqlens_k, m.cu_seqlens_k + m.n_slices + 1);
+    const std::vector<size_t> rows_q = rows_of_chunk(*r, chunk, false), rows_k = rows_of_chunk(*r, chunk, true);
+    const size_t per_q = (size_t)(p.n_heads * p.head_size), per_k = (size_t)(p.n_kv_heads * p.head_size);
+    host_inputs in;
+    in.q = pick_rows(r->in.q, rows_q, per_q);
+    in.dout = pick_rows(r->in.dout, rows_q, per_q);
+    in.k = pick_rows(r->in.k, rows_k, per_k);
+    in.v = pick_rows(r->in.v, rows_k, per_k);
+    const std::vector<float> dk = pick_rows(r->dk, rows_k, per_k), dv = pick_rows(r->dv, rows_k, per_k);
+    run_options o = r->options;
+    device_results got;
+    o.backward = backward;
+    o.initial_dk = dk.data();
+    o.initial_dv = dv.data();
+    if (!run_on_device(p, in, o, &got)) return false;
+    put_rows(got.values.out, rows_q, per_q, &r->got.out);
+    for (int h = 0; h < p.n_heads; h++)
+        for (size_t i = 0; i < rows_q.size(); i++)
+            r->got.lse[(size_t)(h * r->whole.rows_q()) + rows_q[i]] = got.values.lse[(size_t)h * rows_q.size() + i];
+    if (!backward) return true;
+    put_rows(got.values.dq, rows_q, per_q, &r->got.dq);
+    put_rows(got.values.dk, rows_k, per_k, &r->dk);
+    put_rows(got.values.dv, rows_k, per_k, &r->dv);
+    return true;
+}
+
+static void check_chunked(cf_attention_path path, int head_size, int64_t chunk_size, bool deterministic) {
+    const int64_t lengths[] = {331, 20, 45, 7, 150, 1};
+    const size_t n = sizeof lengths / sizeof lengths[0];
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    chunked_run r;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    REQUIRE(cf_pack(lengths, (int64_t)n, &desc, &plan, NULL) == CF_OK);
+    CHECK(plan->n_chunks >= 5);
+    r.plan = plan;
+    r.whole = problem_of(2, 1, head_size);
+    for (size_t s = 0; s < n; s++) r.whole.add_slice((int)lengths[s], (int)lengths[s]);
+    r.in = random_inputs(r.whole, 77);
+    r.options = on(path);
+    r.options.deterministic = deterministic;
+    host_results exact = reference_exact(r.whole, r.in), rounded = reference_rounded(r.whole, r.in);
+    r.got = exact;
+    for (std::vector<double> *one : {&r.got.out, &r.got.dq, &r.got.lse}) one->assign(one->size(), NAN);
+    r.dk.resize(exact.dk.size());
+    r.dv.resize(exact.dv.size());
+    for (size_t i = 0; i < r.dk.size(); i++) {
+        r.dk[i] = 0.5f - (float)(i % 3);
+        r.dv[i] = 0.25f * (float)(i % 4);
+        exact.dk[i] += r.dk[i], rounded.dk[i] += r.dk[i];
+        exact.dv[i] += r.dv[i], rounded.dv[i] += r.dv[i];
+    }
+    bool ok = true;
+    for (int64_t chunk = 0; chunk < plan->n_chunks && ok; chunk++) ok = run_chunk(&r, chunk, false);
+    for (int64_t chunk = plan->n_chunks - 1; chunk >= 0 && ok; chunk--) ok = run_chunk(&r, chunk, true);
+    cf_plan_free(plan);
+    if (!ok) return;
+    const size_t rows = (size_t)r.whole.rows_q(); /* the arrays have spare rows at the end */
+    for (std::vector<double> *one : {&r.got.out, &r.got.dq}) one->resize(rows * (size_t)(2 * head_size));
+    const std::vector<double> dk(r.dk.begin(), r.dk.end()), dv(r.dv.begin(), r.dv.end());
+    check_accuracy("out", r.whole.dtype, r.got.out, exact.out, rounded.out, 2.0);
+    check_accuracy("lse", CF_DTYPE_FP32, r.got.lse, exact.lse, rounded.lse, 2.0);
+    check_accuracy("dq", r.whole.dtype, r.got.dq, exact.dq, rounded.dq, 3.0);
+    check_accuracy("dk", r.whole.dtype, dk, exact.dk, rounded.dk, 3.0);
+    check_accuracy("dv", r.whole.dtype, dv, exact.dv, rounded.dv, 3.0);
+}
+
+TEST(chunks_equal_one_piece) {
+    check_chunked(CF_ATTENTION_MMA, 64, 61, false); /* no multiple of any tile */
+    check_chunked(CF_ATTENTION_MMA, 128, 64, true);
+    check_chunked(CF_ATTENTION_UNFUSED, 64, 100, false);
+}
+
+/* ---- the same bits ---- */
+
+static bool same_part(const std::vector<double> &a, const std::vector<double> &b) {
+    return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0);
+}
+
+/* Blocks run in another order: the forward and dk, dv never change; dq does not in the deterministic mode. */
+TEST(determinism) {
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        host_problem p = problem_of(2, 1, 64);
+        run_options o = mma;
+        device_results first, second;
+        o.deterministic = deterministic != 0;
+        p.add_slice(100, 400);
+        const host_inputs in = random_inputs(p, 9);
+        if (!run_on_device(p, in, o, &first)) return;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        cuda_emu_set_order(1);
+#endif
+        const bool ok = run_on_device(p, in, o, &second);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        cuda_emu_set_order(0);
+#endif
+        if (!ok) return;
+        CHECK(same_part(first.values.out, second.values.out));
+        CHECK(same_part(first.values.lse, second.values.lse));
+        CHECK(same_part(first.values.dk, second.values.dk));
+        CHECK(same_part(first.values.dv, second.values.dv));
+        if (deterministic) CHECK(first.bits == second.bits);
+    }
+}
+
+/* ---- work ---- */
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Launched blocks are exactly the tiles with work, and shared memory is read and written without bank conflicts. */
+TEST(no_empty_blocks_no_conflicts) {
+    for (int size = 64; size <= 128; size += 64) {
+        host_problem p = problem_of(4, 2, size);
+        device_results got;
+        p.add_slice(300, 300);
+        for (int i = 0; i < 20; i++) p.add_slice(i, i);
+        p.add_slice(0, 1000);
+        if (!run_on_device(p, random_inputs(p, 1), mma, &got)) return;
+        int64_t forward = 0, rows = 0, keys = 0;
+        for (int s = 0; s < p.n_slices(); s++) {
+            forward += (p.queries(s) * 2 + 127) / 128;
+            rows += (p.queries(s) * 2 + 63) / 64;
+            keys += p.queries(s) > 0 ? (p.keys(s) + 127) / 128 : 0;
+        }
+        CHECK_INT(cuda_emu_kernel("attention_forward").blocks, 2 * forward);
+        CHECK_INT(cuda_emu_kernel("attention_stats").blocks, 2 * rows);
+        CHECK_INT(cuda_emu_kernel("attention_backward").blocks, 2 * keys);
+        CHECK_INT(cuda_emu_kernel("attention_round_dq").blocks, 2 * rows);
+        CHECK_INT(got.attention.n_key_tiles, keys);
+        CHECK_INT(got.attention.n_all_key_tiles, keys + 8);
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+        CHECK(cuda_emu_total().wavefronts > 0);
+        run_options o = mma;
+        o.deterministic = true;
+        if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
+        CHECK_INT(cuda_emu_kernel("attention_dq").blocks, 2 * rows);
+        CHECK_INT(cuda_emu_kernel("attention_round_dq").blocks, 0);
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+    }
+}
+
+/* A causal problem does about half the products of a full one, a window a part that does not grow with the keys. */
+TEST(masked_tiles_are_skipped) {
+    host_problem p = problem_of(1, 1, 64);
+    device_results got;
+    int64_t work[3];
+    p.add_slice(1024, 1024);
+    const host_inputs in = random_inputs(p, 1);
+    for (int i = 0; i < 3; i++) {
+        p.full = i == 0;
+        p.window = i == 2 ? 100 : 0;
+        if (!run_on_device(p, in, mma, &got)) return;
+        work[i] = cuda_emu_kernel("attention_forward").mma;
+        CHECK_INT(got.attention.pairs, i == 0 ? 1024 * 1024 : i == 1 ? 1024 * 1025 / 2 : 100 * 101 / 2 + 924 * 100);
+    }
+    CHECK_INT(work[0], 8 * 16 * 512);           /* 8 row tiles x 16 key blocks x instructions of one */
+    CHECK_INT(work[1], (2 + 16) * 8 / 2 * 512); /* 2, 4 ... 16 key blocks */
+    CHECK(work[2] <= 8 * 4 * 512);
+}
+#endif
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Rows 2^29 elements apart, so that the fifth is past 2^31: nothing may be computed in 32 bits on the way there. */
+static const int64_t FAR = (int64_t)1 << 29;
+
+struct far_arrays {
+    std::vector<void *> blocks;
+    cf_attention_tensors x;
+
+    ~far_arrays() {
+        for (void *block : blocks) cudaFree(block);
+    }
+
+    bool make(cf_tensor *t, int rows, size_t number, const uint16_t *from, size_t per_row) {
+        t->data = cuda_emu_sparse_malloc((size_t)rows * (size_t)FAR * number);
+        t->row_stride = FAR;
+        if (!t->data) return false;
+        blocks.push_back(t->data);
+        for (int i = 0; i < rows && from; i++)
+            memcpy((char *)t->data + (size_t)i * (size_t)FAR * number, from + (size_t)i * per_row, per_row * 2);
+        return true;
+    }
+
+    void *take(size_t bytes) {
+        void *block = nullptr;
+        CHECK(cudaMalloc(&block, bytes + 1) == cudaSuccess);
+        blocks.push_back(block);
+        return block;
+    }
+};
+
+static std::vector<uint16_t> bits_of(const std::vector<float> &array) {
+    std::vector<uint16_t> bits;
+    for (float x : array) bits.push_back(cuda_emu_float_to_bf16(x));
+    return bits;
+}
+
+/* The outputs of a far run and of an ordinary one, row by row. */
+static void check_far(const cf_tensor &t, cf_dtype dtype, int rows, size_t per_row, const std::vector<double> &wanted) {
+    for (size_t i = 0; i < (size_t)rows; i++)
+        for (size_t c = 0; c < per_row; c++) {
+            const size_t at = i * (size_t)FAR + c;
+            const float got =
+                dtype == CF_DTYPE_FP32 ? ((float *)t.data)[at] : cuda_emu_bf16_to_float(((uint16_t *)t.data)[at]);
+            if (!CHECK((double)got == wanted[i * per_row + c])) return;
+        }
+}
+
+TEST(rows_past_32_bits) {
+    host_problem p = problem_of(2, 1, 64);
+    p.add_slice(5, 5);
+    p.add_slice(3, 9);
+    const host_inputs in = random_inputs(p, 21);
+    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            run_options o = on((cf_attention_path)path);
+            device_results near;
+            far_arrays far;
+            cublasHandle_t cublas;
+            o.deterministic = deterministic != 0;
+            o.overwrite = true;
+            if (!run_on_device(p, in, o, &near)) return;
+            cf_attention_desc d;
+            memset(&d, 0, sizeof d);
+            d.n_heads = 2, d.n_kv_heads = 1, d.head_size = 64, d.n_slices = 2, d.arch = 80;
+            d.cu_seqlens_q = p.cu_q.data(), d.cu_seqlens_k = p.cu_k.data();
+            d.path = o.path, d.deterministic = deterministic;
+            std::vector<uint64_t> memory(2048);
+            const cf_attention *a = nullptr;
+            REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, NULL) == CF_OK);
+            memset(&far.x, 0, sizeof far.x);
+            if (!far.make(&far.x.q, 8, 2, bits_of(in.q).data(), 128) ||
+                !far.make(&far.x.k, 14, 2, bits_of(in.k).data(), 64) ||
+                !far.make(&far.x.v, 14, 2, bits_of(in.v).data(), 64) ||
+                !far.make(&far.x.dout, 8, 2, bits_of(in.dout).data(), 128) || !far.make(&far.x.out, 8, 2, NULL, 128) ||
+                !far.make(&far.x.dq, 8, 2, NULL, 128) || !far.make(&far.x.dk, 14, 4, NULL, 64) ||
+                !far.make(&far.x.dv, 14, 4, NULL, 64))
+                SKIP("no address space for sparse arrays");
+            far.x.lse = (float *)far.take(2 * 8 * 4);
+            far.x.workspace_bytes = a->backward_bytes > a->forward_bytes ? a->backward_bytes : a->forward_bytes;
+            far.x.workspace = far.take(far.x.workspace_bytes);
+            void *tiles = far.take(a->tiles_bytes);
+            cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice);
+            far.x.tiles = tiles;
+            far.x.overwrite = 1;
+            CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+            far.x.cublas = cublas;
+            cuda_emu_reset();
+            CHECK_INT(cf_attention_forward(a, &far.x, NULL, NULL), CF_OK);
+            CHECK_INT(cf_attention_backward(a, &far.x, NULL, NULL), CF_OK);
+            cublasDestroy(cublas);
+            CHECK_STR(cuda_emu_first_fault(), "");
+            check_far(far.x.out, CF_DTYPE_BF16, 8, 128, near.values.out);
+            check_far(far.x.dq, CF_DTYPE_BF16, 8, 128, near.values.dq);
+            check_far(far.x.dk, CF_DTYPE_FP32, 14, 64, near.values.dk);
+            check_far(far.x.dv, CF_DTYPE_FP32, 14, 64, near.values.dv);
+        }
+}
+#endif
+
+/* ---- what is refused ---- */
+
+struct refusal {
+    cf_attention_desc desc;
+    std::vector<uint64_t> memory;
+    cf_error error;
+    int32_t cu[3];
+
+    void set(void *member, int value) { memcpy(member, &value, sizeof value); } /* any value, as from a C caller */
+
+    refusal() : memory(4096) {
+        memset(&desc, 0, sizeof desc);
+        cu[0] = 0, cu[1] = 10, cu[2] = 30;
+        desc.n_heads = 4;
+        desc.n_kv_heads = 2;
+        desc.head_size = 64;
+        desc.n_slices = 2;
+        desc.cu_seqlens_q = desc.cu_seqlens_k = cu;
+        desc.arch = 80;
+        clear();
+    }
+    void clear() { memset(&error, 0, sizeof error); }
+
+    void expect(cf_result code, const char *field) {
+        size_t bytes = 12345;
+        clear();
+        CHECK_INT(cf_attention_size(&desc, &bytes, &error), code);
+        CHECK_INT(error.code, code);
+        CHECK_STR(error.field, field);
+        CHECK_INT(bytes, 12345);
+    }
+};
+
+TEST(bad_descriptors) {
+    refusal r;
+    size_t bytes = 0;
+    CHECK_INT(cf_attention_size(&r.desc, &bytes, &r.error), CF_OK);
+    CHECK(bytes > 0);
+    CHECK_INT(cf_attention_size(NULL, &bytes, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_attention_size(&r.desc, NULL, NULL), CF_ERROR_ARGUMENT);
+    {
+        refusal x;
+        x.desc.n_heads = 0;
+        x.expect(CF_ERROR_ARGUMENT, "n_heads");
+    }
+    {
+        refusal x;
+        x.desc.n_kv_heads = 3;
+        x.expect(CF_ERROR_ARGUMENT, "n_kv_heads");
+    }
+    {
+        refusal x;
+        x.desc.n_kv_heads = -1;
+        x.expect(CF_ERROR_ARGUMENT, "n_kv_heads");
+    }
+    {
+        refusal x;
+        x.desc.head_size = 20;
+        x.expect(CF_ERROR_ARGUMENT, "head_size");
+    }
+    {
+        refusal x;
+        x.desc.head_size = 264;
+        x.expect(CF_ERROR_ARGUMENT, "head_size");
+    }
+    {
+        refusal x;
+        x.set(&x.desc.dtype, 9);
+        x.expect(CF_ERROR_ARGUMENT, "dtype");
+    }
+    {
+        refusal x;
+        x.desc.window = -1;
+        x.expect(CF_ERROR_ARGUMENT, "window");
+    }
+    {
+        refusal x;
+        x.desc.scale = -1.0;
+        x.expect(CF_ERROR_ARGUMENT, "scale");
+    }
+    {
+        refusal x;
+        x.desc.scale = NAN;
+        x.expect(CF_ERROR_ARGUMENT, "scale");
+    }
+    {
+        refusal x;
+        x.desc.softcap = INFINITY;
+        x.expect(CF_ERROR_ARGUMENT, "softcap");
+    }
+    {
+        refusal x;
+        x.desc.n_slices = -1;
+        x.expect(CF_ERROR_ARGUMENT, "n_slices");
+    }
+    {
+        refusal x;
+        x.desc.cu_seqlens_k = NULL;
+        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_k");
+    }
+    {
+        refusal x;
+        x.cu[0] = 1;
+        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q");
+    }
+    {
+        refusal x;
+        x.cu[2] = 5;
+        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q");
+        CHECK_INT(x.error.item, 2);
+    }
+    {
+        refusal x;
+        int32_t starts[2] = {0, 9};
+        x.desc.starts_q = starts;
+        x.expect(CF_ERROR_ARGUMENT, "starts_q");
+    }
+    {
+        refusal x;
+        int32_t starts[2] = {-1, 12};
+        x.desc.starts_k = starts;
+        x.expect(CF_ERROR_ARGUMENT, "starts_k");
+    }
+    {
+        refusal x;
+        x.cu[2] = INT32_MAX;
+        x.expect(CF_ERROR_LIMIT, "cu_seqlens_q");
+    }
+    {
+        refusal x;
+        x.set(&x.desc.path, 77);
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+    {
+        refusal x;
+        x.desc.path = CF_ATTENTION_MMA;
+        x.desc.dtype = CF_DTYPE_FP32;
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+    {
+        refusal x;
+        x.desc.path = CF_ATTENTION_MMA;
+        x.desc.head_size = 136;
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+    {
+        refusal x;
+        x.desc.path = CF_ATTENTION_MMA;
+        x.desc.arch = 75;
+        x.expect(CF_ERROR_ARGUMENT, "path");
+    }
+}
+
+TEST(sizes_are_exact) {
+    refusal r;
+    const cf_attention *a = NULL;
+    size_t bytes = 0;
+    REQUIRE(cf_attention_size(&r.desc, &bytes, NULL) == CF_OK);
+    unsigned char *memory = (unsigned char *)harness_guard_new(bytes);
+    CHECK_INT(cf_attention_prepare(&r.desc, memory, bytes - 1, &a, &r.error), CF_ERROR_SPACE);
+    CHECK_STR(r.error.field, "bytes");
+    CHECK_INT(r.error.wanted, bytes);
+    CHECK(a == NULL);
+    CHECK_POISON(memory, bytes);
+    CHECK_INT(cf_attention_prepare(&r.desc, memory + 8, bytes, &a, NULL), CF_ERROR_SPACE);
+    CHECK_INT(cf_attention_prepare(&r.desc, NULL, bytes, &a, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_attention_prepare(&r.desc, memory, bytes, NULL, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_attention_prepare(&r.desc, memory, bytes, &a, NULL), CF_OK);
+    CHECK(a->desc.cu_seqlens_q != r.desc.cu_seqlens_q && a->desc.cu_seqlens_q[2] == 30);
+    CHECK_INT(a->path, CF_ATTENTION_MMA);
+    CHECK_INT(a->rows_q, 30);
+    CHECK_INT(a->pairs, 10 * 11 / 2 + 20 * 21 / 2);
+    CHECK((const unsigned char *)a->tiles + a->tiles_bytes <= memory + bytes);
+    harness_guard_free(memory);
+}
+
+TEST(automatic_choice) {
+    const struct {
+        cf_dtype dtype;
+        int64_t head_size, arch;
+        cf_attention_path path;
+    } cases[] = {{CF_DTYPE_DEFAULT, 64, 80, CF_ATTENTION_MMA},   {CF_DTYPE_FP16, 128, 90, CF_ATTENTION_MMA},
+                 {CF_DTYPE_BF16, 40, 86, CF_ATTENTION_MMA},      {CF_DTYPE_FP32, 64, 90, CF_ATTENTION_UNFUSED},
+                 {CF_DTYPE_BF16, 136, 90, CF_ATTENTION_UNFUSED}, {CF_DTYPE_BF16, 64, 75, CF_ATTENTION_UNFUSED}};
+    for (const auto &one : cases) {
+        refusal r;
+        const cf_attention *a = NULL;
+        r.desc.dtype = one.dtype;
+        r.desc.head_size = one.head_size;
+        r.desc.arch = one.arch;
+        REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);
+        CHECK_INT(a->path, one.path);
+    }
+    CHECK_STR(cf_attention_path_name(CF_ATTENTION_AUTO), "auto");
+    CHECK_STR(cf_attention_path_name(CF_ATTENTION_UNFUSED), "unfused");
+    CHECK_STR(cf_attention_path_name(CF_ATTENTION_MMA), "mma");
+    CHECK_STR(cf_attention_path_name((cf_attention_path)3), "?");
+}
+
+/* Calls that are refused before anything is launched; the addresses are never used. */
+TEST(bad_calls) {
+    refusal r;
+    const cf_attention *a = NULL;
+    cf_attention_tensors good, x;
+    void *somewhere = (void *)(uintptr_t)4096;
+    memset(&good, 0, sizeof good);
+    REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);
+    for (cf_tensor *one : {&good.q, &good.k, &good.v, &good.out, &good.dout, &good.dq, &good.dk, &good.dv})
+        one->data = somewhere;
+    good.lse = (float *)somewhere;
+    good.tiles = good.workspace = somewhere;
+    good.workspace_bytes = a->backward_bytes;
+    CHECK_INT(cf_attention_forward(NULL, &good, NULL, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_attention_forward(a, NULL, NULL, NULL), CF_ERROR_ARGUMENT);
+#define REFUSED(change, code, name)                                                                                    \
+    do {                                                                                                               \
+        x = good;                                                                                                      \
+        change;                                                                                                        \
+        r.clear();                                                                                                     \
+        CHECK_INT(cf_attention_backward(a, &x, NULL, &r.error), code);                                                 \
+        CHECK_STR(r.error.field, name);                                                                                \
+    } while (0)
+    REFUSED(x.q.data = NULL, CF_ERROR_ARGUMENT, "q");
+    REFUSED(x.k.data = (void *)(uintptr_t)4104, CF_ERROR_ARGUMENT, "k");
+    REFUSED(x.v.row_stride = 130, CF_ERROR_ARGUMENT, "v");
+    REFUSED(x.out.head_stride = -8, CF_ERROR_ARGUMENT, "out");
+    REFUSED(x.dout.data = NULL, CF_ERROR_ARGUMENT, "dout");
+    REFUSED(x.dq.row_stride = INT64_MAX / 8 * 8, CF_ERROR_ARGUMENT, "dq");
+    REFUSED(x.dk.row_stride = 130, CF_ERROR_ARGUMENT, "dk");
+    REFUSED(x.dv.data = NULL, CF_ERROR_ARGUMENT, "dv");
+    REFUSED(x.lse = NULL, CF_ERROR_ARGUMENT, "lse");
+    REFUSED(x.lse_stride = 29, CF_ERROR_ARGUMENT, "lse_stride");
+    REFUSED(x.tiles = NULL, CF_ERROR_ARGUMENT, "tiles");
+    REFUSED(x.workspace = (void *)(uintptr_t)4112, CF_ERROR_ARGUMENT, "workspace");
+    REFUSED(x.workspace_bytes--, CF_ERROR_SPACE, "workspace_bytes");
+#undef REFUSED
+    r.desc.path = CF_ATTENTION_UNFUSED;
+    REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);
+    x = good;
+    x.workspace_bytes = a->backward_bytes;
+    r.clear();
+    CHECK_INT(cf_attention_forward(a, &x, NULL, &r.error), CF_ERROR_ARGUMENT);
+    CHECK_STR(r.error.field, "cublas");
+}
+
+/* The comparison itself: it must reject what it is there to reject. */
+TEST(accuracy_rule_rejects) {
+    const std::vector<double> exact = {1.0, -2.0, 3.0}, rounded = {1.001, -2.0, 3.0};
+    harness_counts counts;
+    static std::vector<double> wrong;
+    static const harness_case inner[] = {{"inner", [] {
+                                              const std::vector<double> e = {1.0, -2.0, 3.0}, r = {1.001, -2.0, 3.0};
+                                              check_accuracy("x", CF_DTYPE_BF16, wrong, e, r, 2.0);
+                                          }}};
+    static const harness_suite suite = {"inner", inner, 1};
+    static const harness_suite *const suites[] = {&suite};
+    FILE *out = tmpfile();
+    REQUIRE(out != NULL);
+    const std::vector<double> bad[] = {
+        {1.0, NAN, 3.0}, {1.0, -2.0, 3.1}, {INFINITY, -2.0, 3.0}, {0.0, 0.0, 0.0}, {-2.0, 3.0, 1.0}};
+    for (const auto &one : bad) {
+        wrong = one;
+        counts = harness_run(suites, 1, NULL, 0, out);
+        CHECK_INT(counts.failed, 1);
+    }
+    wrong = rounded;
+    counts = harness_run(suites, 1, NULL, 0, out);
+    CHECK_INT(counts.passed, 1);
+    fclose(out);
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#define EMULATED_CASES CASE(no_empty_blocks_no_conflicts), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),
+#else
+#define EMULATED_CASES
+#endif
+
+SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptors), CASE(sizes_are_exact),
+      CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
+      CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(prefixes),
+      CASE(documents_of_1_to_130_tokens), CASE(documents_packed_heads), CASE(padded_slices), CASE(masks),
+      CASE(window_edges), CASE(empty_slices), CASE(no_slices), CASE(nan_in_blind_rows), CASE(large_scores),
+      CASE(unfused_types_and_blocks), CASE(chunks_equal_one_piece), CASE(determinism));

@@ -1,0 +1,198 @@
+/* What only a device can show: full sizes, offsets past 32 bits, races and the same bits over many repeats. Not built
+   for the emulation. Not yet run on a device. */
+
+#include "../harness.h"
+#include "device.h"
+
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstring>
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#error "test_device.cu is for a device"
+#endif
+
+/* Pseudo-random bf16 numbers in [-1, 1), the same on the host and on the device; index counts elements of the array. */
+__host__ __device__ static inline float number_at(uint64_t index, uint64_t seed) {
+    uint64_t z = index * 0x9E3779B97F4A7C15u + seed;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (float)(int)((z >> 56) & 0xFF) / 128.0f - 1.0f; /* 8 bits: exact in bf16 */
+}
+
+__global__ static void fill_kernel(__nv_bfloat16 *to, uint64_t n, uint64_t seed) {
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n; i += (uint64_t)gridDim.x * blockDim.x)
+        to[i] = __float2bfloat16_rn(number_at(i, seed));
+}
+
+/* A problem of one slice with arrays of its own on the device, too large to have on the host. */
+struct large_problem {
+    int64_t n_heads, n_kv_heads, head_size, queries, keys, window;
+    cf_attention_path path;
+    int deterministic;
+    int32_t cu_q[2], cu_k[2];
+    std::vector<uint64_t> memory;
+    const cf_attention *attention;
+    cf_attention_tensors x;
+    std::vector<void *> blocks;
+    cublasHandle_t cublas;
+
+    ~large_problem() {
+        for (void *block : blocks) cudaFree(block);
+        if (cublas) cublasDestroy(cublas);
+    }
+
+    void *take(size_t bytes) {
+        void *block = nullptr;
+        if (!CHECK(cudaMalloc(&block, bytes) == cudaSuccess)) return nullptr;
+        blocks.push_back(block);
+        cudaMemset(block, 0xFF, bytes);
+        return block;
+    }
+
+    void *filled(int64_t n, uint64_t seed) {
+        void *block = take((size_t)n * 2);
+        if (block) fill_kernel<<<1024, 256>>>((__nv_bfloat16 *)block, (uint64_t)n, seed);
+        return block;
+    }
+
+    bool make() {
+        cf_attention_desc d;
+        cf_error error;
+        size_t bytes = 0;
+        memset(&d, 0, sizeof d);
+        memset(&x, 0, sizeof x);
+        cublas = nullptr;
+        cu_q[0] = cu_k[0] = 0, cu_q[1] = (int32_t)queries, cu_k[1] = (int32_t)keys;
+        d.n_heads = n_heads, d.n_kv_heads = n_kv_heads, d.head_size = head_size, d.n_slices = 1;
+        d.cu_seqlens_q = cu_q, d.cu_seqlens_k = cu_k, d.window = window, d.path = path, d.deterministic = deterministic;
+        if (!CHECK(cf_attention_size(&d, &bytes, &error) == CF_OK)) return false;
+        memory.resize(bytes / 8 + 2);
+        if (!CHECK(cf_attention_prepare(&d, memory.data(), bytes, &attention, &error) == CF_OK)) return false;
+        const int64_t q = n_heads * queries * head_size, k = n_kv_heads * keys * head_size;
+        x.q.data = filled(q, 1), x.k.data = filled(k, 2), x.v.data = filled(k, 3), x.dout.data = filled(q, 4);
+        x.out.data = take((size_t)q * 2), x.dq.data = take((size_t)q * 2);
+        x.dk.data = take((size_t)k * 4), x.dv.data = take((size_t)k * 4);
+        x.lse = (float *)take((size_t)(n_heads * queries) * 4);
+        x.workspace_bytes =
+            attention->backward_bytes > attention->forward_bytes ? attention->backward_bytes : attention->forward_bytes;
+        x.workspace = take(x.workspace_bytes + 1);
+        void *tiles = take(attention->tiles_bytes + 1);
+        x.tiles = tiles;
+        x.overwrite = 1;
+        if (path == CF_ATTENTION_UNFUSED) CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+        x.cublas = cublas;
+        for (void *block : blocks)
+            if (!block) return false;
+        return CHECK(cudaMemcpy(tiles, attention->tiles, attention->tiles_bytes, cudaMemcpyHostToDevice) ==
+                     cudaSuccess) != 0;
+    }
+
+    bool run(bool backward) {
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        cf_result code = cf_attention_forward(attention, &x, nullptr, &error);
+        if (code == CF_OK && backward) code = cf_attention_backward(attention, &x, nullptr, &error);
+        if (code != CF_OK) FAIL("%s", error.text);
+        return CHECK(cudaDeviceSynchronize() == cudaSuccess) && code == CF_OK;
+    }
+
+    /* One row of out and of LSE in double; the largest error of `out` in it. */
+    double row_error(int64_t i, int64_t head) const {
+        const int64_t kv = head / (n_heads / n_kv_heads), own = i + keys - queries;
+        const int64_t first = window > 0 && own - window + 1 > 0 ? own - window + 1 : 0;
+        std::vector<double> prob((size_t)(own - first + 1)), out((size_t)head_size, 0.0);
+        double top = -INFINITY, sum = 0.0, worst = 0.0;
+        for (int64_t j = first; j <= own; j++) {
+            double s = 0.0;
+            for (int64_t c = 0; c < head_size; c++)
+                s += (double)number_at((uint64_t)((i * n_heads + head) * head_size + c), 1) *
+                     (double)number_at((uint64_t)((j * n_kv_heads + kv) * head_size + c), 2);
+            prob[(size_t)(j - first)] = s / std::sqrt((double)head_size);
+            top = std::fmax(top, prob[(size_t)(j - first)]);
+        }
+        for (double &p : prob) sum += p = std::exp(p - top);
+        for (int64_t j = first; j <= own; j++)
+            for (int64_t c = 0; c < head_size; c++)
+                out[(size_t)c] += prob[(size_t)(j - first)] / sum *
+                                  (double)number_at((uint64_t)((j * n_kv_heads + kv) * head_size + c), 3);
+        std::vector<__nv_bfloat16> got((size_t)head_size);
+        float lse = NAN;
+        cudaMemcpy(got.data(), (__nv_bfloat16 *)x.out.data + (i * n_heads + head) * head_size, got.size() * 2,
+                   cudaMemcpyDeviceToHost);
+        cudaMemcpy(&lse, x.lse + head * queries + i, 4, cudaMemcpyDeviceToHost);
+        if (!(std::fabs((double)lse - (top + std::log(sum))) <= 1e-4)) return INFINITY;
+        for (int64_t c = 0; c < head_size; c++) {
+            const double gap = std::fabs((double)__bfloat162float(got[(size_t)c]) - out[(size_t)c]);
+            if (!(gap <= worst)) worst = gap;
+        }
+        return worst;
+    }
+};
+
+static void check_rows(const large_problem &p) {
+    for (int64_t at : {(int64_t)0, p.queries / 2 + 17, p.queries - 1})
+        for (int64_t head : {(int64_t)0, p.n_heads - 1}) {
+            const double error = p.row_error(at, head);
+            CHECK(error <= 0.004); /* bf16 rounding of numbers below 1 */
+        }
+}
+
+/* Two paths on the same inputs: nearly all bits of dk and dv come from different sums. */
+static void compare_floats(const void *a, const void *b, int64_t n, double relative) {
+    std::vector<float> x((size_t)n), y((size_t)n);
+    double gap = 0.0, size = 0.0;
+    cudaMemcpy(x.data(), a, (size_t)n * 4, cudaMemcpyDeviceToHost);
+    cudaMemcpy(y.data(), b, (size_t)n * 4, cudaMemcpyDeviceToHost);
+    for (size_t i = 0; i < (size_t)n; i++) {
+        gap += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
+        size += (double)y[i] * (double)y[i];
+    }
+    CHECK(std::sqrt(gap) <= relative * std::sqrt(size));
+}
+
+TEST(chunk_of_8k_over_a_long_prefix) {
+    large_problem p = {}, oracle = {};
+    p.n_heads = 16, p.n_kv_heads = 2, p.head_size = 128, p.queries = 8192, p.keys = 65536, p.path = CF_ATTENTION_MMA;
+    oracle.n_heads = 16, oracle.n_kv_heads = 2, oracle.head_size = 128, oracle.queries = 8192, oracle.keys = 65536;
+    oracle.path = CF_ATTENTION_UNFUSED;
+    if (!p.make() || !p.run(true) || !oracle.make() || !oracle.run(true)) return;
+    check_rows(p);
+    compare_floats(p.x.dk.data, oracle.x.dk.data, 2 * 65536 * 128, 0.01);
+    compare_floats(p.x.dv.data, oracle.x.dv.data, 2 * 65536 * 128, 0.01);
+}
+
+/* 64 heads x 262144 rows x 128 is 2^31 elements. */
+TEST(offsets_past_32_bits) {
+    large_problem p = {};
+    p.n_heads = 64, p.n_kv_heads = 8, p.head_size = 128, p.queries = p.keys = 262144 + 77, p.window = 300;
+    p.path = CF_ATTENTION_MMA;
+    p.deterministic = 1; /* without the fp32 sums of dq, which would be 8.6 GB more */
+    if (p.make() && p.run(true)) check_rows(p);
+}
+
+TEST(a_thousand_repeats) {
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        large_problem p = {};
+        p.n_heads = 12, p.n_kv_heads = 3, p.head_size = 128, p.queries = 1000, p.keys = 2333, p.path = CF_ATTENTION_MMA;
+        p.deterministic = deterministic;
+        if (!p.make()) return;
+        const size_t q = (size_t)(12 * 1000 * 128), k = (size_t)(3 * 2333 * 128);
+        std::vector<unsigned char> first(q * 4 + k * 8), now(first.size());
+        for (int i = 0; i < 1000; i++) {
+            if (!p.run(true)) return;
+            unsigned char *to = i == 0 ? first.data() : now.data();
+            cudaMemcpy(to, p.x.out.data, q * 2, cudaMemcpyDeviceToHost);
+            cudaMemcpy(to + q * 2, p.x.dk.data, k * 4, cudaMemcpyDeviceToHost);
+            cudaMemcpy(to + q * 2 + k * 4, p.x.dv.data, k * 4, cudaMemcpyDeviceToHost);
+            cudaMemcpy(to + q * 2 + k * 8, p.x.dq.data, q * 2, cudaMemcpyDeviceToHost);
+            const size_t same = deterministic ? first.size() : q * 2 + k * 8; /* the order of dq's sums may change */
+            if (i > 0 && !CHECK(memcmp(first.data(), now.data(), same) == 0)) return;
+        }
+    }
+}
+
+SUITE(device, CASE(chunk_of_8k_over_a_long_prefix), CASE(offsets_past_32_bits), CASE(a_thousand_repeats));

@@ -1,0 +1,143 @@
+#!/bin/sh
+# Compiles chunkflow_cuda.cu for real, for each architecture, and reads what ptxas says: no warning, no kernel that
+# spills registers or uses a stack frame beyond the list below, no more compile time than promised. Needs nvcc, no GPU.
+#
+#     sh tests/cuda_compile.sh        from the top of the tree; BUILD (default build) takes the objects, NVCC names nvcc
+
+set -u
+BUILD=${BUILD:-build}
+NVCC=${NVCC:-nvcc}
+CC=${CC:-cc}
+out=$BUILD/cuda_compile
+passed=0
+failed=0
+
+ok() { printf 'ok   %s\n' "$1"; passed=$((passed + 1)); }
+bad() { printf 'FAIL %s\n' "$1"; failed=$((failed + 1)); }
+
+finish() {
+    if [ "$1" -gt 0 ]; then printf '%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$1"
+    else printf '%s passed, %s failed\n' "$passed" "$failed"; fi
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+if ! command -v "$NVCC" >/dev/null 2>&1; then
+    printf 'skip: no nvcc\n'
+    finish 1
+fi
+mkdir -p "$out" || exit 1
+
+# Stack bytes that a kernel may use: part of its mangled name, architecture, bytes. All others: none. The forwards
+# keep loop invariants there: a few loads of them an iteration, beside hundreds of products.
+allowed='
+attention_forward_kernelI6__halfLi64E sm_80 24
+attention_forward_kernelI13__nv_bfloat16Li64E sm_80 24
+attention_forward_kernelI6__halfLi128E sm_80 24
+attention_forward_kernelI13__nv_bfloat16Li128E sm_80 24
+attention_forward_kernelI6__halfLi64E sm_90a 24
+attention_forward_kernelI13__nv_bfloat16Li64E sm_90a 24
+attention_forward_kernelI6__halfLi128E sm_90a 32
+attention_forward_kernelI13__nv_bfloat16Li128E sm_90a 32
+softmax_kernelIfE sm_90a 8
+'
+
+# The kernels of one ptxas -v log with their stack frames, where larger than allowed.
+too_much_stack() {
+    printf '%s' "$allowed" | awk -v log_file="$1" -v arch="$2" '
+        NF == 3 && $2 == arch { most[$1] = $3 }
+        END {
+            while ((getline line < log_file) > 0) {
+                if (match(line, /Compiling entry function .[A-Za-z0-9_]+/)) {
+                    name = substr(line, RSTART + 26, RLENGTH - 26)
+                    n_kernels++
+                }
+                if (match(line, /[0-9]+ bytes stack frame/)) {
+                    split(substr(line, RSTART, RLENGTH), word, " ")
+                    limit = 0
+                    for (part in most) if (index(name, part)) limit = most[part]
+                    if (word[1] > limit) printf "%s: %d bytes of stack, %d allowed\n", name, word[1], limit
+                    n_frames++
+                }
+            }
+            if (n_kernels == 0 || n_frames < n_kernels) print "the log names no kernels"
+        }'
+}
+
+# Processor seconds of all commands so far: the second line of `times`, as in 1m2.34s 0m5.6s.
+cpu_seconds() {
+    times >"$out/times"
+    seconds=$(awk 'NR == 2 {
+            split($1 "m" $2, part, /[ms]+/)
+            printf "%d", 60 * (part[1] + part[3]) + part[2] + part[4] + 0.5
+        }' "$out/times")
+}
+
+compile() {
+    arch=$1
+    code=$2
+    log=$out/$code.log
+    cpu_seconds
+    before=$seconds
+    if "$NVCC" -O3 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v \
+            -gencode "arch=$arch,code=$code" -I. -c chunkflow_cuda.cu -o "$out/$code.o" >"$log" 2>&1; then
+        ok "compiles for $code without warnings"
+    else
+        bad "does not compile for $code"
+        grep -E 'error|warning' "$log" | head -n 20
+        return
+    fi
+    found=$(too_much_stack "$log" "$code")
+    if [ -z "$found" ]; then ok "$code: no kernel spills or uses a stack frame beyond the list"
+    else bad "$code: stack frames"; printf '%s\n' "$found"; fi
+    cpu_seconds
+    seconds=$((seconds - before))
+    if [ "$seconds" -le 60 ]; then ok "$code: $seconds s of compiler time (60 allowed)"
+    else bad "$code: $seconds s of compiler time, 60 allowed"; fi
+}
+
+compile compute_80 sm_80
+compile compute_90a sm_90a
+
+# Machine-independent code, for devices that come later; the driver compiles it.
+if "$NVCC" -O3 -std=c++17 -Werror all-warnings -gencode arch=compute_80,code=compute_80 -I. -c chunkflow_cuda.cu \
+        -o "$out/compute_80.o" >"$out/compute_80.log" 2>&1; then
+    ok "compiles to PTX for compute_80"
+else
+    bad "does not compile to PTX for compute_80"
+    head -n 20 "$out/compute_80.log"
+fi
+
+# The object offers the functions of the header and nothing else (nvcc gives names without linkage a unique prefix), and
+# its host part works in a C program with no device.
+others=$(nm -g --defined-only "$out/sm_80.o" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
+if [ -z "$others" ]; then ok "exports only cf_ names"; else bad "exports $others"; fi
+
+cat >"$out/use.c" <<'END'
+#define CHUNKFLOW_IMPLEMENTATION
+#include "chunkflow.h"
+int main(void) {
+    int32_t cu[2] = {0, 100};
+    cf_attention_desc desc;
+    cf_error error;
+    size_t bytes = 0;
+    memset(&desc, 0, sizeof desc);
+    desc.n_heads = 8;
+    desc.head_size = 128;
+    desc.n_slices = 1;
+    desc.cu_seqlens_q = desc.cu_seqlens_k = cu;
+    desc.arch = 90;
+    if (cf_attention_size(&desc, &bytes, &error) != CF_OK || bytes == 0) return 1;
+    desc.arch = 0; /* the current device's: found, or reported as missing */
+    if (cf_attention_size(&desc, &bytes, &error) != CF_OK && error.code != CF_ERROR_DEVICE) return 2;
+    return 0;
+}
+END
+if "$CC" -std=c99 -Wall -Wextra -Werror -I. -c "$out/use.c" -o "$out/use.o" &&
+    "$NVCC" "$out/use.o" "$out/sm_80.o" -lcublas -o "$out/use" >"$out/use.log" 2>&1; then
+    if "$out/use"; then ok "links with C, and describes problems without a device"; else bad "host part: status $?"; fi
+else
+    bad "does not link with a C program"
+    head -n 5 "$out/use.log"
+fi
+finish 0

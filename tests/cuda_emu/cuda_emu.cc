@@ -1,0 +1,1158 @@
+/* cuda_emu.cc - see cuda_emu.h. Sections: >>faults >>fibers >>schedule >>collectives >>shared >>copies >>launch
+   >>runtime
+   >>numbers >>mma >>cublas. */
+
+#include "cuda_emu.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMU_ASAN 1
+#endif
+#endif
+#ifndef EMU_ASAN
+#define EMU_ASAN 0
+#endif
+#if EMU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+/* ================================================================================================================
+   >>faults
+   ================================================================================================================ */
+
+static int64_t fault_counts[CUDA_EMU_FAULTS];
+static std::string first_fault;
+static std::map<std::string, cuda_emu_counts> counts_by_kernel;
+static cuda_emu_counts *counts; /* of the running kernel */
+static std::string kernel_name, next_name;
+static bool running; /* inside a launch */
+
+static void add_fault(cuda_emu_fault kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_fault(cuda_emu_fault kind, const char *format, ...) {
+    if (fault_counts[kind]++ > 0 && !first_fault.empty()) return;
+    if (!first_fault.empty()) return;
+    char text[300], place[200] = "";
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (running)
+        snprintf(place, sizeof place, "%.80s, block (%u, %u, %u), thread %u: ", kernel_name.c_str(), blockIdx.x,
+                 blockIdx.y, blockIdx.z, threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+    first_fault = std::string(place) + text;
+}
+
+void cuda_emu_reset() {
+    memset(fault_counts, 0, sizeof fault_counts);
+    first_fault.clear();
+    counts_by_kernel.clear();
+    next_name.clear();
+}
+
+int64_t cuda_emu_faults(cuda_emu_fault kind) { return fault_counts[kind]; }
+
+int64_t cuda_emu_faults() {
+    int64_t sum = 0;
+    for (int64_t n : fault_counts) sum += n;
+    return sum;
+}
+
+const char *cuda_emu_first_fault() { return first_fault.c_str(); }
+
+cuda_emu_counts cuda_emu_kernel(const char *name) {
+    auto found = counts_by_kernel.find(name);
+    return found == counts_by_kernel.end() ? cuda_emu_counts() : found->second;
+}
+
+cuda_emu_counts cuda_emu_total() {
+    cuda_emu_counts sum = {};
+    for (auto &one : counts_by_kernel) {
+        sum.launches += one.second.launches;
+        sum.blocks += one.second.blocks;
+        sum.barriers += one.second.barriers;
+        sum.mma += one.second.mma;
+        sum.wavefronts += one.second.wavefronts;
+        sum.conflicts += one.second.conflicts;
+    }
+    return sum;
+}
+
+void cuda_emu_name_next_launch(const char *name) { next_name = name; }
+
+/* ================================================================================================================
+   >>fibers    stacks and the switch between them
+   ================================================================================================================ */
+
+enum state_of_fiber {
+    READY,
+    WAITS_FOR_WARP,
+    WAITS_FOR_BLOCK,
+    DONE
+};
+
+struct pending_copy {
+    uint32_t address;
+    const void *from;
+    int bytes, valid;
+    int64_t group;
+};
+
+struct fiber {
+    void *sp = nullptr;
+#if !defined(__x86_64__)
+    ucontext_t context;
+#endif
+    char *stack = nullptr;
+    size_t stack_bytes = 0;
+    void *fake = nullptr; /* AddressSanitizer's */
+    state_of_fiber state = DONE;
+    int id = 0;
+    uint3 thread = {0, 0, 0};
+    std::vector<pending_copy> copies;
+    int64_t open_group = 0; /* the group that the next commit closes */
+    int accesses = 0;       /* shared accesses since the warp last met */
+};
+
+static const size_t STACK_BYTES = 256 * 1024;
+static fiber outside; /* the caller of the launch */
+static fiber *now = &outside;
+static std::vector<fiber *> &fibers =
+    *new std::vector<fiber *>(); /* never freed: a fiber lives as long as the program */
+static const std::function<void()> *thread_body;
+
+#if defined(__x86_64__)
+extern "C" void cuda_emu_switch(void **save, void *load);
+__asm__(".text\n"
+        ".globl cuda_emu_switch\n"
+        ".type cuda_emu_switch,@function\n"
+        "cuda_emu_switch:\n"
+        "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n    pushq %r15\n"
+        "    movq %rsp, (%rdi)\n"
+        "    movq %rsi, %rsp\n"
+        "    popq %r15\n    popq %r14\n    popq %r13\n    popq %r12\n    popq %rbx\n    popq %rbp\n"
+        "    ret\n"
+        ".size cuda_emu_switch,.-cuda_emu_switch\n");
+#endif
+
+static void switch_to(fiber *to) {
+    fiber *from = now;
+    now = to;
+    threadIdx = to->thread;
+#if EMU_ASAN
+    __sanitizer_start_switch_fiber(&from->fake, to->stack, to->stack_bytes);
+#endif
+#if defined(__x86_64__)
+    cuda_emu_switch(&from->sp, to->sp);
+#else
+    swapcontext(&from->context, &to->context);
+#endif
+#if EMU_ASAN
+    __sanitizer_finish_switch_fiber(from->fake, nullptr, nullptr);
+#endif
+}
+
+static void thread_ends();
+
+/* A fiber outlives its block: it runs one thread after the other. */
+static void fiber_main() {
+#if EMU_ASAN
+    const void *bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+    if (!outside.stack) {
+        outside.stack = (char *)bottom;
+        outside.stack_bytes = bytes;
+    }
+#endif
+    for (;;) {
+        (*thread_body)();
+        thread_ends();
+    }
+}
+
+static void start_fiber(fiber *f) {
+    if (!f->stack) {
+        f->stack_bytes = STACK_BYTES;
+        f->stack = (char *)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (f->stack == MAP_FAILED) abort();
+        mprotect(f->stack, 4096, PROT_NONE);
+    }
+#if EMU_ASAN
+    __asan_unpoison_memory_region(f->stack, f->stack_bytes);
+#endif
+#if defined(__x86_64__)
+    void **top = (void **)(f->stack + f->stack_bytes) - 1; /* after `ret`, the stack is as after a call */
+    top[0] = nullptr;
+    *--top = (void *)fiber_main;
+    top -= 6;
+    memset(top, 0, 6 * sizeof *top);
+    f->sp = top;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = f->stack_bytes;
+    f->context.uc_link = nullptr;
+    makecontext(&f->context, fiber_main, 0);
+#endif
+}
+
+/* ================================================================================================================
+   >>schedule    the threads of one block
+   ================================================================================================================ */
+
+enum collective_kind {
+    NONE,
+    SYNCWARP,
+    SHUFFLE_XOR,
+    SHUFFLE,
+    BALLOT,
+    REDUCE_MAX,
+    REDUCE_ADD,
+    LDMATRIX,
+    MMA
+};
+static const char *const collective_names[] = {"none",
+                                               "__syncwarp",
+                                               "__shfl_xor_sync",
+                                               "__shfl_sync",
+                                               "__ballot_sync",
+                                               "__reduce_max_sync",
+                                               "__reduce_add_sync",
+                                               "ldmatrix",
+                                               "mma"};
+
+/* One shared access of the lanes of a warp: those that are the same number of accesses past their last meeting. */
+struct shared_access {
+    int bytes;
+    unsigned lanes;
+    uint32_t address[32];
+};
+
+struct warp {
+    int n_lanes = 0, n_ready = 0;
+    collective_kind kind = NONE;
+    unsigned wanted = 0, arrived = 0;
+    void *arguments[32];
+    uint32_t meetings = 0; /* how many __syncwarp it has passed */
+    std::vector<shared_access> accesses;
+    int n_accesses = 0;
+};
+
+static std::vector<warp> warps;
+static int n_threads, n_done, n_at_barrier;
+static bool abandoned;
+static uint32_t epoch; /* grows at every barrier and every block, over all launches */
+static int order_backwards;
+
+void cuda_emu_set_order(int backwards) { order_backwards = backwards; }
+
+static void count_wavefronts(const shared_access *access) {
+    int lanes = 128 / access->bytes > 32 ? 32 : 128 / access->bytes;
+    for (int first = 0; first < 32; first += lanes) {
+        uint32_t words[32][32];
+        int n_words[32] = {0}, most = 0;
+        for (int lane = first; lane < first + lanes; lane++) {
+            if (!(access->lanes >> lane & 1)) continue;
+            for (int byte = 0; byte < access->bytes; byte += 4) {
+                uint32_t word = (access->address[lane] + (uint32_t)byte) / 4, bank = word % 32;
+                int i = 0;
+                while (i < n_words[bank] && words[bank][i] != word) i++;
+                if (i == n_words[bank] && i < 32) words[bank][n_words[bank]++] = word;
+                if (n_words[bank] > most) most = n_words[bank];
+            }
+        }
+        counts->wavefronts += most;
+        if (most > 1) counts->conflicts += most - 1;
+    }
+}
+
+static void warp_meets(warp *w) {
+    for (int i = 0; i < w->n_accesses; i++) count_wavefronts(&w->accesses[(size_t)i]);
+    w->n_accesses = 0;
+    int first = (int)(w - warps.data()) * 32;
+    for (int lane = 0; lane < w->n_lanes; lane++) fibers[(size_t)(first + lane)]->accesses = 0;
+}
+
+static void note_access(uint32_t address, int bytes) {
+    warp *w = &warps[(size_t)now->id / 32];
+    int at = now->accesses++;
+    if (at >= w->n_accesses) {
+        if ((size_t)at >= w->accesses.size()) w->accesses.resize((size_t)at + 64);
+        w->accesses[(size_t)at].bytes = bytes;
+        w->accesses[(size_t)at].lanes = 0;
+        w->n_accesses = at + 1;
+    }
+    shared_access *access = &w->accesses[(size_t)at];
+    if (access->bytes != bytes) return; /* the lanes have diverged: count the majority's only */
+    access->lanes |= 1u << (now->id % 32);
+    access->address[now->id % 32] = address;
+}
+
+static fiber *find_ready() {
+    int here = now->id / 32, n = (int)warps.size();
+    for (int i = 0; i < n; i++) {
+        int at = order_backwards ? (here - i + n) % n : (here + i) % n;
+        warp *w = &warps[(size_t)at];
+        if (w->n_ready == 0) continue;
+        int lane = at == here ? now->id % 32 : w->n_lanes - 1;
+        for (int j = 0; j < w->n_lanes; j++) {
+            lane = lane + 1 < w->n_lanes ? lane + 1 : 0;
+            fiber *f = fibers[(size_t)(at * 32 + lane)];
+            if (f->state == READY) return f;
+        }
+    }
+    return nullptr;
+}
+
+static void report_deadlock() {
+    for (size_t i = 0; i < warps.size(); i++) {
+        if (warps[i].kind == NONE) continue;
+        add_fault(CUDA_EMU_DIVERGED, "%s waits for lanes %08x of warp %d, only %08x came",
+                  collective_names[warps[i].kind], warps[i].wanted, (int)i, warps[i].arrived);
+        return;
+    }
+    add_fault(CUDA_EMU_BARRIER, "__syncthreads reached by %d of %d threads; %d have ended", n_at_barrier, n_threads,
+              n_done);
+}
+
+static void abandon_block() {
+    abandoned = true;
+    switch_to(&outside);
+}
+
+/* Gives way until this thread is ready again. */
+static void wait_as(state_of_fiber state) {
+    now->state = state;
+    warps[(size_t)now->id / 32].n_ready--;
+    fiber *next = find_ready();
+    if (!next) {
+        report_deadlock();
+        abandon_block();
+    }
+    switch_to(next);
+}
+
+static void set_ready(fiber *f) {
+    f->state = READY;
+    warps[(size_t)f->id / 32].n_ready++;
+}
+
+static void land_copies(int64_t before_group);
+
+static void thread_ends() {
+    land_copies(INT64_MAX);
+    now->state = DONE;
+    n_done++;
+    warp *w = &warps[(size_t)now->id / 32];
+    w->n_ready--;
+    fiber *next = find_ready();
+    if (!next && n_done < n_threads) {
+        report_deadlock();
+        abandoned = true;
+    }
+    switch_to(next ? next : &outside);
+}
+
+/* ================================================================================================================
+   >>collectives
+   ================================================================================================================ */
+
+void __syncthreads() {
+    if (++n_at_barrier < n_threads) {
+        wait_as(WAITS_FOR_BLOCK);
+        return;
+    }
+    n_at_barrier = 0;
+    epoch++;
+    counts->barriers++;
+    for (int i = 0; i < n_threads; i++)
+        if (fibers[(size_t)i]->state == WAITS_FOR_BLOCK) set_ready(fibers[(size_t)i]);
+    for (warp &w : warps) warp_meets(&w);
+}
+
+typedef void collective_fn(warp *w, int first_thread);
+
+/* Every lane of `mask` arrives with its argument; the last one does the work for all. */
+static void meet(collective_kind kind, unsigned mask, void *argument, collective_fn *work) {
+    warp *w = &warps[(size_t)now->id / 32];
+    unsigned lane = (unsigned)now->id % 32;
+    if (w->n_lanes < 32) mask &= (1u << w->n_lanes) - 1;
+    if (!(mask >> lane & 1) || (w->kind != NONE && (w->kind != kind || w->wanted != mask))) {
+        add_fault(CUDA_EMU_DIVERGED, "lane %u comes to %s with mask %08x while its warp is at %s with mask %08x", lane,
+                  collective_names[kind], mask, collective_names[w->kind], w->wanted);
+        abandon_block();
+    }
+    w->kind = kind;
+    w->wanted = mask;
+    w->arrived |= 1u << lane;
+    w->arguments[lane] = argument;
+    if (w->arrived != mask) {
+        wait_as(WAITS_FOR_WARP);
+        return;
+    }
+    int first = now->id / 32 * 32;
+    warp_meets(w);
+    if (work) work(w, first);
+    w->kind = NONE;
+    w->wanted = w->arrived = 0;
+    for (int i = 0; i < w->n_lanes; i++)
+        if ((mask >> i & 1) && fibers[(size_t)(first + i)]->state == WAITS_FOR_WARP)
+            set_ready(fibers[(size_t)(first + i)]);
+}
+
+void __syncwarp(unsigned mask) {
+    meet(SYNCWARP, mask, nullptr, [](warp *w, int) { w->meetings++; });
+}
+
+struct shuffle {
+    uint32_t in, out;
+    int lane, width;
+};
+
+static void shuffle_work(warp *w, bool exclusive) {
+    for (int lane = 0; lane < 32; lane++) {
+        if (!(w->arrived >> lane & 1)) continue;
+        shuffle *s = (shuffle *)w->arguments[lane];
+        int base = lane & ~(s->width - 1);
+        int from = exclusive ? lane ^ s->lane : base + (s->lane & (s->width - 1));
+        if (exclusive && (from & ~(s->width - 1)) != base) from = lane;
+        if (from < 0 || from > 31 || !(w->arrived >> from & 1)) {
+            add_fault(CUDA_EMU_DIVERGED, "lane %d shuffles from lane %d, which takes no part", lane, from);
+            from = lane;
+        }
+        s->out = ((shuffle *)w->arguments[from])->in;
+    }
+}
+
+float __shfl_xor_sync(unsigned mask, float value, int lanes, int width) {
+    shuffle s = {0, 0, lanes, width};
+    memcpy(&s.in, &value, 4);
+    meet(SHUFFLE_XOR, mask, &s, [](warp *w, int) { shuffle_work(w, true); });
+    memcpy(&value, &s.out, 4);
+    return value;
+}
+
+int __shfl_sync(unsigned mask, int value, int lane, int width) {
+    shuffle s = {(uint32_t)value, 0, lane, width};
+    meet(SHUFFLE, mask, &s, [](warp *w, int) { shuffle_work(w, false); });
+    return (int)s.out;
+}
+
+float __shfl_sync(unsigned mask, float value, int lane, int width) {
+    int bits;
+    memcpy(&bits, &value, 4);
+    bits = __shfl_sync(mask, bits, lane, width);
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+template <typename F> static void reduce_lanes(warp *w, int start, F combine) {
+    int all = start;
+    for (int lane = 0; lane < 32; lane++)
+        if (w->arrived >> lane & 1) all = combine(all, *(int *)w->arguments[lane], lane);
+    for (int lane = 0; lane < 32; lane++)
+        if (w->arrived >> lane & 1) *(int *)w->arguments[lane] = all;
+}
+
+unsigned __ballot_sync(unsigned mask, int predicate) {
+    meet(BALLOT, mask, &predicate, [](warp *w, int) {
+        reduce_lanes(w, 0, [](int all, int one, int lane) { return (int)((unsigned)all | (one ? 1u << lane : 0u)); });
+    });
+    return (unsigned)predicate;
+}
+
+int __reduce_max_sync(unsigned mask, int value) {
+    meet(REDUCE_MAX, mask, &value,
+         [](warp *w, int) { reduce_lanes(w, INT32_MIN, [](int all, int one, int) { return one > all ? one : all; }); });
+    return value;
+}
+
+int __reduce_add_sync(unsigned mask, int value) {
+    meet(REDUCE_ADD, mask, &value, [](warp *w, int) {
+        reduce_lanes(w, 0, [](int all, int one, int) { return (int)((unsigned)all + (unsigned)one); });
+    });
+    return value;
+}
+
+float atomicAdd(float *address, float value) {
+    float old = *address;
+    *address = old + value;
+    return old;
+}
+
+int atomicAdd(int *address, int value) {
+    int old = *address;
+    *address = (int)((unsigned)old + (unsigned)value);
+    return old;
+}
+
+/* ================================================================================================================
+   >>shared    dynamic shared memory with its books
+   ================================================================================================================ */
+
+/* Who touched four bytes last. */
+struct granule {
+    uint32_t write_epoch, read_epoch;
+    uint32_t write_meetings, read_meetings;
+    int16_t writer, reader;
+    bool many_lanes, many_warps; /* readers in read_epoch */
+};
+
+static std::vector<unsigned char> shared_bytes, shared_written;
+static std::vector<granule> granules;
+
+static bool in_bounds(uint32_t address, int bytes, const char *what) {
+    if (address % (unsigned)bytes != 0) {
+        add_fault(CUDA_EMU_MISALIGNED, "%s of %d bytes at shared address %u", what, bytes, address);
+        return false;
+    }
+    if ((uint64_t)address + (uint64_t)bytes > shared_bytes.size()) {
+        add_fault(CUDA_EMU_OUT_OF_BOUNDS, "%s of %d bytes at shared address %u of %llu", what, bytes, address,
+                  (unsigned long long)shared_bytes.size());
+        return false;
+    }
+    return true;
+}
+
+/* exact: the accessing lane is known; otherwise (ldmatrix) any lane of its warp may be meant. */
+static bool read_races(const granule *g, bool exact) {
+    if (g->write_epoch != epoch) return false;
+    if (exact && g->writer == now->id) return false;
+    return g->writer / 32 != now->id / 32 || g->write_meetings >= warps[(size_t)now->id / 32].meetings;
+}
+
+static bool write_races(const granule *g) {
+    const uint32_t meetings = warps[(size_t)now->id / 32].meetings;
+    if (g->write_epoch == epoch && g->writer != now->id &&
+        (g->writer / 32 != now->id / 32 || g->write_meetings >= meetings))
+        return true;
+    if (g->read_epoch != epoch || (g->reader == now->id && !g->many_lanes)) return false;
+    return g->many_warps || g->reader / 32 != now->id / 32 || g->read_meetings >= meetings;
+}
+
+static void note_read(granule *g, bool exact) {
+    if (g->read_epoch != epoch) {
+        g->read_epoch = epoch;
+        g->reader = (int16_t)now->id;
+        g->many_lanes = !exact;
+        g->many_warps = false;
+    } else {
+        if (g->reader != now->id || !exact) g->many_lanes = true;
+        if (g->reader / 32 != now->id / 32) g->many_warps = true;
+    }
+    g->read_meetings = warps[(size_t)now->id / 32].meetings;
+}
+
+static void note_write(granule *g) {
+    g->write_epoch = epoch;
+    g->writer = (int16_t)now->id;
+    g->write_meetings = warps[(size_t)now->id / 32].meetings;
+}
+
+/* Returns where the bytes are, or NULL after a fault that leaves nothing to read. */
+static const unsigned char *read_shared(uint32_t address, int bytes, bool exact, const char *what) {
+    if (!in_bounds(address, bytes, what)) return nullptr;
+    uint32_t written;
+    for (uint32_t at = address; at < address + (uint32_t)bytes; at += 4) {
+        granule *g = &granules[at / 4];
+        memcpy(&written, &shared_written[at], 4);
+        if (written != 0x01010101u)
+            add_fault(CUDA_EMU_UNINITIALISED, "%s of shared address %u, which was not written", what, at);
+        else if (read_races(g, exact))
+            add_fault(CUDA_EMU_RACE, "%s of shared address %u, written by thread %d with no barrier between", what, at,
+                      g->writer);
+        note_read(g, exact);
+    }
+    return &shared_bytes[address];
+}
+
+static void check_write(uint32_t address, int bytes, const char *what) {
+    for (uint32_t at = address; at < address + (uint32_t)bytes; at += 4) {
+        granule *g = &granules[at / 4];
+        if (write_races(g))
+            add_fault(CUDA_EMU_RACE, "%s to shared address %u, used by thread %d with no barrier between", what, at,
+                      g->write_epoch == epoch && g->writer != now->id ? g->writer : g->reader);
+        note_write(g);
+    }
+}
+
+static bool access_bytes_ok(int bytes, const char *what) {
+    if (bytes == 4 || bytes == 8 || bytes == 16) return true;
+    add_fault(CUDA_EMU_MISALIGNED, "%s of %d bytes", what, bytes);
+    return false;
+}
+
+void cuda_emu_shared_load(void *to, uint32_t address, int bytes) {
+    memset(to, 0, (size_t)bytes);
+    if (!access_bytes_ok(bytes, "load")) return;
+    const unsigned char *from = read_shared(address, bytes, true, "load");
+    if (!from) return;
+    note_access(address, bytes);
+    memcpy(to, from, (size_t)bytes);
+}
+
+void cuda_emu_shared_store(uint32_t address, const void *from, int bytes) {
+    if (!access_bytes_ok(bytes, "store") || !in_bounds(address, bytes, "store")) return;
+    check_write(address, bytes, "store");
+    note_access(address, bytes);
+    memcpy(&shared_bytes[address], from, (size_t)bytes);
+    memset(&shared_written[address], 1, (size_t)bytes);
+}
+
+struct ldmatrix_call {
+    uint32_t address;
+    uint32_t *to;
+    const unsigned char *row;
+    bool transposed;
+};
+
+static void ldmatrix_work(warp *w, int) {
+    shared_access access = {16, 0xFFFFFFFFu, {0}};
+    const unsigned char *rows[32];
+    for (int lane = 0; lane < 32; lane++) {
+        ldmatrix_call *call = (ldmatrix_call *)w->arguments[lane];
+        access.address[lane] = call->address;
+        rows[lane] = call->row;
+    }
+    count_wavefronts(&access);
+    for (int lane = 0; lane < 32; lane++) {
+        ldmatrix_call *call = (ldmatrix_call *)w->arguments[lane];
+        for (int i = 0; i < 4; i++) {
+            uint16_t pair[2];
+            if (call->transposed) {
+                memcpy(&pair[0], rows[8 * i + 2 * (lane % 4)] + 2 * (lane / 4), 2);
+                memcpy(&pair[1], rows[8 * i + 2 * (lane % 4) + 1] + 2 * (lane / 4), 2);
+            } else {
+                memcpy(pair, rows[8 * i + lane / 4] + 4 * (lane % 4), 4);
+            }
+            memcpy(&call->to[i], pair, 4);
+        }
+    }
+}
+
+void cuda_emu_ldmatrix_x4(uint32_t (&to)[4], uint32_t address, bool transposed) {
+    static const unsigned char zeros[16] = {0};
+    const unsigned char *row = read_shared(address, 16, false, "ldmatrix");
+    ldmatrix_call call = {address, to, row ? row : zeros, transposed};
+    meet(LDMATRIX, 0xFFFFFFFFu, &call, ldmatrix_work);
+}
+
+/* ================================================================================================================
+   >>copies    cp.async: the bytes land when their thread waits for them
+   ================================================================================================================ */
+
+void cuda_emu_cp_async(uint32_t address, const void *from, int bytes, int valid) {
+    if (!access_bytes_ok(bytes, "cp.async") || !in_bounds(address, bytes, "cp.async")) return;
+    if (valid > 0 && !cuda_emu_check_global(from, bytes)) return;
+    check_write(address, bytes, "cp.async");
+    note_access(address, bytes);
+    memset(&shared_written[address], 0, (size_t)bytes);
+    now->copies.push_back({address, from, bytes, valid, now->open_group});
+}
+
+void cuda_emu_cp_async_commit() { now->open_group++; }
+
+static void land_copies(int64_t before_group) {
+    size_t kept = 0;
+    for (pending_copy &copy : now->copies) {
+        if (copy.group >= before_group) {
+            now->copies[kept++] = copy;
+            continue;
+        }
+        unsigned char *to = &shared_bytes[copy.address];
+        memset(to, 0, (size_t)copy.bytes);
+        if (copy.valid > 0) memcpy(to, copy.from, (size_t)copy.valid);
+        memset(&shared_written[copy.address], 1, (size_t)copy.bytes);
+        for (int i = 0; i < copy.bytes; i += 4) note_write(&granules[(copy.address + (uint32_t)i) / 4]);
+    }
+    now->copies.resize(kept);
+}
+
+void cuda_emu_cp_async_wait(int groups_left) { land_copies(now->open_group - groups_left); }
+
+/* ================================================================================================================
+   >>launch
+   ================================================================================================================ */
+
+static int arch = 80;
+static std::map<const void *, int> dynamic_limits;
+extern "C" __attribute__((weak)) char __start_cuda_emu_shared[], __stop_cuda_emu_shared[];
+
+void cuda_emu_set_arch(int new_arch) { arch = new_arch; }
+
+static int most_shared_memory() {
+    if (arch == 80) return 166912;
+    return arch >= 90 && arch < 120 ? 232448 : 101376;
+}
+
+cudaError_t cuda_emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > most_shared_memory())
+        return cudaErrorInvalidValue;
+    dynamic_limits[kernel] = value;
+    return cudaSuccess;
+}
+
+static bool launch_ok(const cudaLaunchConfig_t *config, const void *kernel) {
+    const dim3 &g = config->gridDim, &b = config->blockDim;
+    int64_t threads = (int64_t)b.x * b.y * b.z;
+    int limit = dynamic_limits.count(kernel) ? dynamic_limits[kernel] : 49152;
+    if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > INT32_MAX || g.y > 65535 || g.z > 65535) {
+        add_fault(CUDA_EMU_LAUNCH, "%s: grid of %u x %u x %u blocks", kernel_name.c_str(), g.x, g.y, g.z);
+        return false;
+    }
+    if (threads < 1 || threads > 1024) {
+        add_fault(CUDA_EMU_LAUNCH, "%s: block of %lld threads", kernel_name.c_str(), (long long)threads);
+        return false;
+    }
+    if (config->dynamicSmemBytes > (size_t)(limit > 49152 ? limit : 49152)) {
+        add_fault(CUDA_EMU_LAUNCH, "%s: %llu bytes of dynamic shared memory, %d are allowed", kernel_name.c_str(),
+                  (unsigned long long)config->dynamicSmemBytes, limit);
+        return false;
+    }
+    return true;
+}
+
+static void prepare_block(const dim3 &b) {
+    int i = 0;
+    warps.resize((size_t)(n_threads + 31) / 32);
+    for (warp &w : warps) {
+        w.n_lanes = n_threads - 32 * i < 32 ? n_threads - 32 * i : 32;
+        w.n_ready = w.n_lanes;
+        w.kind = NONE;
+        w.wanted = w.arrived = 0;
+        w.meetings = 0;
+        w.n_accesses = 0;
+        i++;
+    }
+    while (fibers.size() < (size_t)n_threads) {
+        fibers.push_back(new fiber());
+        fibers.back()->id = (int)fibers.size() - 1;
+        start_fiber(fibers.back());
+    }
+    for (i = 0; i < n_threads; i++) {
+        fiber *f = fibers[(size_t)i];
+        f->state = READY;
+        f->thread = {(unsigned)i % b.x, (unsigned)i / b.x % b.y, (unsigned)i / b.x / b.y};
+        f->copies.clear();
+        f->open_group = 0;
+        f->accesses = 0;
+    }
+}
+
+static void run_block(const dim3 &b) {
+    n_threads = (int)(b.x * b.y * b.z);
+    n_done = n_at_barrier = 0;
+    abandoned = false;
+    epoch++;
+    std::fill(shared_written.begin(), shared_written.end(), (unsigned char)0);
+    std::fill(shared_bytes.begin(), shared_bytes.end(), (unsigned char)0xFF);
+    if (__start_cuda_emu_shared)
+        memset(__start_cuda_emu_shared, 0xFF, (size_t)(__stop_cuda_emu_shared - __start_cuda_emu_shared));
+    prepare_block(b);
+    counts->blocks++;
+    switch_to(fibers[order_backwards ? (size_t)((n_threads - 1) / 32 * 32) : 0]);
+    for (warp &w : warps) warp_meets(&w);
+    if (!abandoned) return;
+    for (int i = 0; i < n_threads; i++)
+        if (fibers[(size_t)i]->state != DONE) start_fiber(fibers[(size_t)i]);
+}
+
+cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel, const std::function<void()> &thread) {
+    const dim3 &g = config->gridDim;
+    kernel_name = next_name.empty() ? "kernel" : next_name;
+    next_name.clear();
+    counts = &counts_by_kernel[kernel_name];
+    if (!launch_ok(config, kernel)) return cudaErrorInvalidConfiguration;
+    counts->launches++;
+    running = true;
+    thread_body = &thread;
+    blockDim = config->blockDim;
+    gridDim = config->gridDim;
+    shared_bytes.resize(config->dynamicSmemBytes);
+    shared_written.resize(config->dynamicSmemBytes);
+    granules.resize(config->dynamicSmemBytes / 4 + 1);
+    for (uint64_t i = 0, n = (uint64_t)g.x * g.y * g.z; i < n; i++) {
+        uint64_t at = order_backwards ? n - 1 - i : i;
+        blockIdx = {(unsigned)(at % g.x), (unsigned)(at / g.x % g.y), (unsigned)(at / g.x / g.y)};
+        run_block(config->blockDim);
+    }
+    running = false;
+    return cudaSuccess;
+}
+
+/* ================================================================================================================
+   >>runtime
+   ================================================================================================================ */
+
+/* Live blocks from cudaMalloc: first byte -> bytes. */
+static std::map<uintptr_t, size_t> allocations, sparse;
+#define GUARD (EMU_ASAN ? 0u : 256u) /* AddressSanitizer has bands of its own */
+#define GUARD_BYTE 0xA5
+
+struct CUstream_st {
+    int id;
+};
+struct CUevent_st {
+    std::chrono::steady_clock::time_point when;
+};
+static cudaError_t last_error;
+
+static cudaError_t finish_call(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+int64_t cuda_emu_live_allocations() { return (int64_t)allocations.size(); }
+
+bool cuda_emu_check_global(const void *address, int bytes) {
+    uintptr_t at = (uintptr_t)address;
+    if (at % (unsigned)bytes != 0) {
+        add_fault(CUDA_EMU_MISALIGNED, "access of %d bytes to global memory at an address that ends in %x", bytes,
+                  (unsigned)(at % 256));
+        return false;
+    }
+    auto next = allocations.upper_bound(at);
+    if (next != allocations.begin()) {
+        --next;
+        if (at - next->first + (unsigned)bytes <= next->second) return true;
+    }
+    add_fault(CUDA_EMU_OUT_OF_BOUNDS, "access of %d bytes to global memory outside every allocation", bytes);
+    return false;
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    }
+    return "cudaErrorUnknown";
+}
+
+const char *cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+
+cudaError_t cudaGetLastError() {
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return finish_call(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaDeviceSynchronize() { return last_error; }
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    if (device != 0) return finish_call(cudaErrorInvalidDevice);
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *value = 4; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor: *value = arch / 10; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: *value = arch % 10; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = most_shared_memory(); return cudaSuccess;
+    }
+    return finish_call(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    void *block = nullptr;
+    if (!memory) return finish_call(cudaErrorInvalidValue);
+    *memory = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    if (bytes > SIZE_MAX / 2 || posix_memalign(&block, 256, bytes + 2 * GUARD) != 0)
+        return finish_call(cudaErrorMemoryAllocation);
+    memset(block, GUARD_BYTE, bytes + 2 * GUARD);
+    *memory = (char *)block + GUARD;
+    memset(*memory, 0xFF, bytes);
+    allocations[(uintptr_t)*memory] = bytes;
+    return cudaSuccess;
+}
+
+void *cuda_emu_sparse_malloc(size_t bytes) {
+    void *block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) return nullptr;
+    allocations[(uintptr_t)block] = bytes;
+    sparse[(uintptr_t)block] = bytes;
+    return block;
+}
+
+cudaError_t cudaFree(void *memory) {
+    if (!memory) return cudaSuccess;
+    auto found = allocations.find((uintptr_t)memory);
+    if (found == allocations.end()) return finish_call(cudaErrorInvalidValue);
+    if (sparse.erase(found->first)) {
+        munmap(memory, found->second);
+        allocations.erase(found);
+        return cudaSuccess;
+    }
+    unsigned char *block = (unsigned char *)memory - GUARD;
+    for (size_t i = 0; i < GUARD; i++) {
+        if (block[i] == GUARD_BYTE && block[GUARD + found->second + i] == GUARD_BYTE) continue;
+        add_fault(CUDA_EMU_OUT_OF_BOUNDS, "a block of %llu bytes was written to outside its bounds",
+                  (unsigned long long)found->second);
+        break;
+    }
+    allocations.erase(found);
+    free(block);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void **memory, size_t bytes) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaFreeHost(void *memory) { return cudaFree(memory); }
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+    if (bytes > 0) memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    if (bytes > 0) memset(to, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t) { return cudaMemset(to, value, bytes); }
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = new CUstream_st{1}, cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return cudaStreamCreate(stream); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return last_error; }
+cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return *event = new CUevent_st(), cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return cudaEventCreate(event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    event->when = std::chrono::steady_clock::now();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(end->when - start->when).count();
+    return cudaSuccess;
+}
+
+/* ================================================================================================================
+   >>numbers
+   ================================================================================================================ */
+
+float cuda_emu_half_to_float(uint16_t bits) {
+    uint32_t exponent = bits >> 10 & 31u, fraction = bits & 1023u, sign = (uint32_t)(bits & 0x8000u) << 16, wide;
+    float value;
+    if (exponent == 0) {
+        value = (float)fraction * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    wide = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | fraction << 13;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+uint16_t cuda_emu_float_to_half(float value) {
+    uint32_t wide;
+    memcpy(&wide, &value, 4);
+    uint16_t sign = (uint16_t)(wide >> 16 & 0x8000u);
+    wide &= 0x7FFFFFFFu;
+    if (wide > 0x7F800000u) return 0x7FFF;
+    if (wide >= 0x477FF000u) return (uint16_t)(sign | 0x7C00); /* 65520 and more */
+    if (wide < 0x38800000u) {                                  /* below 2^-14: steps of 2^-24 */
+        float magnitude;
+        memcpy(&magnitude, &wide, 4);
+        return (uint16_t)(sign | (uint16_t)std::nearbyint(magnitude * 0x1p24f));
+    }
+    wide += 0xFFFu + (wide >> 13 & 1u);
+    return (uint16_t)(sign | (uint16_t)((wide - 0x38000000u) >> 13));
+}
+
+/* ================================================================================================================
+   >>mma
+   ================================================================================================================ */
+
+struct mma_call {
+    float *c;
+    const uint32_t *a, *b;
+    bool bf16;
+};
+
+static float low_half(uint32_t pair, bool bf16) {
+    return bf16 ? cuda_emu_bf16_to_float((uint16_t)pair) : cuda_emu_half_to_float((uint16_t)pair);
+}
+
+static float high_half(uint32_t pair, bool bf16) { return low_half(pair >> 16, bf16); }
+
+#if defined(__clang__) || defined(__GNUC__)
+__attribute__((no_sanitize("address", "undefined")))
+#endif
+static void
+mma_work(warp *w, int) {
+    float a[16][16], b[16][8], c[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const mma_call *call = (const mma_call *)w->arguments[lane];
+        int row = lane / 4, at = 2 * (lane % 4);
+        for (int i = 0; i < 4; i++) {
+            a[row + 8 * (i % 2)][at + 8 * (i / 2)] = low_half(call->a[i], call->bf16);
+            a[row + 8 * (i % 2)][at + 8 * (i / 2) + 1] = high_half(call->a[i], call->bf16);
+            c[row + 8 * (i / 2)][at + i % 2] = call->c[i];
+        }
+        for (int i = 0; i < 2; i++) {
+            b[at + 8 * i][row] = low_half(call->b[i], call->bf16);
+            b[at + 8 * i + 1][row] = high_half(call->b[i], call->bf16);
+        }
+    }
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 8; j++) c[i][j] += a[i][k] * b[k][j];
+    for (int lane = 0; lane < 32; lane++) {
+        const mma_call *call = (const mma_call *)w->arguments[lane];
+        for (int i = 0; i < 4; i++) call->c[i] = c[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+    }
+    counts->mma++;
+}
+
+void cuda_emu_mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bf16) {
+    mma_call call = {c, a, b, bf16};
+    meet(MMA, 0xFFFFFFFFu, &call, mma_work);
+}
+
+/* ================================================================================================================
+   >>cublas
+   ================================================================================================================ */
+
+struct cublasContext {
+    cudaStream_t stream;
+    cublasPointerMode_t mode;
+};
+
+const char *cublasGetStatusName(cublasStatus_t status) {
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    }
+    return "CUBLAS_STATUS_UNKNOWN";
+}
+
+cublasStatus_t cublasCreate(cublasHandle_t *handle) {
+    *handle = new cublasContext{nullptr, CUBLAS_POINTER_MODE_HOST};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasDestroy(cublasHandle_t handle) { return delete handle, CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    handle->stream = stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t *stream) {
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    *stream = handle->stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode) {
+    handle->mode = mode;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGetPointerMode(cublasHandle_t handle, cublasPointerMode_t *mode) {
+    *mode = handle->mode;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t) { return CUBLAS_STATUS_SUCCESS; }
+
+static float load_number(const void *array, cudaDataType type, int64_t at) {
+    if (type == CUDA_R_32F) return ((const float *)array)[at];
+    uint16_t bits = ((const uint16_t *)array)[at];
+    return type == CUDA_R_16BF ? cuda_emu_bf16_to_float(bits) : cuda_emu_half_to_float(bits);
+}
+
+static void store_number(void *array, cudaDataType type, int64_t at, float value) {
+    if (type == CUDA_R_32F) ((float *)array)[at] = value;
+    else ((uint16_t *)array)[at] = type == CUDA_R_16BF ? cuda_emu_float_to_bf16(value) : cuda_emu_float_to_half(value);
+}
+
+/* rows x columns of op(source), row by row. */
+static std::vector<float> gather(const void *source, cudaDataType type, cublasOperation_t op, int rows, int columns,
+                                 int ld, int64_t offset) {
+    std::vector<float> out((size_t)rows * (size_t)columns);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++)
+            out[(size_t)i * (size_t)columns + (size_t)j] =
+                load_number(source, type, offset + (op == CUBLAS_OP_N ? i + (int64_t)j * ld : j + (int64_t)i * ld));
+    return out;
+}
+
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                                          int n, int k, const void *alpha, const void *a, cudaDataType type_a, int lda,
+                                          long long stride_a, const void *b, cudaDataType type_b, int ldb,
+                                          long long stride_b, const void *beta, void *c, cudaDataType type_c, int ldc,
+                                          long long stride_c, int batch, cublasComputeType_t, cublasGemmAlgo_t) {
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (m < 0 || n < 0 || k < 0 || batch < 0 || type_a != type_b || lda < (op_a == CUBLAS_OP_N ? m : k) ||
+        ldb < (op_b == CUBLAS_OP_N ? k : n) || ldc < m)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    float scale = *(const float *)alpha, keep = *(const float *)beta;
+    std::vector<float> sums((size_t)m);
+    for (int64_t one = 0; one < batch; one++) {
+        std::vector<float> left =
+            gather(a, type_a, op_a == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, k, m, lda, one * stride_a);
+        std::vector<float> right =
+            gather(b, type_b, op_b == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, n, k, ldb, one * stride_b);
+        for (int j = 0; j < n; j++) {
+            std::fill(sums.begin(), sums.end(), 0.0f);
+            for (int p = 0; p < k; p++) {
+                float r = right[(size_t)j * (size_t)k + (size_t)p];
+                const float *row = &left[(size_t)p * (size_t)m];
+                for (size_t i = 0; i < (size_t)m; i++) sums[i] += row[i] * r;
+            }
+            for (int i = 0; i < m; i++) {
+                int64_t at = one * stride_c + i + (int64_t)j * ldc;
+                float old = keep != 0.0f ? keep * load_number(c, type_c, at) : 0.0f; /* beta 0 does not read C */
+                store_number(c, type_c, at, scale * sums[(size_t)i] + old);
+            }
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
+                            const void *alpha, const void *a, cudaDataType type_a, int lda, const void *b,
+                            cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
+                            cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
+    return cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, alpha, a, type_a, lda, 0, b, type_b, ldb, 0, beta, c,
+                                      type_c, ldc, 0, 1, compute, algorithm);
+}
