@@ -5,7 +5,7 @@
 #include "harness.h"
 
 #define SUITES(X)                                                                                                   \
-    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule) X(check) X(run) \
+    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule) X(check) X(tune) X(run) \
     X(write)
 
 #define DECLARE(name) extern const harness_suite suite_##name;
