@@ -8846,7 +8846,8 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
         w->gradient = bytes.state_gradient * loose;
         w->input = bytes.boundary * loose;
         w->chunk = cf__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
-        if (!cf__mul(w->chunk, chunk_size, &most) || most > INT64_MAX / 4) return cf__fail_size(t->error, "chunk_sizes");
+        if (!cf__mul(cf__max(w->chunk, w->activations), chunk_size, &most) || most > INT64_MAX / 16)
+            return cf__fail_size(t->error, "chunk_sizes");
     }
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     for (s = 0; s < split->pp; s++) {
