@@ -932,14 +932,16 @@ typedef struct cf_schedule {
 typedef struct cf_bytes {
     int64_t per_token_activations;    /* of a chunk whose activations are kept, padding included */
     int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
-    int64_t per_token_state_gradient; /* dK and dV of a group's token, from the start of the group's first backward to the same end */
-    int64_t per_token_boundary;       /* local replay: the saved input of a chunk whose activations were dropped, from F to R */
+    int64_t per_token_state_gradient; /* dK and dV of the same, from the start of the group's first backward to that end */
+    int64_t per_token_boundary;       /* local replay: the saved input of a dropped chunk, from the start of its F to that
+                                         of its R */
 } cf_bytes;
 
-/* What CF_SCHEDULE_BEST tried. */
+/* What CF_SCHEDULE_BEST tried. The fixed schedules are candidates, too, and are always tried; a search that reaches the
+   bound stops there. */
 typedef struct cf_search_report {
     int64_t budget;              /* candidates that it was allowed */
-    int64_t n_tried;             /* candidates that were built and timed, the fixed schedules included */
+    int64_t n_tried;             /* candidates that were built and timed */
     int64_t n_improved;          /* times a candidate became the best so far */
     cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
     double fixed_makespan;       /* its makespan */
@@ -979,7 +981,9 @@ typedef struct cf_schedule_desc {
 
    Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
    below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No kind
-   can deadlock.
+   can deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order. `best` is never longer
+   than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with split_backward); the
+   same budget gives the same schedule.
 
    *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the
    counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the
@@ -5684,14 +5688,19 @@ static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
+/* Heads, tails and the critical path alone; linear in the passes. */
+static void cf__find_critical_path(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
+    bounds->paths.pipe = pipe;
+    bounds->paths.split = split;
+    cf__find_paths(&bounds->paths);
+    bounds->critical_path = bounds->paths.critical;
+}
+
 /* limits: most chunks on each stage, 0: none. NULL: none at all. */
 static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit, const int64_t *limits) {
     int64_t s;
-    bounds->paths.pipe = pipe;
-    bounds->paths.split = split;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
-    cf__find_paths(&bounds->paths);
-    bounds->critical_path = bounds->paths.critical;
+    cf__find_critical_path(bounds, pipe, split);
     if (limit > 0 || limits != NULL) cf__sum_slot_seconds(&bounds->paths, bounds->slot_seconds);
     for (s = 0; s < pipe->n_stages; s++) {
         int64_t own = limits != NULL ? limits[s] : limit;
@@ -6589,7 +6598,7 @@ enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
    alone. */
 static int64_t cf__default_budget(const cf__maker *m) {
     if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
-    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 700000 / cf__max(m->n_actions, 1)));
+    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no dispatch. */
@@ -6885,19 +6894,20 @@ static void cf__start_search(cf__search *search, cf_schedule *schedule) {
     cf__maker *m = &search->maker;
     const cf_schedule_desc *desc = &m->desc;
     int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    int split;
     search->schedule = schedule;
     search->budget = desc->budget > 0 ? desc->budget : cf__default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = &m->pipe;
     search->report.makespan = DBL_MAX;
     search->goal = DBL_MAX;
-    if (desc->kind == CF_SCHEDULE_BEST || desc->kind == CF_SCHEDULE_INTERLEAVED) {
-        cf__find_bounds(&search->bounds[0], &m->pipe, 0, desc->limit, desc->limits);
-        search->goal = cf__strongest_bound(&search->bounds[0]);
-    }
-    if (cf__splits(desc)) {
-        cf__find_bounds(&search->bounds[1], &m->pipe, 1, desc->limit, desc->limits);
-        if (cf__strongest_bound(&search->bounds[1]) < search->goal) search->goal = cf__strongest_bound(&search->bounds[1]);
+    if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__find_critical_path(&search->bounds[0], &m->pipe, 0);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) cf__find_critical_path(&search->bounds[1], &m->pipe, 1);
+    if (desc->kind != CF_SCHEDULE_BEST) return;
+    for (split = 0; split <= (desc->split_backward != 0); split++) {
+        cf__find_bounds(&search->bounds[split], &m->pipe, split, desc->limit, desc->limits);
+        if (cf__strongest_bound(&search->bounds[split]) < search->goal)
+            search->goal = cf__strongest_bound(&search->bounds[split]);
     }
     if (search->nudges == NULL) return;
     for (i = 0; i < passes; i++) search->nudges[i] = 0;

@@ -5,8 +5,8 @@
 #include "harness.h"
 
 #define SUITES(X)                                                                                                   \
-    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule) X(check) X(tune) X(run) \
-    X(write)
+    X(harness) X(base) X(cost) X(models) X(pack) X(validate) X(metadata) X(memory) X(graph) X(schedule)             \
+    X(schedule_pipeline) X(simulate) X(best) X(check) X(tune) X(run) X(write)
 
 #define DECLARE(name) extern const harness_suite suite_##name;
 SUITES(DECLARE)

@@ -1,0 +1,332 @@
+#include "pipeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- drawing ---- */
+
+static void draw_plan(harness_rng *rng, pipeline_problem *problem) {
+    int64_t lengths[24], n = harness_between(rng, 0, 16), i;
+    cf_pack_desc pack;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&error, 0, sizeof error);
+    pack.chunk_size = harness_between(rng, 3, 20);
+    pack.n_ranks = harness_between(rng, 1, 2);
+    pack.method = harness_chance(rng, 0.3) ? CF_PACK_NEXT_FIT : CF_PACK_BEST_FIT;
+    pack.no_tails = harness_chance(rng, 0.3);
+    for (i = 0; i < n; i++)
+        lengths[i] = harness_between(rng, 0, (harness_chance(rng, 0.2) ? 10 : 1) * pack.chunk_size);
+    problem->plan = NULL;
+    if (cf_pack(lengths, n, &pack, &problem->plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+}
+
+static void draw_timing(harness_rng *rng, pipeline_problem *problem) {
+    int64_t i;
+    memset(&problem->timing, 0, sizeof problem->timing);
+    memset(problem->stages, 0, sizeof problem->stages);
+    if (harness_chance(rng, 0.3)) return;
+    problem->desc.timing = &problem->timing;
+    problem->timing.latency = harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, 12) / 4 : 0;
+    problem->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
+    problem->timing.no_overlap = harness_chance(rng, 0.3);
+    problem->timing.all.forward.per_token = 1;
+    problem->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
+    if (harness_chance(rng, 0.5)) return;
+    problem->timing.stages = problem->stages;
+    for (i = 0; i < PIPELINE_MOST_STAGES * 3; i++) {
+        cf_stage_cost *cost = &problem->stages[i];
+        cost->forward.per_token = (double)harness_between(rng, 0, 3);
+        cost->forward.constant = (double)harness_between(rng, 0, 2);
+        if (harness_chance(rng, 0.3)) cost->input.per_token = cost->weight.per_token = 2;
+        if (harness_chance(rng, 0.3)) cost->replay.per_token = 0.75;
+    }
+}
+
+static void draw_limits(harness_rng *rng, pipeline_problem *problem) {
+    cf_schedule_desc *desc = &problem->desc;
+    int64_t i;
+    for (i = 0; i < PIPELINE_MOST_STAGES; i++) {
+        problem->limits[i] = harness_between(rng, 0, 8);
+        problem->limits_bytes[i] = harness_between(rng, 0, 6000);
+    }
+    if (harness_chance(rng, 0.3)) desc->limit = harness_between(rng, 1, 8);
+    if (harness_chance(rng, 0.2)) desc->limits = problem->limits;
+    desc->bytes.per_token_activations = harness_between(rng, 0, 9);
+    desc->bytes.per_token_state = harness_between(rng, 0, 3);
+    desc->bytes.per_token_state_gradient = harness_between(rng, 0, 3);
+    desc->bytes.per_token_boundary = harness_between(rng, 0, 2);
+    if (harness_chance(rng, 0.2)) desc->limit_bytes = harness_between(rng, 1, 6000);
+    if (harness_chance(rng, 0.2)) desc->limits_bytes = problem->limits_bytes;
+}
+
+void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
+    cf_schedule_desc *desc = &problem->desc;
+    memset(desc, 0, sizeof *desc);
+    draw_plan(rng, problem);
+    desc->kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_BEST);
+    desc->replay = (cf_replay)harness_between(rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
+    desc->n_stages = harness_between(rng, 1, 6);
+    if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind == CF_SCHEDULE_BEST && harness_chance(rng, 0.3)))
+        desc->n_virtual = harness_between(rng, 1, 3);
+    desc->k = harness_between(rng, 1, 5);
+    desc->rank = problem->plan->n_ranks - 1;
+    desc->split_backward = harness_chance(rng, 0.3);
+    desc->budget = 20;
+    draw_timing(rng, problem);
+    draw_limits(rng, problem);
+}
+
+void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
+    const cf_schedule_desc *d = &problem->desc;
+    harness_note("seed %llu: %s, %d stages x %d, K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
+                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->n_stages, (int)d->n_virtual, (int)d->k,
+                 cf_replay_name(d->replay), (int)d->limit, d->limits ? " (by stage)" : "", (int)d->limit_bytes,
+                 d->limits_bytes ? " (by stage)" : "", (int)problem->plan->n_chunks, (int)problem->plan->n_groups);
+}
+
+/* ---- judging the lists ---- */
+
+static const cf_action *find(const cf_schedule *s, int64_t chunk, int64_t v, int pass, int64_t *count) {
+    const cf_action *found = NULL;
+    int64_t i;
+    *count = 0;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        if (a->chunk != chunk || a->stage != v || a->pass != pass) continue;
+        found = a;
+        ++*count;
+    }
+    return found;
+}
+
+/* Whether `a` comes before `b` on their stage; a missing pass comes before nothing. */
+static int precedes(const cf_action *a, const cf_action *b) { return a != NULL && b != NULL && a < b; }
+
+/* The passes of one chunk on one virtual stage. */
+static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t chunk, int64_t v) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    int64_t n_f, n_r, n_b, n_i, n_w, n;
+    const cf_action *f = find(s, chunk, v, CF_F, &n_f), *r = find(s, chunk, v, CF_R, &n_r);
+    const cf_action *b = find(s, chunk, v, CF_B, &n_b), *i = find(s, chunk, v, CF_I, &n_i);
+    const cf_action *w = find(s, chunk, v, CF_W, &n_w), *back = b != NULL ? b : i;
+    if (n_f != 1) return "not one F";
+    if (n_b + n_i != 1 || n_w != n_i) return "not one backward";
+    if (n_r != !f->keep) return "a replay too many or too few";
+    if (r != NULL && (!r->keep || !precedes(f, r) || !precedes(r, back))) return "a replay out of place";
+    if (!precedes(f, back) || (w != NULL && !precedes(i, w))) return "passes of a chunk out of order";
+    if (c->group >= 0 && c->index > 0) {
+        const cf_action *before = find(s, chunk - 1, v, CF_F, &n), *after = find(s, chunk - 1, v, CF_B, &n);
+        if (after == NULL) after = find(s, chunk - 1, v, CF_I, &n);
+        if (!precedes(before, f)) return "forwards of a group out of order";
+        if (!precedes(back, after)) return "backwards of a group out of order";
+    }
+    return NULL;
+}
+
+/* Counts what is kept along one stage's list. */
+static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
+    int64_t limit = desc->limits ? desc->limits[stage] : desc->limit, live = 0, i, j;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t of_group = 0, group = plan->chunks[a->chunk].group;
+        if (a->stage % s->n_stages != stage) return "an action on the wrong stage";
+        live += a->keep;
+        if (limit > 0 && live > limit) return "more chunks than the limit";
+        for (j = s->first[stage]; j <= i && a->keep && group >= 0; j++) {
+            const cf_action *b = &s->actions[j];
+            if (plan->chunks[b->chunk].group != group || b->stage != a->stage) continue;
+            of_group += b->keep - (b->pass == CF_B || b->pass == CF_W);
+        }
+        if (of_group > s->k) return "more than K chunks of a group";
+        live -= a->pass == CF_B || a->pass == CF_W;
+    }
+    return live == 0 ? NULL : "chunks still kept at the end";
+}
+
+const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc) {
+    int64_t chunk, v, stage, n_v = s->n_stages * s->n_virtual;
+    const char *fault;
+    if (s->first[0] != 0 || s->first[s->n_stages] != s->n_actions) return "lists do not cover the actions";
+    for (chunk = s->rank * plan->n_steps; chunk < (s->rank + 1) * plan->n_steps; chunk++)
+        for (v = 0; v < n_v; v++)
+            if ((fault = cell_fault(plan, s, chunk, v)) != NULL) return fault;
+    for (stage = 0; stage < s->n_stages; stage++) {
+        int64_t bytes = desc->limits_bytes ? desc->limits_bytes[stage] : desc->limit_bytes;
+        if ((fault = kept_fault(plan, s, desc, stage)) != NULL) return fault;
+        if (bytes > 0 && pipeline_peak_bytes(plan, s, &desc->bytes, stage) > bytes) return "more bytes than the limit";
+    }
+    return NULL;
+}
+
+/* Whether an action of that pass, chunk and virtual stage lies in actions[from .. to). */
+static int happened(const cf_schedule *s, int64_t from, int64_t to, int64_t chunk, int64_t v, int pass) {
+    int64_t i;
+    for (i = from; i < to; i++)
+        if (s->actions[i].chunk == chunk && s->actions[i].stage == v && s->actions[i].pass == pass) return 1;
+    return 0;
+}
+
+/* Bytes for one chunk on one virtual stage while action `now` runs: each term by its own definition. */
+static int64_t cell_bytes(const cf_plan *plan, const cf_schedule *s, const cf_bytes *bytes, int64_t first, int64_t now,
+                          int64_t chunk, int64_t v) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    int64_t tokens = c->group >= 0 ? plan->slices[c->first_slice].length : 0, sum = 0;
+    int started_f = happened(s, first, now + 1, chunk, v, CF_F), started_r = happened(s, first, now + 1, chunk, v, CF_R);
+    int ended = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_I);
+    int freed = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_W);
+    int dropped = happened(s, first, s->first[v % s->n_stages + 1], chunk, v, CF_R);
+    if ((dropped ? started_r : started_f) && !freed) sum += c->padded * bytes->per_token_activations;
+    if (dropped && started_f && !started_r && s->replay == CF_REPLAY_LOCAL) sum += c->padded * bytes->per_token_boundary;
+    if (c->group >= 0 && started_f && !ended) {
+        int64_t last = plan->groups[c->group].first_chunk + plan->groups[c->group].n_chunks - 1;
+        sum += tokens * bytes->per_token_state;
+        if (happened(s, first, now + 1, last, v, CF_B) || happened(s, first, now + 1, last, v, CF_I))
+            sum += tokens * bytes->per_token_state_gradient;
+    }
+    return sum;
+}
+
+int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *s, const cf_bytes *bytes, int64_t stage) {
+    int64_t peak = 0, now, chunk, v;
+    for (now = s->first[stage]; now < s->first[stage + 1]; now++) {
+        int64_t sum = 0;
+        for (chunk = s->rank * plan->n_steps; chunk < (s->rank + 1) * plan->n_steps; chunk++)
+            for (v = stage; v < s->n_stages * s->n_virtual; v += s->n_stages)
+                sum += cell_bytes(plan, s, bytes, s->first[stage], now, chunk, v);
+        if (sum > peak) peak = sum;
+    }
+    return peak;
+}
+
+/* ---- the naive simulator ---- */
+
+static double sum_of(const cf_pass_cost *cost, const cf_chunk *c) {
+    return cost->constant + cost->per_token * (double)c->tokens + cost->per_pair * (double)c->pairs;
+}
+
+static int is_given(const cf_pass_cost *cost) { return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0; }
+
+/* Seconds of a pass, by the words of cf_stage_cost. */
+static double seconds_of(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
+    const cf_stage_cost *s = timing == NULL ? NULL : timing->stages ? &timing->stages[v] : &timing->all;
+    double forward, backward, input, weight;
+    if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) && !is_given(&s->input) &&
+                      !is_given(&s->weight)))
+        return (double)(pass == CF_B ? 2 * c->tokens : c->tokens);
+    forward = sum_of(&s->forward, c);
+    input = sum_of(&s->input, c);
+    weight = sum_of(&s->weight, c);
+    backward = sum_of(&s->backward, c);
+    if (!is_given(&s->backward)) backward = is_given(&s->input) || is_given(&s->weight) ? input + weight : 2 * forward;
+    if (!is_given(&s->input)) input = backward / 2;
+    if (!is_given(&s->weight)) weight = backward / 2;
+    switch (pass) {
+        case CF_F: return forward;
+        case CF_R: return is_given(&s->replay) ? sum_of(&s->replay, c) : forward;
+        case CF_B: return backward;
+        case CF_I: return input;
+        default: return weight;
+    }
+}
+
+/* A node starts no earlier than `from`'s start + lag. */
+typedef struct edge {
+    int64_t from, to;
+    double lag;
+} edge;
+
+typedef struct edges {
+    edge *list;
+    int64_t n;
+} edges;
+
+static void add_edge(edges *e, int64_t from, int64_t to, double lag) {
+    e->list[e->n].from = from;
+    e->list[e->n].to = to;
+    e->list[e->n++].lag = lag;
+}
+
+/* The action that needs what action `id` sends on; -1: none. */
+static int64_t receiver_of(const cf_schedule *s, int64_t id, int *direction) {
+    const cf_action *a = &s->actions[id];
+    int pipeline = s->replay != CF_REPLAY_LOCAL;
+    int64_t i, to;
+    *direction = a->pass == CF_B || a->pass == CF_I ? 1 : 0;
+    if (a->pass == CF_W || (a->pass == CF_R && !pipeline)) return -1;
+    to = a->stage + (*direction ? -1 : 1);
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *b = &s->actions[i];
+        int backward = b->pass == CF_B || b->pass == CF_I;
+        if (b->chunk != a->chunk || b->stage != to) continue;
+        if (*direction ? backward : b->pass == a->pass) return i;
+    }
+    return -1;
+}
+
+/* Nodes: n actions, then a transfer for each. Without overlap a receiver's node begins with the receiving. */
+double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start, double *end) {
+    int64_t n = s->n_actions, i, j, stage, round;
+    double *at = (double *)calloc((size_t)(2 * n + 1), sizeof *at), *own = (double *)calloc((size_t)(n + 1), sizeof *own);
+    double *wait = (double *)calloc((size_t)(n + 1), sizeof *wait), makespan = 0;
+    edges e = {(edge *)calloc((size_t)(5 * n + 1), sizeof(edge)), 0};
+    int block = timing != NULL && timing->no_overlap, changed = 1, d;
+    for (i = 0; i < n; i++) {
+        const cf_chunk *c = &plan->chunks[s->actions[i].chunk];
+        double transfer = timing == NULL || s->n_stages == 1
+                              ? 0
+                              : timing->latency + timing->seconds_per_token * (double)c->padded;
+        int64_t to = receiver_of(s, i, &d);
+        own[i] += seconds_of(timing, s->actions[i].stage, c, s->actions[i].pass);
+        if (to < 0) continue;
+        if (block && transfer > 0) {
+            wait[to] = transfer;
+        } else {
+            add_edge(&e, n + i, to, transfer);
+        }
+    }
+    for (stage = 0; stage < s->n_stages; stage++) {
+        int64_t last[2] = {-1, -1};
+        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+            const cf_chunk *c = &plan->chunks[s->actions[i].chunk];
+            double transfer = timing == NULL || s->n_stages == 1
+                                  ? 0
+                                  : timing->latency + timing->seconds_per_token * (double)c->padded;
+            int64_t to = receiver_of(s, i, &d);
+            double sending = to >= 0 && block ? transfer : 0;
+            if (i + 1 < s->first[stage + 1]) add_edge(&e, i, i + 1, wait[i] + own[i] + sending);
+            if (to < 0) continue;
+            add_edge(&e, i, n + i, wait[i] + own[i]); /* the transfer begins when the pass has ended */
+            if (block && transfer > 0) {
+                add_edge(&e, i, to, wait[i] + own[i]);
+                continue;
+            }
+            if (last[d] >= 0) {
+                const cf_chunk *b = &plan->chunks[s->actions[last[d]].chunk];
+                add_edge(&e, n + last[d], n + i,
+                         timing == NULL || s->n_stages == 1
+                             ? 0
+                             : timing->latency + timing->seconds_per_token * (double)b->padded);
+            }
+            last[d] = i;
+        }
+    }
+    for (round = 0; changed && round <= 2 * n + 1; round++) {
+        changed = 0;
+        for (j = 0; j < e.n; j++)
+            if (at[e.list[j].to] < at[e.list[j].from] + e.list[j].lag) {
+                at[e.list[j].to] = at[e.list[j].from] + e.list[j].lag;
+                changed = 1;
+            }
+    }
+    for (i = 0; i < n; i++) {
+        if (start) start[i] = at[i] + wait[i];
+        if (end) end[i] = at[i] + wait[i] + own[i];
+        if (at[i] + wait[i] + own[i] > makespan) makespan = at[i] + wait[i] + own[i];
+    }
+    free(at);
+    free(own);
+    free(wait);
+    free(e.list);
+    return changed ? -1 : makespan;
+}

@@ -1,0 +1,302 @@
+/* best: against the exact solver, the fixed schedules and the bounds. */
+
+#include "chunkflow.h"
+#include "exact.h"
+#include "harness.h"
+#include "pipeline.h"
+#include "suite.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Makes, judges and simulates; returns the makespan. */
+static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, double *bound) {
+    cf_schedule *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    cf_simulate_desc simulate;
+    cf_error error;
+    const char *fault;
+    double makespan;
+    memset(&simulate, 0, sizeof simulate);
+    memset(&error, 0, sizeof error);
+    simulate.timing = desc->timing;
+    simulate.limit = desc->limit;
+    simulate.limits = desc->limits;
+    simulate.no_bounds = bound == NULL;
+    if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK ||
+        cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
+        FAIL("%s", error.text);
+        cf_schedule_free(schedule);
+        return -1;
+    }
+    fault = plan->n_steps <= 40 ? pipeline_fault(plan, schedule, desc) : NULL;
+    if (fault) FAIL("broken rule: %s", fault);
+    makespan = timeline->makespan;
+    if (bound) *bound = timeline->bound;
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    return makespan;
+}
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    desc.max_slices = max_slices;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+TEST(paper_example) {
+    const int64_t lengths[] = {1, 1, 2, 4}, caps[] = {4, 4, 3, 2};
+    const struct {
+        int64_t k;
+        cf_replay replay;
+        double most;
+    } cases[] = {{2, CF_REPLAY_PIPELINE, 42}, {1, CF_REPLAY_PIPELINE, 50}, {1, CF_REPLAY_LOCAL, 46}, {2, CF_REPLAY_LOCAL, 42}};
+    cf_plan *plan = pack(lengths, 4, 2, 0);
+    cf_schedule_desc desc;
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        double bound;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.n_stages = 4;
+        desc.k = cases[i].k;
+        desc.replay = cases[i].replay;
+        harness_note("K %d, %s", (int)desc.k, cf_replay_name(desc.replay));
+        CHECK(makespan_of(plan, &desc, &bound) <= cases[i].most);
+    }
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.n_stages = 4;
+    desc.k = 2;
+    desc.limits = caps;
+    CHECK_INT(makespan_of(plan, &desc, NULL), 42); /* 42.86 %, with 4, 4, 3, 2 chunks */
+    cf_plan_free(plan);
+}
+
+/* ---- all small pipelines ---- */
+
+typedef struct tally {
+    int64_t solved, optimal;
+    double worst;     /* makespan / optimum - 1 */
+    double most_over; /* makespan - optimum */
+} tally;
+
+static void compare(const cf_plan *plan, cf_schedule_desc *desc, tally *sum) {
+    cf_search_report report;
+    exact_answer exact;
+    double ratio;
+    desc->report = &report;
+    makespan_of(plan, desc, NULL);
+    exact = exact_makespan(plan, desc, report.makespan, 100000);
+    if (exact.makespan < 0) return;
+    ratio = report.makespan / exact.makespan - 1;
+    CHECK(report.bound <= exact.makespan * (1 + 1e-12));
+    sum->solved++;
+    sum->optimal += ratio < 1e-9;
+    if (ratio > sum->worst) sum->worst = ratio;
+    if (report.makespan - exact.makespan > sum->most_over) sum->most_over = report.makespan - exact.makespan;
+}
+
+/* Every batch of up to 3 sequences of 1, 2, 3 or 5 tokens in chunks of 2, on 2 and 3 stages, K = 1 and 2, both replays. */
+static void compare_all(int64_t limit, int split, tally *sum) {
+    static const int64_t sizes[] = {1, 2, 3, 5, 0}; /* 0: no sequence */
+    int a, b, c, combination;
+    for (a = 0; a < 4; a++)
+        for (b = a; b < 5; b++)
+            for (c = b; c < 5; c++) {
+                const int64_t lengths[3] = {sizes[a], sizes[b], sizes[c]};
+                cf_plan *plan = pack(lengths, 3, 2, 1);
+                for (combination = 0; combination < 8 && plan->n_chunks <= 5; combination++) {
+                    cf_schedule_desc desc;
+                    memset(&desc, 0, sizeof desc);
+                    desc.kind = CF_SCHEDULE_BEST;
+                    desc.n_stages = 2 + combination % 2;
+                    desc.k = 1 + combination / 2 % 2;
+                    desc.replay = combination / 4 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+                    desc.limit = limit;
+                    desc.split_backward = split;
+                    harness_note("lengths %d %d %d, %d stages, K %d, %s, limit %d", (int)sizes[a], (int)sizes[b],
+                                 (int)sizes[c], (int)desc.n_stages, (int)desc.k, cf_replay_name(desc.replay), (int)limit);
+                    compare(plan, &desc, sum);
+                }
+                cf_plan_free(plan);
+            }
+}
+
+TEST(optimal_on_small_pipelines) {
+    tally t = {0, 0, 0, 0};
+    compare_all(0, 0, &t);
+    CHECK(t.solved > 150);
+    CHECK(t.optimal * 100 >= t.solved * 95);
+    CHECK(t.worst <= 0.03);
+    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
+}
+
+TEST(optimal_on_small_pipelines_under_limits) {
+    tally t = {0, 0, 0, 0};
+    compare_all(2, 0, &t);
+    CHECK(t.solved > 150);
+    CHECK(t.optimal * 100 >= t.solved * 95);
+    CHECK(t.worst <= 0.03);
+    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
+}
+
+/* Times are whole numbers of 20 to 40 here: a schedule that is not optimal is one unit off. */
+TEST(optimal_on_small_pipelines_with_split_backwards) {
+    tally t = {0, 0, 0, 0};
+    compare_all(0, 1, &t);
+    CHECK(t.solved > 150);
+    CHECK(t.optimal * 100 >= t.solved * 95);
+    CHECK(t.most_over <= 1);
+    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
+}
+
+/* ---- the suite of batches ---- */
+
+static const cf_schedule_kind fixed_kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B};
+
+/* The geometric mean of makespan / bound, by class; a small budget, so that the test stays short. */
+TEST(suite_is_near_the_bound) {
+    double sum[SUITE_CLASSES] = {0};
+    char text[200] = "";
+    int i;
+    for (i = 0; i < SUITE_BATCHES; i++) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        double makespan, bound = 0;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.timing = &batch.timing;
+        desc.budget = plan->n_chunks > 100 ? 12 : 40;
+        harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
+        makespan = makespan_of(plan, &desc, &bound);
+        CHECK(makespan >= bound * (1 - 1e-12));
+        sum[batch.class_id] += log(makespan / bound);
+        cf_plan_free(plan);
+    }
+    for (i = 0; i < SUITE_CLASSES; i++) {
+        double mean = exp(sum[i] / SUITE_PER_CLASS);
+        harness_note("%s", suite_class_name(i));
+        CHECK(mean <= 1.05);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %.3f", i ? ", " : "", suite_class_name(i), mean);
+    }
+    harness_report("%s", text);
+}
+
+/* Under the limits that each fixed schedule gets along with. */
+TEST(suite_is_never_worse_than_a_fixed_schedule) {
+    int i;
+    for (i = 0; i < SUITE_BATCHES; i += 3) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        int64_t limits[16], s;
+        double best;
+        size_t j;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.timing = &batch.timing;
+        desc.budget = 6;
+        for (s = 0; s < desc.n_stages; s++) limits[s] = desc.n_stages - s + i % 4;
+        desc.limits = i % 2 ? limits : NULL;
+        desc.kind = CF_SCHEDULE_BEST;
+        harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
+        best = makespan_of(plan, &desc, NULL);
+        for (j = 0; j < 3; j++) {
+            desc.kind = fixed_kinds[j];
+            CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        }
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.split_backward = 1;
+        best = makespan_of(plan, &desc, NULL);
+        desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
+        CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        desc.split_backward = 0;
+        desc.limits = NULL;
+        desc.n_virtual = 2;
+        desc.limit = i % 2 ? 4 * desc.n_stages : 0;
+        desc.kind = CF_SCHEDULE_BEST;
+        best = makespan_of(plan, &desc, NULL);
+        desc.kind = CF_SCHEDULE_INTERLEAVED;
+        CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- the report, the budget, determinism ---- */
+
+TEST(report_says_what_was_done) {
+    uint64_t seed;
+    for (seed = 1; seed <= 300; seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_search_report report;
+        cf_schedule *once = NULL, *twice = NULL;
+        cf_timeline *timeline = NULL;
+        cf_simulate_desc simulate;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        problem.desc.kind = CF_SCHEDULE_BEST;
+        problem.desc.budget = 15 + (int64_t)seed % 40;
+        problem.desc.report = &report;
+        memset(&simulate, 0, sizeof simulate);
+        memset(&report, 0, sizeof report);
+        simulate.timing = problem.desc.timing;
+        if (cf_schedule_make(problem.plan, &problem.desc, &once, NULL) == CF_OK) {
+            CHECK_INT(cf_simulate(problem.plan, once, &simulate, &timeline, NULL), CF_OK);
+            REQUIRE(timeline != NULL);
+            CHECK(fabs(report.makespan - timeline->makespan) <= 1e-9 * timeline->makespan);
+            CHECK(report.bound <= report.makespan * (1 + 1e-12));
+            CHECK(report.makespan <= report.fixed_makespan);
+            CHECK(report.bound > 0 ? fabs(report.gap - (report.makespan / report.bound - 1)) < 1e-12 : report.gap <= 0);
+            CHECK_INT(report.budget, problem.desc.budget);
+            CHECK(report.n_tried <= report.budget && report.n_tried > 0);
+            CHECK(report.best_fixed > CF_SCHEDULE_DEFAULT && report.best_fixed < CF_SCHEDULE_BEST);
+            CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &twice, NULL), CF_OK);
+            CHECK_INT(once->n_actions, twice->n_actions);
+            CHECK(memcmp(once->actions, twice->actions, (size_t)once->n_actions * sizeof(cf_action)) == 0);
+        }
+        cf_timeline_free(timeline);
+        cf_schedule_free(once);
+        cf_schedule_free(twice);
+        cf_plan_free(problem.plan);
+    }
+}
+
+/* More candidates never make it worse. */
+TEST(a_larger_budget_is_no_worse) {
+    int i;
+    for (i = 10; i < SUITE_BATCHES; i += 50) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        double before = 1e300;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.timing = &batch.timing;
+        for (desc.budget = 1; desc.budget <= 64; desc.budget *= 4) {
+            double makespan = makespan_of(plan, &desc, NULL);
+            CHECK(makespan <= before * (1 + 1e-12));
+            before = makespan;
+        }
+        cf_plan_free(plan);
+    }
+}
+
+SUITE(best, CASE(paper_example), CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
+      CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
+      CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(report_says_what_was_done),
+      CASE(a_larger_budget_is_no_worse));

@@ -1,0 +1,248 @@
+/* Speed and quality of pipeline schedules. One thread.
+
+       cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tests/suite.c -lm
+       build/bench_schedule            all tables; or any of: speed best suite virtual
+
+   speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
+   budget on 100 chunks and 8 stages. suite: 250 batches (tests/suite.h), makespan over the strongest lower bound and over
+   other kinds, by class; without a limit, and under the peaks of `paper` on each stage. Exit status 1 if `best` is worse than a
+   fixed schedule anywhere. */
+
+#if !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 199309L
+#endif
+#define CHUNKFLOW_IMPLEMENTATION
+#include "chunkflow.h"
+#include "suite.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define REPEATS 5
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, size_t n) {
+    qsort(values, n, sizeof *values, by_size);
+    return values[n / 2];
+}
+
+static void must(cf_result result, const cf_error *error) {
+    if (result == CF_OK) return;
+    fprintf(stderr, "bench_schedule: %s\n", error->text);
+    exit(2);
+}
+
+/* About n chunks of uneven length; with `long_ones`, one sequence in 16 is a group of 2 to 21 chunks. */
+static cf_plan *draw_plan(int64_t n, int long_ones) {
+    int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), m = 0, left = n;
+    uint64_t x = 1;
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_error error;
+    if (lengths == NULL) exit(2);
+    while (left > 0) {
+        int64_t length, chunks;
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        length = 500 + (int64_t)(x >> 40) % 500;
+        if (long_ones && (x >> 60) == 0) length = ((int64_t)(x >> 40) % 20 + 1) * 1000 + length;
+        chunks = (length + 999) / 1000;
+        if (chunks > left) continue;
+        lengths[m++] = length;
+        left -= chunks;
+    }
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 1000;
+    pack.max_slices = 1;
+    must(cf_pack(lengths, m, &pack, &plan, &error), &error);
+    free(lengths);
+    return plan;
+}
+
+static void bench_speed(void) {
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE};
+    int64_t actions;
+    size_t kind;
+    printf("fixed schedules, 8 stages, groups of up to 21 chunks, K = 4: median of %d runs\n", REPEATS);
+    printf("%-12s %10s %10s %10s %10s %12s\n", "kind", "actions", "make ms", "times ms", "ns/action", "+ bounds ms");
+    for (kind = 0; kind < sizeof kinds / sizeof kinds[0]; kind++) {
+        for (actions = 1000; actions <= 1000000; actions *= 10) {
+            cf_plan *plan = draw_plan(actions / (kinds[kind] == CF_SCHEDULE_ZERO_BUBBLE ? 28 : 19), 1);
+            double make[REPEATS], times[REPEATS], bounds[REPEATS];
+            int64_t made = 0;
+            int i;
+            for (i = 0; i < REPEATS; i++) {
+                cf_schedule_desc desc;
+                cf_simulate_desc simulate;
+                cf_schedule *schedule = NULL;
+                cf_timeline *timeline = NULL;
+                cf_error error;
+                double start;
+                memset(&desc, 0, sizeof desc);
+                memset(&simulate, 0, sizeof simulate);
+                desc.kind = kinds[kind];
+                desc.n_stages = 8;
+                desc.k = 4;
+                start = now();
+                must(cf_schedule_make(plan, &desc, &schedule, &error), &error);
+                make[i] = now() - start;
+                simulate.no_bounds = 1;
+                start = now();
+                must(cf_simulate(plan, schedule, &simulate, &timeline, &error), &error);
+                times[i] = now() - start;
+                cf_timeline_free(timeline);
+                simulate.no_bounds = 0;
+                start = now();
+                must(cf_simulate(plan, schedule, &simulate, &timeline, &error), &error);
+                bounds[i] = now() - start - times[i];
+                made = schedule->n_actions;
+                cf_timeline_free(timeline);
+                cf_schedule_free(schedule);
+            }
+            printf("%-12s %10lld %10.3f %10.3f %10.1f %12.3f\n", cf_schedule_kind_name(kinds[kind]), (long long)made,
+                   median(make, REPEATS) * 1e3, median(times, REPEATS) * 1e3,
+                   (median(make, REPEATS) + median(times, REPEATS)) / (double)made * 1e9, median(bounds, REPEATS) * 1e3);
+            cf_plan_free(plan);
+        }
+    }
+}
+
+static void bench_best(void) {
+    int variant;
+    printf("best, default budget, 100 chunks, 8 stages, K = 4: median of %d runs\n", REPEATS);
+    printf("%-28s %8s %10s %12s %12s\n", "batch", "ms", "candidates", "best/bound", "fixed/best");
+    for (variant = 0; variant < 4; variant++) {
+        cf_plan *plan = draw_plan(100, variant % 2);
+        cf_schedule_desc desc;
+        cf_search_report report;
+        cf_error error;
+        double seconds[REPEATS];
+        int i;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.n_stages = 8;
+        desc.k = 4;
+        desc.limit = variant < 2 ? 0 : 8;
+        desc.report = &report;
+        for (i = 0; i < REPEATS; i++) {
+            cf_schedule *schedule = NULL;
+            double start = now();
+            must(cf_schedule_make(plan, &desc, &schedule, &error), &error);
+            seconds[i] = now() - start;
+            cf_schedule_free(schedule);
+        }
+        printf("%-10s %-17s %8.1f %10lld %12.4f %12.4f\n", variant % 2 ? "groups," : "no groups,",
+               desc.limit ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3, (long long)report.n_tried,
+               report.makespan / report.bound, report.fixed_makespan / report.makespan);
+        cf_plan_free(plan);
+    }
+}
+
+/* Makespan of a schedule of the batch, and its peaks. */
+static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, int64_t *peaks) {
+    cf_schedule *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    cf_simulate_desc simulate;
+    cf_error error;
+    double makespan;
+    memset(&simulate, 0, sizeof simulate);
+    simulate.timing = desc->timing;
+    simulate.no_bounds = 1;
+    must(cf_schedule_make(plan, desc, &schedule, &error), &error);
+    must(cf_simulate(plan, schedule, &simulate, &timeline, &error), &error);
+    makespan = timeline->makespan;
+    if (peaks != NULL) memcpy(peaks, timeline->peak_live, (size_t)timeline->n_stages * sizeof *peaks);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    return makespan;
+}
+
+typedef enum suite_mode { NO_LIMIT, PEAKS_OF_PAPER, SPLIT, VIRTUAL } suite_mode;
+
+typedef struct class_sums {
+    double to_bound, over_paper, over_best_fixed; /* sums of logarithms */
+    double worst;
+} class_sums;
+
+/* One batch; returns how many of the fixed schedules are better than best. */
+static int compare_batch(int index, suite_mode mode, class_sums *sums) {
+    static suite_batch batch;
+    static const cf_schedule_kind plain[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE};
+    cf_schedule_desc desc;
+    cf_search_report report;
+    cf_plan *plan = NULL;
+    cf_error error;
+    int64_t peaks[16];
+    double paper, best, best_fixed = DBL_MAX;
+    int n_kinds = mode == SPLIT ? 4 : mode == VIRTUAL ? 1 : 3, n_better = 0, i;
+    suite_draw(index, &batch);
+    must(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, &error), &error);
+    desc = batch.schedule;
+    desc.timing = &batch.timing;
+    desc.kind = CF_SCHEDULE_PAPER;
+    paper = makespan_of(plan, &desc, peaks);
+    if (mode == PEAKS_OF_PAPER) desc.limits = peaks;
+    if (mode == SPLIT) desc.split_backward = 1;
+    if (mode == VIRTUAL) desc.n_virtual = 2;
+    for (i = 0; i < n_kinds; i++) {
+        double makespan;
+        desc.kind = mode == VIRTUAL ? CF_SCHEDULE_INTERLEAVED : plain[i];
+        makespan = makespan_of(plan, &desc, NULL);
+        if (makespan < best_fixed) best_fixed = makespan;
+    }
+    if (mode == VIRTUAL) paper = best_fixed;
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.report = &report;
+    best = makespan_of(plan, &desc, NULL);
+    n_better = best > best_fixed * (1 + 1e-12);
+    sums->to_bound += log(best / report.bound);
+    sums->over_paper += log(paper / best);
+    sums->over_best_fixed += log(best_fixed / best);
+    if (best / report.bound > sums->worst) sums->worst = best / report.bound;
+    cf_plan_free(plan);
+    return n_better;
+}
+
+static int bench_suite(suite_mode mode) {
+    static const char *const titles[] = {"without a limit", "under the peaks of `paper`", "split backwards allowed, no limit",
+                                         "2 virtual stages (paper: interleaved), no limit"};
+    int c, i, worse = 0;
+    printf("suite, %s: geometric means of %d batches each\n", titles[mode], SUITE_PER_CLASS);
+    printf("%-12s %12s %12s %12s %16s\n", "class", "best/bound", "worst", "paper/best", "best fixed/best");
+    for (c = 0; c < SUITE_CLASSES; c++) {
+        class_sums sums = {0, 0, 0, 0};
+        for (i = 0; i < SUITE_PER_CLASS; i++) worse += compare_batch(c * SUITE_PER_CLASS + i, mode, &sums);
+        printf("%-12s %12.4f %12.4f %12.4f %16.4f\n", suite_class_name(c), exp(sums.to_bound / SUITE_PER_CLASS), sums.worst,
+               exp(sums.over_paper / SUITE_PER_CLASS), exp(sums.over_best_fixed / SUITE_PER_CLASS));
+    }
+    printf("worse than a fixed schedule: %d\n", worse);
+    return worse;
+}
+
+static int wanted(int argc, char **argv, const char *name) {
+    int i;
+    for (i = 1; i < argc; i++)
+        if (strcmp(argv[i], name) == 0) return 1;
+    return argc < 2;
+}
+
+int main(int argc, char **argv) {
+    int worse = 0;
+    if (wanted(argc, argv, "speed")) bench_speed();
+    if (wanted(argc, argv, "best")) bench_best();
+    if (wanted(argc, argv, "suite")) worse = bench_suite(NO_LIMIT) + bench_suite(PEAKS_OF_PAPER);
+    if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
+    return worse > 0;
+}
