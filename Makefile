@@ -97,7 +97,7 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
 TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g -O1 $(SANITIZE)
-TEST_SOURCES := $(filter-out tests/test_trainer.c,$(wildcard tests/*.c)) # that one is a program of its own
+TEST_SOURCES := $(filter-out tests/test_trainer%.c,$(wildcard tests/*.c)) # those are programs of their own
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o)
 TEST_HEADERS := chunkflow.h $(wildcard tests/*.h)
 
@@ -111,6 +111,9 @@ $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/trainer: tests/test_trainer.c tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+
+$(TEST_BUILD)/trainer_model: tests/test_trainer_model.c tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
@@ -157,14 +160,16 @@ test-cuda: $(CUDA_BUILD)/tests
 test-gpu:
 	BUILD="$(BUILD)" sh tests/run.sh "sh tests/cuda_device.sh"
 
-test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkflow $(MPI_TESTS) $(CUDA_TESTS)
+test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer_model $(TEST_BUILD)/chunkflow $(MPI_TESTS) $(CUDA_TESTS)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_pipeline.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_tune.sh" \
 	    "$(TEST_BUILD)/trainer" \
+	    "$(TEST_BUILD)/trainer_model" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
@@ -173,8 +178,18 @@ test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/chunkfl
 
 # ---- benchmarks ----
 
-bench:
+bench: $(BUILD)/bench_tune $(BUILD)/bench_fit
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" sh tools/bench/bench_pack.sh
+	$(BUILD)/bench_tune
+	$(BUILD)/bench_fit
+
+BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/draw.c
+
+$(BUILD)/bench_tune: $(BENCH_TUNE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_TUNE_SOURCES) -o $@
+
+$(BUILD)/bench_fit: tools/bench/bench_fit.c $(TRAIN_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh

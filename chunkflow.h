@@ -1241,7 +1241,7 @@ typedef struct cf_tuning {
                                        chunk_size or k, or kind, replay or offload; a neighbour is exact, or infeasible, or
                                        has a same_as which is */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; else 0 */
+    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`, with less than which none can do; else 0 */
     int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
     int interrupted;                /* 1: progress asked to stop */
     cf_allocator allocator;         /* private, as in cf_plan */
@@ -1251,7 +1251,7 @@ typedef struct cf_tuning {
    through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit the
    limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one. Its memory is the
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most. Its memory is the
    simulated timeline's: on every stage, at every pass, what is held then. The result is exact for these batches: nothing
    is left out unless a lower bound of its time (cf_simulate's, and the time of the batches already simulated) is above that
    of n_exact others, or it is known to give the same schedules as another candidate, or `best` includes it. The same
@@ -1275,7 +1275,7 @@ CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
 /* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have some
-   40,000 passes. */
+   20,000 passes. */
 CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -8535,7 +8535,7 @@ CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
 
 CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
     int64_t passes = cf__max(1, 2 * plan->n_steps * n_stages * n_virtual);
-    return cf__max(8, cf__min(64, 40000 / passes));
+    return cf__max(8, cf__min(64, 20000 / passes));
 }
 
 /* ---- statistics ---- */
@@ -8624,8 +8624,9 @@ typedef struct cf__tuner {
     cf_stage_cost *stages;  /* (most_virtual) */
     cf__weights *weights;   /* (most_virtual) */
     int64_t *fixed;         /* (most_virtual) bytes x 100 that a stage holds always */
-    int64_t *limits;        /* (most_virtual) of bytes, for schedules that must keep to one */
-    cf_bytes limited_bytes; /* what those count */
+    int64_t *room;          /* (most_virtual) bytes x 100 of each stage for all that a schedule can change */
+    int64_t *limits;        /* (most_virtual) for schedules that must keep to one: of bytes, */
+    int64_t *chunk_limits;  /* (most_virtual) and of chunks */
     cf__held *held, *held_at_peak; /* (most_virtual) */
     cf_memory_load *loads;  /* (most_virtual) */
 
@@ -8698,7 +8699,7 @@ static void cf__tune_done(cf__tuner *t, int64_t n) {
     cf_tune_progress progress;
     t->done += n;
     if (t->desc.progress == NULL || t->stop || n == 0) return;
-    progress.done = t->done;
+    progress.done = cf__min(t->done, t->total); /* the winner's neighbours come on top */
     progress.total = t->total;
     progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
     if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
@@ -8903,7 +8904,9 @@ static void cf__layout_tuner(cf__tuner *t, const cf_tuning *header, cf__carver *
     t->stages = (cf_stage_cost *)cf__take(carver, v, sizeof(cf_stage_cost));
     t->weights = (cf__weights *)cf__take(carver, v, sizeof(cf__weights));
     t->fixed = (int64_t *)cf__take(carver, v, sizeof(int64_t));
+    t->room = (int64_t *)cf__take(carver, v, sizeof(int64_t));
     t->limits = (int64_t *)cf__take(carver, v, sizeof(int64_t));
+    t->chunk_limits = (int64_t *)cf__take(carver, v, sizeof(int64_t));
     t->held = (cf__held *)cf__take(carver, v, sizeof(cf__held));
     t->held_at_peak = (cf__held *)cf__take(carver, v, sizeof(cf__held));
     t->loads = (cf_memory_load *)cf__take(carver, v, sizeof(cf_memory_load));
@@ -8987,7 +8990,8 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
         w->gradient = bytes.state_gradient * loose;
         w->input = bytes.boundary * loose;
         w->chunk = cf__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
-        if (!cf__mul(w->chunk, chunk_size, &most) || most > INT64_MAX / 4) return cf__fail_size(t->error, "chunk_sizes");
+        if (!cf__mul(cf__max(w->chunk, w->activations), chunk_size, &most) || most > INT64_MAX / 16)
+            return cf__fail_size(t->error, "chunk_sizes");
     }
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     for (s = 0; s < split->pp; s++) {
@@ -9060,22 +9064,35 @@ static int64_t cf__least_bytes(const cf__tuner *t, const cf_plan *plan, const cf
     return most;
 }
 
-/* What the scheduler may let each stage hold, so that it fits. It counts every stage's tokens by the same bytes, so those
-   of the dearest stage are taken, and the others' limits grow in proportion. */
-static void cf__tune_limits(cf__tuner *t, const cf_parallel *split, int64_t chunk_size) {
+static int64_t cf__largest_group(const cf_plan *plan) {
+    int64_t i, most = 1;
+    for (i = 0; i < plan->n_groups; i++) most = cf__max(most, plan->groups[i].n_chunks);
+    return most;
+}
+
+/* What is left on each stage beside what it holds always and what the largest chunk in a pass needs. */
+static void cf__find_room(cf__tuner *t, const cf_parallel *split, int64_t chunk_size) {
+    int64_t v, s;
+    for (s = 0; s < split->pp; s++) {
+        int64_t chunk = 0;
+        for (v = s; v < split->pp * split->n_virtual; v += split->pp) chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
+        t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
+    }
+}
+
+/* Limits for the scheduler that make a schedule fit, in one of two ways. It counts the tokens of all stages by the same bytes.
+
+   The first: bytes of the stage whose activations are dearest; the others' limits grow in proportion, and so do the bytes
+   of state, to the largest that any stage would need. That is close where stages are alike. */
+static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
     int64_t n_v = split->pp * split->n_virtual, v, s;
     double dearest = 0;
-    cf_bytes *bytes = &t->limited_bytes;
-    memset(bytes, 0, sizeof *bytes);
+    cf_bytes *bytes = &desc->bytes;
     for (v = 0; v < n_v; v++) dearest = cf__most(dearest, (double)t->weights[v].activations);
     bytes->per_token_activations = (int64_t)dearest;
     for (s = 0; s < split->pp; s++) {
         double own = 0, scale;
-        int64_t chunk = 0, room;
-        for (v = s; v < n_v; v += split->pp) {
-            own = cf__most(own, (double)t->weights[v].activations);
-            chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
-        }
+        for (v = s; v < n_v; v += split->pp) own = cf__most(own, (double)t->weights[v].activations);
         scale = dearest / own;
         for (v = s; v < n_v; v += split->pp) {
             const cf__weights *w = &t->weights[v];
@@ -9084,10 +9101,49 @@ static void cf__tune_limits(cf__tuner *t, const cf_parallel *split, int64_t chun
                 cf__max(bytes->per_token_state_gradient, (int64_t)cf__product((double)w->gradient, scale) + 1);
             bytes->per_token_boundary = cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
         }
-        room = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
         t->limits[s] = 1; /* 0 would mean that there is no limit */
-        if (room > 0) t->limits[s] = cf__max(1, (int64_t)cf__product((double)room * (1 - 1e-9), scale));
+        if (t->room[s] > 0) t->limits[s] = cf__max(1, (int64_t)cf__product((double)t->room[s] * (1 - 1e-9), scale));
     }
+    desc->limits_bytes = t->limits;
+}
+
+/* Bytes x 100 of a token of state, with its gradient and (local replay) its row of a saved input, and of a chunk that is
+   kept, the dearest on that stage. */
+static int64_t cf__state_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int local) {
+    int64_t v, sum = 0;
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
+        sum += t->weights[v].state + t->weights[v].gradient + (local ? t->weights[v].input : 0);
+    return sum;
+}
+
+static int64_t cf__kept_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int64_t chunk_size) {
+    int64_t v, most = 1;
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) most = cf__max(most, t->weights[v].activations * chunk_size);
+    return most;
+}
+
+/* The second, for stages that are not: every stage gets room for the state of the largest group and K chunks; of what is
+   left on the fullest one half is for more state, and all else on each for more chunks. */
+static void cf__limit_chunks(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, cf_schedule_desc *desc) {
+    int64_t at_least = cf__min(desc->k, cf__largest_group(plan)) * split->n_virtual, tokens = 0, more = INT64_MAX, s, i;
+    int local = desc->replay == CF_REPLAY_LOCAL;
+    for (i = 0; i < plan->n_groups; i++) tokens = cf__max(tokens, plan->groups[i].tokens);
+    for (s = 0; s < split->pp; s++) {
+        int64_t state = cf__state_weight(t, split, s, local);
+        int64_t left = t->room[s] - tokens * state - at_least * cf__kept_weight(t, split, s, plan->chunk_size);
+        more = cf__max(0, cf__min(more, left / 2 / state));
+    }
+    tokens = cf__min(tokens + more, INT64_MAX / 8 / split->n_virtual);
+    for (s = 0; s < split->pp; s++) {
+        int64_t left = t->room[s] - tokens * cf__state_weight(t, split, s, local);
+        t->chunk_limits[s] = cf__max(at_least, left / cf__kept_weight(t, split, s, plan->chunk_size));
+    }
+    memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
+    desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
+    desc->bytes.per_token_boundary = local;
+    desc->limits_bytes = NULL;
+    desc->limit_bytes = cf__max(1, tokens * (2 + local) * split->n_virtual);
+    desc->limits = t->chunk_limits;
 }
 
 /* Where a schedule needs most. */
@@ -9194,7 +9250,7 @@ static cf_result cf__set_up(cf__tuner *t, int64_t split_id, int64_t chunk_size) 
         if (r != CF_OK) return r;
     }
     if ((r = cf__tune_weights(t, split, chunk_size)) != CF_OK) return r;
-    cf__tune_limits(t, split, chunk_size);
+    cf__find_room(t, split, chunk_size);
     return CF_OK;
 }
 
@@ -9257,38 +9313,46 @@ static void cf__not_feasible(cf_tune_candidate *c, int64_t bytes, int64_t stage,
     c->stage = stage;
 }
 
-/* One rank of one batch, without a limit if that fits, else with one. */
+/* Notes the peak of a schedule that fits. */
+static void cf__note_peak(cf_tune_candidate *c, const cf__peak *peak, int64_t batch, int64_t rank) {
+    if (peak->memory.total <= c->bytes) return;
+    c->memory = peak->memory;
+    c->bytes = peak->memory.total;
+    c->stage = peak->stage;
+    c->peak_batch = batch;
+    c->peak_rank = rank;
+    c->peak_action = peak->action;
+    c->peak_seconds = peak->seconds;
+}
+
+/* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
 static cf_result cf__fit_rank(cf__tuner *t, const cf_plan *plan, cf_tune_candidate *c, int64_t batch, int64_t rank,
                               cf_timeline **timeline) {
     const cf_parallel *split = &t->tuning->splits[c->split];
     cf_schedule_desc desc = cf__rank_desc(t, split, c->k, c->replay, c->kind, rank);
-    cf__peak peak;
-    cf_result r;
+    int64_t least = INT64_MAX, stage = 0;
+    int way;
     desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(plan, split->pp, split->n_virtual);
-    t->tuning->n_simulated++;
-    if ((r = cf__try_rank(t, plan, &desc, c->offload, timeline, &peak)) != CF_OK) return r;
-    if (peak.memory.total > t->tuning->limit_bytes) {
-        int64_t unlimited = peak.memory.total;
-        c->limited = 1;
-        desc.bytes = t->limited_bytes;
-        desc.limits_bytes = t->limits;
+    for (way = 0; way < 3; way++) {
+        cf__peak peak;
+        cf_result r;
+        if (way == 1) cf__limit_bytes(t, split, &desc);
+        if (way == 2) cf__limit_chunks(t, plan, split, &desc);
+        c->limited |= way > 0;
         t->tuning->n_simulated++;
         r = cf__try_rank(t, plan, &desc, c->offload, timeline, &peak);
-        if (r == CF_ERROR_INFEASIBLE || (r == CF_OK && peak.memory.total > t->tuning->limit_bytes)) {
-            cf__not_feasible(c, r == CF_OK ? cf__min(unlimited, peak.memory.total) : unlimited, peak.stage,
-                             "no schedule of some batch keeps to the limit");
+        if (r == CF_ERROR_INFEASIBLE) continue;
+        if (r != CF_OK) return r;
+        if (peak.memory.total <= t->tuning->limit_bytes) {
+            cf__note_peak(c, &peak, batch, rank);
             return CF_OK;
         }
-        if (r != CF_OK) return r;
+        if (peak.memory.total < least) {
+            least = peak.memory.total;
+            stage = peak.stage;
+        }
     }
-    if (peak.memory.total <= c->bytes) return CF_OK;
-    c->memory = peak.memory;
-    c->bytes = peak.memory.total;
-    c->stage = peak.stage;
-    c->peak_batch = batch;
-    c->peak_rank = rank;
-    c->peak_action = peak.action;
-    c->peak_seconds = peak.seconds;
+    cf__not_feasible(c, least, stage, "no schedule of some batch keeps to the limit");
     return CF_OK;
 }
 
@@ -9364,12 +9428,6 @@ static double cf__candidate_bound(const cf__tuner *t, const cf__point *point, cf
     if (!cf__kind_splits(&t->desc, kind)) return t->bounds[at];
     if (kind == CF_SCHEDULE_ZERO_BUBBLE || t->split_bounds[at] < t->bounds[at]) return t->split_bounds[at];
     return t->bounds[at];
-}
-
-static int64_t cf__largest_group(const cf_plan *plan) {
-    int64_t i, most = 1;
-    for (i = 0; i < plan->n_groups; i++) most = cf__max(most, plan->groups[i].n_chunks);
-    return most;
 }
 
 /* All candidates of a point that are not infeasible yet become so. */

@@ -1,0 +1,305 @@
+#!/bin/sh
+# cli_tune.sh - tests of `chunkflow tune`.
+#
+#     tests/cli_tune.sh [FILTER]
+#
+# CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
+# end how many. What the command says is worked out again with awk, or in Python where there is one.
+set -u
+LC_ALL=C
+export LC_ALL
+
+CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
+FILTER=${1:-}
+case $CHUNKFLOW in
+    /*) ;;
+    *) CHUNKFLOW=$PWD/$CHUNKFLOW ;;
+esac
+if ! [ -x "$CHUNKFLOW" ]; then
+    echo "FAIL cli_tune: there is no program $CHUNKFLOW"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+PYTHON=$(command -v python3 || true)
+if [ -n "$PYTHON" ] && ! "$PYTHON" -c pass 2>/dev/null; then PYTHON=; fi
+
+WORK=$(mktemp -d) || exit 1
+trap 'rm -rf "$WORK"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$WORK" || exit 1
+
+passed=0
+failed=0
+skipped=0
+
+wanted() { # NAME
+    case $1 in
+        *"$FILTER"*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+ok() { # NAME
+    echo "ok $1"
+    passed=$((passed + 1))
+}
+
+fail() { # NAME WHY
+    echo "FAIL $1: $2"
+    failed=$((failed + 1))
+}
+
+skip() { # NAME WHY
+    echo "skip $1: $2"
+    skipped=$((skipped + 1))
+}
+
+# Runs the command; standard output in out, standard error in err.
+run() { # ARGUMENTS
+    "$CHUNKFLOW" "$@" >out 2>err
+}
+
+# It must end with that code and say that text on standard error, and nothing on standard output.
+refused() { # NAME CODE TEXT ARGUMENTS
+    name=$1 code=$2 text=$3
+    shift 3
+    wanted "$name" || return 0
+    run "$@"
+    status=$?
+    if [ "$status" -ne "$code" ]; then fail "$name" "exit code $status, wanted $code"
+    elif [ -s out ]; then fail "$name" "it printed to standard output"
+    elif ! grep -qF -- "$text" err; then fail "$name" "said: $(cat err)"
+    else ok "$name"; fi
+}
+
+# It must succeed and print that text.
+says() { # NAME TEXT ARGUMENTS
+    name=$1 text=$2
+    shift 2
+    wanted "$name" || return 0
+    run "$@"
+    status=$?
+    if [ "$status" -ne 0 ]; then fail "$name" "exit code $status: $(cat err)"
+    elif ! grep -qF -- "$text" out; then fail "$name" "'$text' is not in its output"
+    else ok "$name"; fi
+}
+
+"$CHUNKFLOW" gen lmsys --n 3000 --seed 5 >lengths || exit 1
+"$CHUNKFLOW" gen lmsys --n 300 --seed 6 --max 32K >short || exit 1
+echo 262144 >>lengths
+echo 270000 >>lengths
+
+seven="--model qwen2.5-7b --gpu h100-80g"
+small="--chunk-sizes 4K,8K --ks 1,4 --batches 4 --batch 64"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# what it finds
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Word splitting is wanted in $seven and $small.
+# shellcheck disable=SC2086
+{
+says tune_example "best              ChunkSize " tune lengths $seven --gpus 16 --context 256K
+says tune_prints_splits "  4 x 4 x 1    " tune lengths $seven --gpus 16 --context 256K $small
+says tune_prints_neighbours "one thing changed from the best" tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K --ks 1,64
+says tune_prints_what_does_not_fit "ChunkSize 131,072" tune lengths $seven --tp 4 --pp 4 --context 256K
+says tune_reads_standard_input "sequences" tune - $seven --tp 4 --pp 4 --context 256K $small <lengths
+says tune_virtual_stages "interleaved" tune short $seven --tp 4 --pp 2 --virtual 2 $small --show 4
+says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-offload
+says tune_schedules "zero-bubble" tune short $seven --tp 4 --pp 4 $small --schedules paper,zero-bubble --split-backward
+}
+
+# Sequences past the context are left out, and it says how many and how much that is.
+name=tune_left_out
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if ! run tune lengths $seven --tp 4 --pp 4 --context 8K $small; then fail $name "$(cat err)"
+    else
+        wanted_text=$(awk '{ all += $1 } $1 > 8192 { n++; sum += $1 }
+                           END { printf "left out: %d longer than 8,192, with %.2f %% of all tokens", n, 100 * sum / all }' lengths)
+        if grep -qF "$wanted_text" out; then ok $name; else fail $name "'$wanted_text' is not in its output"; fi
+    fi
+fi
+
+# (8K,4) is the best of the three, and (2K,16) the worst, as in the paper.
+name=tune_paper_trade_off
+if wanted $name; then
+    if ! run tune --paper-trade-off; then fail $name "$(cat err)"
+    else
+        awk '$1 == "2,048" { a = $5; pa = $3 } $1 == "8,192" { b = $5; pb = $3 } $1 == "32,768" { c = $5; pc = $3 }
+             END { if (!(pa > pc && pc > pb && pb > 0)) { print "the paper has another order"; exit 1 }
+                   if (!(a > c && c > b && b > 0)) { print a, b, c; exit 1 }
+                   if (a / b / (pa / pb) > 1.1 || a / b / (pa / pb) < 0.9) { print "ratio of 2K", a / b; exit 1 }
+                   if (c / b / (pc / pb) > 1.1 || c / b / (pc / pb) < 0.9) { print "ratio of 32K", c / b; exit 1 } }' out >why &&
+            grep -q '^assumptions' out && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# The file says the same as the library promises.
+name=tune_json
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run tune lengths $seven --gpus 16 --context 256K --seed 3 --json tuning.json; then fail $name "$(cat err)"
+    elif "$PYTHON" - tuning.json out >why 2>&1 <<'END'
+import json, sys
+t = json.load(open(sys.argv[1]))
+c = t["candidates"]
+assert t["format"] == "chunkflow-tuning" and t["left_out"] == 1 and t["left_out_tokens"] == 270000
+assert all(x["id"] == i for i, x in enumerate(c))
+exact = [x for x in c if x["status"] == "ok"]
+assert t["winner"] == min(exact, key=lambda x: (x["seconds"], x["id"]))["id"] == t["ranking"][0]
+assert sorted(t["ranking"]) == [x["id"] for x in exact]
+best = c[t["winner"]]
+for x in exact:
+    n = len(x["batches"])
+    assert n == len(t["batch_tokens"]) == 16
+    assert abs(sum(x["batches"]) / n - x["seconds"]) < 1e-9 * x["seconds"]
+    assert abs(x["seconds"] - best["seconds"] - x["behind"]) < 1e-9
+    assert x["bound"] <= x["seconds"] * (1 + 1e-9)
+    assert x["bytes"] <= t["limit_bytes"] and sum(x["memory"].values()) == x["bytes"]
+assert all(x["bytes"] > t["limit_bytes"] for x in c if x["status"] == "infeasible")
+assert {x["status"] for x in c} == {"ok", "dominated", "infeasible"}
+last = c[t["ranking"][9]]["seconds"]
+for x in c:
+    if x["status"] == "dominated" and x.get("same_as", -1) < 0 and "bound" in x["why"]:
+        assert x["bound"] <= last * 10
+for i in t["neighbours"]:
+    x = c[i]
+    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "offload")) == 1
+    assert x["split"] == best["split"]
+assert all(s["tensor_parallel"] * s["pipeline_parallel"] * s["data_parallel"] == 16 for s in t["splits"])
+text = open(sys.argv[2]).read()
+assert "ChunkSize %s, K %d, schedule %s" % (format(best["chunk_size"], ","), best["k"], best["schedule"]) in text
+assert "%.1f ms an iteration" % (1e3 * best["seconds"]) in text
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
+name=tune_json_to_standard_output
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune short $seven --tp 4 --pp 4 $small --json -
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif "$PYTHON" -c 'import json, sys; json.load(sys.stdin)' <out 2>why; then ok $name
+    else fail $name "$(cat why)"; fi
+fi
+
+# The same seed gives the same bytes, another one others; nothing is said on a standard error that is no terminal.
+name=tune_same_seed
+if wanted $name; then
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 7 >first 2>err
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 7 >second 2>>err
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 8 >third 2>>err
+    if ! [ -s first ] || ! cmp -s first second; then fail $name "two runs differ"
+    elif cmp -s first third; then fail $name "another seed changes nothing"
+    elif [ -s err ]; then fail $name "it wrote to standard error"
+    else ok $name; fi
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ctrl-C and the bar
+# ----------------------------------------------------------------------------------------------------------------------
+
+name=tune_interrupted
+if wanted $name; then
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --gpus 64 --batches 2000 --show 5000 --context 256K >out 2>err &
+    child=$!
+    sleep 2
+    if ! kill -INT $child 2>/dev/null; then
+        wait $child
+        fail $name "it was done before it could be interrupted"
+    else
+        wait $child
+        status=$?
+        if [ $status -ne 130 ]; then fail $name "exit code $status, wanted 130"
+        elif ! grep -q INTERRUPTED out; then fail $name "it does not say so"
+        elif ! grep -q '^best ' out; then fail $name "it does not print what it has"
+        else ok $name; fi
+    fi
+fi
+
+name=tune_bar_on_a_terminal
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ] || ! "$PYTHON" -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
+    elif "$PYTHON" - "$CHUNKFLOW" tune lengths $seven --gpus 16 --batches 40 --context 256K >why 2>&1 <<'END'
+import os, pty, subprocess, sys
+master, slave = pty.openpty()
+run = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=slave)
+os.close(slave)
+seen = b""
+while True:
+    try: piece = os.read(master, 4096)
+    except OSError: break
+    if not piece: break
+    seen += piece
+assert run.wait() == 0
+assert b"[" in seen and b"%" in seen and b"#" in seen, seen[:200]
+assert seen.endswith(b"\r\x1b[K"), seen[-40:]
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+# what it refuses
+# ----------------------------------------------------------------------------------------------------------------------
+
+echo "# nothing" >empty
+# shellcheck disable=SC2086
+{
+refused tune_no_file 2 "FILE|- is missing" tune $seven
+refused tune_no_gpu 2 "--gpu NAME is missing" tune short --model qwen2.5-7b
+refused tune_wrong_gpu 2 "there is no 'b900'" tune short --model qwen2.5-7b --gpu b900
+refused tune_no_model 2 "wanted --model NAME" tune short --gpu h100-80g
+refused tune_missing_list 2 "nowhere" tune nowhere $seven --tp 4 --pp 4
+refused tune_empty_list 2 "there is no sequence" tune empty $seven --tp 4 --pp 4
+refused tune_all_left_out 2 "there is no sequence within --context" tune lengths $seven --tp 4 --pp 4 --context 1
+refused tune_tp 2 "parallel.tp: must divide heads" tune short $seven --tp 3 --pp 4
+refused tune_gpus 2 "n_gpus: there is no way to split the model over so many (wanted 8, got 7)" \
+    tune short $seven --gpus 7 --tp 2
+refused tune_falling_ks 2 "ks[1]: must rise (wanted 5, got 2)" tune short $seven --tp 4 --pp 4 --ks 4,2
+refused tune_zero_chunk_size 2 "chunk_sizes[0]: too small (wanted 1, got 0)" tune short $seven --tp 4 --pp 4 --chunk-sizes 0
+refused tune_no_number 2 "--chunk-sizes: wanted numbers with commas between, got '8Q'" \
+    tune short $seven --tp 4 --pp 4 --chunk-sizes 4K,8Q
+refused tune_wrong_schedule 2 "--schedules: there is no 'fast'" tune short $seven --tp 4 --pp 4 --schedules best,fast
+refused tune_schedule_twice 2 "kinds[1]: is in the list already" tune short $seven --tp 4 --pp 4 --schedules best,best
+refused tune_schedule_without_virtual_stages 2 "kinds[0]: has no virtual stages" \
+    tune short $seven --tp 4 --pp 2 --virtual 2 --schedules paper
+refused tune_align 2 "align" tune short $seven --tp 4 --pp 4 --align 48
+refused tune_negative 2 "--batch" tune short $seven --tp 4 --pp 4 --batch -5
+refused tune_zero_batches 2 "--batches" tune short $seven --tp 4 --pp 4 --batches 0
+refused tune_limit_below_the_parameters 2 "limit_bytes" tune short $seven --tp 4 --pp 4 --limit 1G
+}
+
+# The limit that the message names is one that works.
+name=tune_smallest_limit
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune short $seven --tp 4 --pp 4 --limit 1G $small
+    least=$(sed -n 's/.*(wanted \([0-9]*\), got 1073741824).*/\1/p' err)
+    # shellcheck disable=SC2086
+    if [ -z "$least" ]; then fail $name "said: $(cat err)"
+    elif ! run tune short $seven --tp 4 --pp 4 --limit "$least" --chunk-sizes 4K --ks 1 --batches 2 --batch 1; then
+        if [ -s err ]; then fail $name "$(cat err)"; elif grep -q "nothing fits" out; then ok $name; else fail $name "$(cat out)"; fi
+    else ok $name; fi
+fi
+
+# Where nothing fits, it says what would and ends with 1.
+name=tune_nothing_fits
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 128K --ks 1,2 --batches 2
+    status=$?
+    if [ $status -ne 1 ]; then fail $name "exit code $status, wanted 1"
+    elif ! grep -q "nothing fits into 79.65 GiB; the least that any of these needs is 10[0-9]\." out; then fail $name "$(cat out)"
+    else ok $name; fi
+fi
+
+if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
+else echo "$passed passed, $failed failed"; fi
+[ $failed -eq 0 ]
