@@ -88,7 +88,7 @@ $(BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
 # Threads that spin while they wait are slow on a busy machine; results are the same either way.
 demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu --demo
-	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu_f64 --check --batch 4 --max-length 1024 --chunk-size 256 --k 2
+	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu_f64 --check --batch 16 --chunk-size 256 --k 2
 
 # ---- tests ----
 #

@@ -54,7 +54,7 @@
    cannot be checked: that a pointer really points to as many items as was said, and that an object still is what this
    library built (run cf_plan_validate on one that came from elsewhere before you hand it to any other function).
 
-   A complete program (examples/hello.c is a longer one)
+   A complete program (examples/hello.c is a longer one; C++ people write {} for {0})
 
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
@@ -150,15 +150,15 @@ typedef enum cf_result {
     CF_RESULT_COUNT /* how many codes there are; never returned */
 } cf_result;
 
-/* What went wrong, in a record that the caller owns. Every function takes a pointer to one, or NULL. It is written only
-   on failure, and then all of it. */
+/* What went wrong, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It is
+   written only on failure, and then all of it. */
 typedef struct cf_error {
-    cf_result code;    /* the code that the function also returns */
     int64_t item;      /* index of the sequence, slice, chunk, group, action ... at fault; -1: none in particular */
+    cf_result code;    /* the code that the function also returns */
     const char *field; /* name of the argument, option or member at fault; a static string */
     int64_t wanted;    /* the nearest acceptable value, or the limit */
     int64_t got;       /* the value found */
-    char text[200];    /* all of the above as one line, without a line end */
+    char text[200];    /* where, why, wanted and got as one line, without a line end */
 } cf_error;
 
 /* "CF_ERROR_PLAN", and "the plan breaks a rule". Both return a static string for every value, also an unknown one. */
@@ -189,7 +189,7 @@ typedef struct cf_pass_cost {
     double per_pair;
 } cf_pass_cost;
 
-/* The formula above. Each product and sum is rounded to double by itself, so every platform gives the same bits. */
+/* The formula above (0 without a cost). Each product and sum is rounded to double by itself, so every platform gives the same bits. */
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs);
 
 /* Visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own sequence, under a causal
@@ -421,7 +421,8 @@ typedef enum cf_split_method {
     CF_SPLIT_FULL,                /* slices of chunk_size tokens, the rest last (the paper's Algorithm 1) */
     CF_SPLIT_EVEN,                /* as many slices, equal in tokens to within one token (or one alignment unit) */
     CF_SPLIT_COST                 /* slices of at most chunk_size tokens, the dearest as cheap as possible; late slices,
-                                     which see more keys, get shorter. At most about twice as many slices as FULL */
+                                     which see more keys, get shorter. At most about twice as many slices as FULL. A
+                                     search: a few microseconds a slice */
 } cf_split_method;
 
 /* "best-fit", "first-fit", "next-fit"; "full", "even", "cost"; "?" for anything else. */
@@ -511,7 +512,7 @@ typedef struct cf_plan {
    sequence counts as long when its own tokens exceed chunk_size.
 
    *out: a new plan, to be given to cf_plan_free; untouched on failure. Time is near linear (a million lengths in tens of
-   milliseconds). The plan depends only on the arguments, so each data-parallel rank can compute it for itself.
+   milliseconds; CF_SPLIT_COST takes a few microseconds more for each slice of a long sequence). The plan depends only on the arguments, so each data-parallel rank can compute it for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out by
    placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
@@ -542,7 +543,7 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
 /* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly one
    slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes, pairs,
-   ranks and totals. Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index
+   ranks and totals (of lower_bound only that the plan does not undercut it). Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index
    of the chunk, slice, group or sequence in error->item. CF_ERROR_MEMORY if n bytes of scratch cannot be had from
    `allocator` (NULL: malloc). Reads only arrays of the plan, within the counts that the plan states. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
@@ -565,11 +566,12 @@ typedef struct cf_plan_stats {
     double rank_pair_spread;
 } cf_plan_stats;
 
-/* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. */
+/* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. Without a plan
+   all numbers are 0. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
 /* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is no
-   such chunk. */
+   such chunk (or no plan). */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func and
@@ -963,9 +965,9 @@ typedef struct cf_search_report {
 
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
+    int64_t n_stages;            /* 0: 1 */
     cf_schedule_kind kind;       /* 0: paper */
     cf_replay replay;            /* 0: pipeline */
-    int64_t n_stages;            /* 0: 1 */
     int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
                                     interleaved and best */
     int64_t k;                   /* 0: 1 */
@@ -1412,9 +1414,9 @@ typedef enum cf_csv_format {
 } cf_csv_format;
 
 typedef struct cf_csv_desc {
-    cf_csv_format format;
     int extensions;        /* writing: 1: passes that PyTorch does not know may be written: R, SEND_R, RECV_R, OFFLOAD,
                               PREFETCH. Reading takes them always */
+    cf_csv_format format;  /* 0: auto */
     int legacy;            /* reading: 1: B is the gradient of the inputs only (now I), and BW the whole backward (now B) */
     cf_schedule_kind kind; /* reading: the label that the schedule gets; 0 says that it is nobody's */
     cf_replay replay;      /* reading: how an R comes back. 0: pipeline */
@@ -1724,7 +1726,9 @@ static double cf__product(double a, double b) {
 }
 
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs) {
-    double seconds = cost->constant + cf__product(cost->per_token, (double)tokens);
+    double seconds;
+    if (cost == NULL) return 0;
+    seconds = cost->constant + cf__product(cost->per_token, (double)tokens);
     return seconds + cf__product(cost->per_pair, (double)pairs);
 }
 
@@ -2780,7 +2784,7 @@ static cf_result cf__find_target(cf__packer *p, cf__split *split) {
     split->target = high;
     n = cf__count_cuts(p, split, INT64_MAX - 1, &result);
     steps = cf__max(2, cf__min(48, (4 * CF__MAX_COST_SLICES) / n));
-    for (i = 0; i < steps && result == CF_OK; i++) {
+    for (i = 0; i < steps && result == CF_OK && high - low > cf__product(high, 1e-7); i++) {
         split->target = low + (high - low) / 2;
         if (cf__count_cuts(p, split, n, &result) <= n) high = split->target;
         else low = split->target;
@@ -3818,7 +3822,7 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 /* ---- asking a plan ---- */
 
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) {
-    const cf_chunk *c = chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
+    const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
     return c != NULL && c->group >= 0 ? plan->slices[c->first_slice].length : 0;
 }
 
@@ -3861,8 +3865,11 @@ static void cf__measure_costs(const cf_plan *plan, const cf_pass_cost *given, cf
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
-    int64_t i, n_used = plan->n_chunks - plan->n_idle;
+    int64_t i, n_used;
+    if (stats == NULL) return;
     memset(stats, 0, sizeof *stats);
+    if (plan == NULL) return;
+    n_used = plan->n_chunks - plan->n_idle;
     stats->n_idle = plan->n_idle;
     stats->excess = n_used - plan->lower_bound;
     for (i = 0; i < plan->n_chunks; i++) {

@@ -52,7 +52,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"clip", NUMBER, &o->optimizer.clip, 0, MANY, NULL, "longest gradient, 0: any"},
         {"seed", INTEGER, &o->seed, 0, MANY, NULL, "of weights, data order and dropout"},
         {"threads", INTEGER, &o->threads, 0, 4096, NULL, "threads, 0: as OpenMP sees fit; results do not depend on it"},
-        {"max-length", INTEGER, &o->longest, 0, MANY, NULL, "cut files into documents of at most this, 0: never"},
+        {"max-length", INTEGER, &o->longest, 0, MANY, NULL, "cut longer files at blank lines, to at most this, 0: never"},
         {"prompt", INTEGER, &o->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
         {"prompt-fraction", NUMBER, &o->prompt_fraction, 0, 1, NULL, "the same as a part of each document"},
         {"synthetic", LENGTHS, &o->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
@@ -92,7 +92,7 @@ static inline options options_default(void) {
     o.order.k = 1;
     o.batch = 8;
     o.seed = 1;
-    o.longest = 1024;
+    o.longest = 4096;
     o.checkpoint_every = 50;
     o.print_every = 1;
     return o;

@@ -60,31 +60,61 @@ static inline void add_token(documents *d, int token) {
 
 static inline void close_document(documents *d) { d->count++; }
 
-/* longest: tokens of the longest document wanted, 0: no limit. Each piece of a cut file gets its own BEGIN and END. */
-static inline void add_file(documents *d, const char *path, int64_t longest) {
+/* Reads a whole file. The caller frees what *bytes points to. */
+static inline int64_t read_file(const char *path, unsigned char **bytes) {
     FILE *file = fopen(path, "rb");
+    int64_t length = 0, capacity = 0;
     if (!file) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
-    int64_t length = 0, pieces = 1;
-    open_document(d);
-    add_token(d, TOKEN_BEGIN);
-    for (int byte = getc(file); byte != EOF; byte = getc(file)) {
-        if (longest > 0 && length + 2 == longest) {
-            add_token(d, TOKEN_END);
-            close_document(d);
-            open_document(d);
-            add_token(d, TOKEN_BEGIN);
-            length = 0;
-            pieces++;
+    *bytes = NULL;
+    for (;;) {
+        if (length == capacity) {
+            unsigned char *larger = TAKE(unsigned char, capacity = max_of(4096, 2 * capacity));
+            if (length > 0) memcpy(larger, *bytes, (size_t)length);
+            free(*bytes);
+            *bytes = larger;
         }
-        add_token(d, byte);
-        length++;
+        size_t n = fread(*bytes + length, 1, (size_t)(capacity - length), file);
+        length += (int64_t)n;
+        if (n == 0) break;
     }
-    add_token(d, TOKEN_END);
-    close_document(d);
     if (ferror(file)) fail(EXIT_BAD_INPUT, "%s: cannot be read: %s", path, strerror(errno));
     fclose(file);
+    return length;
+}
+
+/* Length of the block that starts at `begin`: up to and with the next blank lines, but at most `most`. */
+static inline int64_t block_length(const unsigned char *bytes, int64_t begin, int64_t end, int64_t most) {
+    int64_t i = begin + 1, limit = min_of(end, begin + most);
+    while (i < limit && !(bytes[i - 1] == '\n' && bytes[i] == '\n')) i++;
+    while (i < limit && bytes[i] == '\n') i++;
+    return i - begin;
+}
+
+static inline void add_document(documents *d, const unsigned char *bytes, int64_t length) {
+    open_document(d);
+    add_token(d, TOKEN_BEGIN);
+    for (int64_t i = 0; i < length; i++) add_token(d, bytes[i]);
+    add_token(d, TOKEN_END);
+    close_document(d);
+}
+
+/* longest: tokens of the longest document wanted, 0: no limit. A longer file is cut where its blank lines are, into
+   paragraphs or functions, and a block that is still too long at the limit. So lengths stay long-tailed by nature, and
+   attention, whose work grows with the square, stays affordable. */
+static inline void add_file(documents *d, const char *path, int64_t longest) {
+    unsigned char *bytes;
+    int64_t length = read_file(path, &bytes);
+    if (longest == 0 || length + 2 <= longest) {
+        add_document(d, bytes, length);
+    } else {
+        for (int64_t i = 0, n; i < length; i += n) {
+            n = block_length(bytes, i, length, longest - 2);
+            add_document(d, bytes + i, n);
+        }
+        d->n_cut++;
+    }
+    free(bytes);
     d->n_files++;
-    d->n_cut += pieces > 1;
 }
 
 static inline int compare_names(const void *a, const void *b) {

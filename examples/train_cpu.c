@@ -84,7 +84,8 @@ static void print_data(const documents *d) {
     for (int64_t i = 0; i < d->count; i++) longest = max_of(longest, document_length(d, i));
     printf("data: %lld documents, %lld tokens, longest %lld", (long long)d->count, (long long)d->first[d->count],
            (long long)longest);
-    if (d->n_cut > 0) printf(" (%lld of %lld files were cut to this)", (long long)d->n_cut, (long long)d->n_files);
+    if (d->n_cut > 0)
+        printf(" (%lld of %lld files were cut at blank lines)", (long long)d->n_cut, (long long)d->n_files);
     printf("\n");
 }
 
@@ -203,6 +204,8 @@ static int training_step(training *t) {
     cf_error error;
     memset(&error, 0, sizeof error);
     batch b = next_batch(o, &t->documents, &t->order);
+    if (b.n_targets == 0)
+        fail(EXIT_BAD_INPUT, "step %lld: the batch has no target tokens, so there is nothing to learn", (long long)t->step + 1);
     weights_clear(&t->gradient);
     t->meter.peak[MEMORY_STATE] = t->meter.held[MEMORY_STATE];
     uint64_t seed = mix64_pair(seed_of(o, SEED_DROPOUT), (uint64_t)t->step);
@@ -371,12 +374,12 @@ static int run_memory_table(const options *o) {
 static int run_demo(options *o) {
     training t;
     double begin = seconds_now();
-    o->optimizer.steps = 30;
+    o->optimizer.steps = 40;
     o->optimizer.learning_rate = 1e-2;
     o->optimizer.warmup = 4;
     o->print_every = 5;
-    o->longest = 1024;
-    o->batch = 4;
+    o->longest = 4096;
+    o->batch = 8;
     o->packing.chunk_size = 256;
     o->order.k = 2;
     printf("1. Training on the files of this directory, in chunks\n");
@@ -411,5 +414,6 @@ int main(int argc, char **argv) {
     else if (o.demo) code = run_demo(&o);
     else code = run_training(&o);
     options_free(&o);
+    if (fflush(stdout) != 0 || ferror(stdout)) fail(EXIT_CHECK_FAILED, "standard output cannot be written");
     return code;
 }

@@ -686,6 +686,12 @@ test_outputs() {
     cf plan --chunk-size 1024 --k 1 --json fresh --plan-json nosuch/file drawn
     same outputs/neither "1 no" "$code $([ -e fresh ] && echo yes || echo no)"
 
+    # A closed standard output must not lend its number to the file: no mixed-up JSON, and no success.
+    code=0
+    "$CHUNKFLOW" pack --chunk-size 1024 --json closed drawn 2>err >&- || code=$?
+    same outputs/closed "1 no 1" \
+        "$code $([ -e closed ] && echo yes || echo no) $(grep -c 'cannot write standard output' err)"
+
     if [ -c /dev/full ]; then
         for command in 'gen lmsys' 'lengths drawn' 'pack --chunk-size 1024 drawn' 'plan --chunk-size 64 --k 1 drawn' \
             'pack --chunk-size 1024 --json - drawn' 'plan --chunk-size 64 --k 1 --json - drawn' \

@@ -396,6 +396,20 @@ TEST(metadata_refuses_bad_arguments) {
 }
 
 /* Like all numbers from the caller, the index is checked. */
+/* Whatever takes a pointer survives NULL. */
+TEST(questions_without_a_plan_have_answers) {
+    const unsigned char zero[sizeof(cf_plan_stats)] = {0};
+    cf_plan_stats stats;
+    harness_poison(&stats, sizeof stats);
+    cf_plan_measure(NULL, NULL, &stats);
+    CHECK(memcmp(&stats, zero, sizeof stats) == 0);
+    cf_plan_measure(NULL, NULL, NULL);
+    CHECK_INT(cf_chunk_state_tokens(NULL, 0), 0);
+    CHECK(cf_cost_seconds(NULL, 1, 1) == 0);
+    CHECK_INT(cf_pack_defaults(NULL).n_ranks, 1);
+    CHECK_INT(cf_schedule_defaults(NULL).k, 1);
+}
+
 TEST(state_tokens_of_no_chunk_are_none) {
     const int64_t lengths[] = {10, 2};
     cf_pack_desc desc;
@@ -411,4 +425,4 @@ TEST(state_tokens_of_no_chunk_are_none) {
 
 SUITE(metadata, CASE(masks_ids_and_sizes_of_random_plans), CASE(a_hybrid_chunk_by_hand),
       CASE(padded_and_plain_lengths_by_hand), CASE(an_idle_chunk_has_empty_metadata), CASE(limits_of_32_bits),
-      CASE(exactly_32_bits_are_enough), CASE(metadata_refuses_bad_arguments), CASE(state_tokens_of_no_chunk_are_none));
+      CASE(exactly_32_bits_are_enough), CASE(metadata_refuses_bad_arguments), CASE(questions_without_a_plan_have_answers), CASE(state_tokens_of_no_chunk_are_none));

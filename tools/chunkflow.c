@@ -5,6 +5,7 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #include "cli.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,15 @@ static void print_overview(FILE *to) {
           "  0         done\n"
           "  1         could not be done: no memory, a file cannot be written; check: the file breaks a rule\n"
           "  2         the command line or the input is wrong; nothing was written\n", to);
+}
+
+/* A closed standard stream would lend its number to the next file that is opened, and the report would end up in that
+   file. So the number is taken, the wrong way round: using it fails, and that is reported as for any file. */
+static int take_standard_streams(void) {
+    int fd;
+    for (fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return 0;
+    return 1;
 }
 
 static int run_command(const cli_command *command, int argc, char **argv) {
@@ -71,6 +81,7 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    if (!take_standard_streams()) return CLI_FAILED;
     if (argc < 2) {
         print_overview(stderr);
         return CLI_WRONG;
