@@ -26,7 +26,7 @@ can = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main(void) { return 0; }' >$
         $(CC) $(1) $$d/t.c -o $$d/t >/dev/null 2>&1 && $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
 OPENMP   := $(if $(call can,-fopenmp),-fopenmp)
 comma    := ,
-can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' '\#include <vector>' 'int main() { return 0; }' >$$d/t.cc && \
+can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main() { return new int(0) == nullptr; }' >$$d/t.cc && \
         $(CXX) -std=c++17 $$d/t.cc -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
 ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
@@ -147,7 +147,7 @@ $(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # Only with a C++ compiler; without one the suite counts as skipped.
-ifeq ($(call can_cxx),yes)
+ifeq ($(can_cxx),yes)
 CUDA_TESTS := $(CUDA_BUILD)/tests
 CUDA_SUITE := "$(CUDA_BUILD)/tests"
 else
