@@ -2257,7 +2257,7 @@ static int cf__count_parameters(const cf_model *model, const cf__shard *shard, c
              total.overflow);
 }
 
-static cf_result cf__fail_size(cf_error *error, const char *field) {
+static inline cf_result cf__fail_size(cf_error *error, const char *field) {
     return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in 64 bits");
 }
 
@@ -9002,7 +9002,8 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
     }
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     for (s = 0; s < split->pp; s++) {
-        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]))
+        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]) ||
+            t->fixed[s] > INT64_MAX / 4)
             return cf__fail_size(t->error, "parameters");
     }
     return CF_OK;
