@@ -12,8 +12,9 @@
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
 
-   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to the
-   file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage. Needs only libc.
+   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to
+   the file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
+   Needs only libc.
 
    The functions by task
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
@@ -81,14 +82,15 @@
    Words. sequence: one training sample. chunk: at most chunk_size tokens that go through the model together. slice: a
    contiguous piece of one sequence inside a chunk. standalone chunk: whole sequences only. group: the chunks of one
    split sequence, in order; they are dependent chunks. prefix: the tokens of the group before a chunk. hybrid chunk: a
-   group's last chunk whose free space holds whole short sequences. state: K and V of a group's tokens so far. K: how many
-   chunks of one group keep their activations at once. pass: F forward, R replay (a second forward, of a chunk whose
-   activations were dropped), B backward, or I + W where backward is split into input and weight gradient. attention
-   pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a data-parallel copy.
+   group's last chunk whose free space holds whole short sequences. state: K and V of a group's tokens so far. K: how
+   many chunks of one group keep their activations at once. pass: F forward, R replay (a second forward, of a chunk
+   whose activations were dropped), B backward, or I + W where backward is split into input and weight gradient.
+   attention pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a
+   data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>tune >>run >>write,
-   first declared, then implemented in the same order. A section calls only sections above it. >>cuda is declared last and
-   implemented in chunkflow_cuda.cu. */
+   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>tune >>run
+   >>write, first declared, then implemented in the same order. A section calls only sections above it. >>cuda is
+   declared last and implemented in chunkflow_cuda.cu. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -150,8 +152,8 @@ typedef enum cf_result {
     CF_RESULT_COUNT /* how many codes there are; never returned */
 } cf_result;
 
-/* What went wrong, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It is
-   written only on failure, and then all of it. */
+/* What went wrong, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It
+   is written only on failure, and then all of it. */
 typedef struct cf_error {
     int64_t item;      /* index of the sequence, slice, chunk, group, action ... at fault; -1: none in particular */
     cf_result code;    /* the code that the function also returns */
@@ -166,8 +168,8 @@ CHUNKFLOW_API const char *cf_result_name(cf_result code);
 CHUNKFLOW_API const char *cf_result_text(cf_result code);
 
 /* Where memory comes from. Give both callbacks or neither; NULL in place of the record, or an all-zero record, means
-   malloc and free. alloc returns memory aligned as malloc's (16 bytes), or NULL, which the library survives and reports.
-   An object remembers the allocator that made it; `user` must live as long as the object. */
+   malloc and free. alloc returns memory aligned as malloc's (16 bytes), or NULL, which the library survives and
+   reports. An object remembers the allocator that made it; `user` must live as long as the object. */
 typedef struct cf_allocator {
     void *(*alloc)(size_t bytes, void *user);
     void (*release)(void *memory, void *user);
@@ -181,24 +183,25 @@ typedef struct cf_allocator {
    >>cost    seconds of a pass; models and GPUs as data
    ================================================================================================================ */
 
-/* Time of one pass over one chunk: constant + per_token x tokens + per_pair x attention pairs (seconds, or any unit that
-   you use throughout). The last term is what makes a late chunk of a long sequence dearer than an early one. */
+/* Time of one pass over one chunk: constant + per_token x tokens + per_pair x attention pairs (seconds, or any unit
+   that you use throughout). The last term is what makes a late chunk of a long sequence dearer than an early one. */
 typedef struct cf_pass_cost {
     double constant;
     double per_token;
     double per_pair;
 } cf_pass_cost;
 
-/* The formula above (0 without a cost). Each product and sum is rounded to double by itself, so every platform gives the same bits. */
+/* The formula above (0 without a cost). Each product and sum is rounded to double by itself, so every platform gives
+   the same bits. */
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs);
 
-/* Visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own sequence, under a causal
-   mask: length x prefix + length x (length + 1) / 2. Returns -1 where an argument is negative or the result would not
-   fit in 64 bits. */
+/* Visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own sequence, under a
+   causal mask: length x prefix + length x (length + 1) / 2. Returns -1 where an argument is negative or the result
+   would not fit in 64 bits. */
 CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 
-/* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the paper's
-   figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
+/* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the
+   paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
@@ -481,8 +484,9 @@ typedef struct cf_group {
 } cf_group;
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
-   [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in input
-   order of their first sequence (groups) or in order of creation (standalone); next fit keeps input order throughout. */
+   [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in
+   input order of their first sequence (groups) or in order of creation (standalone); next fit keeps input order
+   throughout. */
 typedef struct cf_plan {
     int64_t chunk_size;     /* as asked */
     int64_t align;          /* as asked, 1 if none */
@@ -507,22 +511,23 @@ typedef struct cf_plan {
 
 /* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
 
-   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 takes part in nothing and is counted in n_empty; one
-   of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
+   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 takes part in nothing and is counted in n_empty;
+   one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
-   *out: a new plan, to be given to cf_plan_free; untouched on failure. Time is near linear (a million lengths in tens of
-   milliseconds; CF_SPLIT_COST takes a few microseconds more for each slice of a long sequence). The plan depends only on the arguments, so each data-parallel rank can compute it for itself.
+   *out: a new plan, to be given to cf_plan_free; untouched on failure. Time is near linear (a million lengths in tens
+   of milliseconds; CF_SPLIT_COST takes a few microseconds more for each slice of a long sequence). The plan depends
+   only on the arguments, so each data-parallel rank can compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out by
-   placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out
+   by placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
 
-   lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and Toth's L2
-   (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
+   lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
+   Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
 
-   Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW ("lengths":
-   their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not), CF_ERROR_CALLBACK (slice_cost
-   gave no cost, or not the same one twice), CF_ERROR_MEMORY. */
+   Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW
+   ("lengths": their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not),
+   CF_ERROR_CALLBACK (slice_cost gave no cost, or not the same one twice), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
@@ -541,11 +546,12 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 /* Frees a plan made by cf_pack. NULL is allowed. */
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
-/* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly one
-   slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes, pairs,
-   ranks and totals (of lower_bound only that the plan does not undercut it). Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index
-   of the chunk, slice, group or sequence in error->item. CF_ERROR_MEMORY if n bytes of scratch cannot be had from
-   `allocator` (NULL: malloc). Reads only arrays of the plan, within the counts that the plan states. */
+/* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly
+   one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
+   pairs, ranks and totals (of lower_bound only that the plan does not undercut it). Returns CF_OK, or CF_ERROR_PLAN for
+   the first violation, with its member in error->field and the index of the chunk, slice, group or sequence in
+   error->item. CF_ERROR_MEMORY if n bytes of scratch cannot be had from `allocator` (NULL: malloc). Reads only arrays
+   of the plan, within the counts that the plan states. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -566,19 +572,19 @@ typedef struct cf_plan_stats {
     double rank_pair_spread;
 } cf_plan_stats;
 
-/* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. Without a plan
-   all numbers are 0. */
+/* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. Without a
+   plan all numbers are 0. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
-/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is no
-   such chunk (or no plan). */
+/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is
+   no such chunk (or no plan). */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
-/* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func and
-   cuDNN with a causal mask aligned bottom-right: the first slice of a dependent chunk has `prefix` more keys than queries
-   and so sees the prefix and itself; all other slices see only themselves. Keys lie in this order: the prefix, then the
-   chunk. The padded twins give where each slice starts and the plain ones how many real tokens it has; they are equal
-   when the plan's align is 1. */
+/* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func
+   and cuDNN with a causal mask aligned bottom-right: the first slice of a dependent chunk has `prefix` more keys than
+   queries and so sees the prefix and itself; all other slices see only themselves. Keys lie in this order: the prefix,
+   then the chunk. The padded twins give where each slice starts and the plain ones how many real tokens it has; they
+   are equal when the plan's align is 1. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t n_slices;
@@ -594,9 +600,10 @@ typedef struct cf_metadata {
     const int32_t *cu_seqlens_k_padded;  /* (n_slices + 1) from 0 */
 } cf_metadata;
 
-/* cf_metadata_size: bytes that cf_metadata_fill needs for this chunk; for chunk = -1, for any chunk of the plan. Fill puts
-   the arrays into `memory` (any alignment of int32_t) and their addresses into *out, which is untouched on failure.
-   Errors: CF_ERROR_ARGUMENT (chunk), CF_ERROR_SPACE (bytes), CF_ERROR_LIMIT where prefix + chunk passes INT32_MAX. */
+/* cf_metadata_size: bytes that cf_metadata_fill needs for this chunk; for chunk = -1, for any chunk of the plan. Fill
+   puts the arrays into `memory` (any alignment of int32_t) and their addresses into *out, which is untouched on
+   failure. Errors: CF_ERROR_ARGUMENT (chunk), CF_ERROR_SPACE (bytes), CF_ERROR_LIMIT where prefix + chunk passes
+   INT32_MAX. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, void *memory, size_t bytes,
                                          cf_metadata *out, cf_error *error);
@@ -856,7 +863,8 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 /* Frees a graph made by cf_graph_make. NULL is allowed. */
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
-/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node. */
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node.
+   */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node
@@ -987,25 +995,26 @@ typedef struct cf_schedule_desc {
 
 /* Orders the passes of one rank's chunks.
 
-   One stage: units run in plan order. An idle chunk is F B too, with no tokens, so that all ranks make the same steps. A standalone chunk is F B. A group of N <= K chunks is F1 .. FN, BN .. B1. A group of
-   N > K chunks is F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then for i = N-K down to 1: R(i) B(i).
-   This is Algorithm 2 with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass
-   runs upwards, but dK and dV of a chunk are complete only when every later chunk has run backward.
+   One stage: units run in plan order. An idle chunk is F B too, with no tokens, so that all ranks make the same steps.
+   A standalone chunk is F B. A group of N <= K chunks is F1 .. FN, BN .. B1. A group of N > K chunks is F1 .. F(N-K)
+   with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then for i = N-K down to 1: R(i) B(i). This is Algorithm 2
+   with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass runs upwards, but
+   dK and dV of a chunk are complete only when every later chunk has run backward.
 
    Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
-   below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No kind
-   can deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order. `best` is never longer
-   than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with split_backward); the
-   same budget gives the same schedule.
+   below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No
+   kind can deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order. `best` is
+   never longer than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with
+   split_backward); the same budget gives the same schedule.
 
-   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the
-   counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the
-   smallest limit of that kind that would do), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN
+   (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE
+   (error->wanted: the smallest limit of that kind that would do), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same into the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the working space
-   (`best` may use less). Rules as for cf_pack_into. */
+/* The same into the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the working
+   space (`best` may use less). Rules as for cf_pack_into. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -1061,18 +1070,18 @@ typedef struct cf_timeline {
 } cf_timeline;
 
 /* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
-   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer. cf_timing says
-   how transfers take time; with no_overlap the sender is busy with one right after its pass and the receiver right before
-   the pass that needs it.
+   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer. cf_timing
+   says how transfers take time; with no_overlap the sender is busy with one right after its pass and the receiver right
+   before the pass that needs it.
 
-   Bounds, by name. "critical-path": the longest path of dependent passes. "stage-load": the work of a stage, the shortest
-   way to it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
-   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a limit: a kept chunk
-   stays on a stage for the passes of all later stages, so a stage with room for few needs long.
+   Bounds, by name. "critical-path": the longest path of dependent passes. "stage-load": the work of a stage, the
+   shortest way to it and the shortest way from it. "one-machine": each stage alone with the release time and tail of
+   each of its passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a
+   limit: a kept chunk stays on a stage for the passes of all later stages, so a stage with room for few needs long.
 
-   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks, repeats or leaves out a
-   pass, or breaks a dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Lowered schedules are
-   refused the same way. Time is linear in the actions; the bounds take n log n. */
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks, repeats or
+   leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Lowered
+   schedules are refused the same way. Time is linear in the actions; the bounds take n log n. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
@@ -1103,15 +1112,15 @@ typedef struct cf_validate_desc {
      a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
      at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
      with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
-   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every tensor
-   that crosses stages is sent once and received once, after it was made and before it is used, that the lists end even when
-   every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are written, and that no
-   pass of a group runs while some of its state is in host memory.
+   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every
+   tensor that crosses stages is sent once and received once, after it was made and before it is used, that the lists
+   end even when every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are
+   written, and that no pass of a group runs while some of its state is in host memory.
 
-   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field names the
-   member, error->item is the position in the list of the stage which error->text names (-1: something is missing there).
-   CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to the passes comes from
-   `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
+   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field
+   names the member, error->item is the position in the list of the stage which error->text names (-1: something is
+   missing there). CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to
+   the passes comes from `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1193,7 +1202,8 @@ typedef struct cf_tune_progress {
     const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
 } cf_tune_progress;
 
-/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists rise. */
+/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists
+   rise. */
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
@@ -1249,20 +1259,21 @@ typedef struct cf_tuning {
     cf_allocator allocator;         /* private, as in cf_plan */
 } cf_tuning;
 
-/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list is
-   through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit the
-   limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of its own.
+/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
+   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
+   the limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of
+   its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most. Its memory is the
-   simulated timeline's: on every stage, at every pass, what is held then. The result is exact for these batches: nothing
-   is left out unless a lower bound of its time (cf_simulate's, and the time of the batches already simulated) is above that
-   of n_exact others, or it is known to give the same schedules as another candidate, or `best` includes it. The same
-   arguments give the same result, on every platform.
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
+   Its memory is the simulated timeline's: on every stage, at every pass, what is held then. The result is exact for
+   these batches: nothing is left out unless a lower bound of its time (cf_simulate's, and the time of the batches
+   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
+   or `best` includes it. The same arguments give the same result, on every platform.
 
-   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner is -1.
-   Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does
-   not fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate, cf_memory_estimate and
-   cf_schedule_make; CF_ERROR_MEMORY. */
+   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
+   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
+   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
+   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                 cf_error *error);
 
@@ -1276,8 +1287,8 @@ CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf
 /* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
 CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have some
-   20,000 passes. */
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
+   some 20,000 passes. */
 CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -1320,8 +1331,8 @@ typedef struct cf_progress {
     int64_t live_boundaries;   /* boundary slots now in use */
 } cf_progress;
 
-/* Who does the work. All callbacks are optional; pass callbacks return 0, or any other number to stop the run. Zero means
-   default in every member. */
+/* Who does the work. All callbacks are optional; pass callbacks return 0, or any other number to stop the run. Zero
+   means default in every member. */
 typedef struct cf_run_desc {
     void *user;                                          /* handed to every callback */
     int (*forward)(void *user, const cf_step *step);     /* F and R */
@@ -1355,18 +1366,19 @@ typedef struct cf_run_stats {
    activation slot until the chunk's B (or W); a group's first F takes a state slot until the backward (B or I) of its
    first chunk, and holds the tokens of each forwarded chunk until that chunk's own backward.
 
-   A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass that
-   reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end of its
-   SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need no
-   numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A schedule
-   that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
+   A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
+   that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
+   of its SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need
+   no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
+   schedule that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
 
    stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory); NULL is allowed.
 
    A schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are
    through, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
-   error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in error->got;
-   CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as they say. However it ends, every acquired slot has been released. */
+   error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in
+   error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as they say. However it ends, every acquired slot
+   has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
 
@@ -1383,17 +1395,18 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
 typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 
-/* Writes a plan: format "chunkflow-plan", version 1, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
-   n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, fill; groups[] of {id, sequence,
-   first_chunk, n_chunks, tokens}; chunks[] of {id, group (-1: standalone), index, prefix, tokens, padded, pairs, rank,
-   slices[] of {sequence, begin, length, offset}}. One chunk a line. Errors: CF_ERROR_WRITE, with the callback's number. */
+/* Writes a plan: format "chunkflow-plan", version 1, chunk_size, align, max_slices, method, split, n_sequences,
+   n_empty, n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, fill; groups[] of {id,
+   sequence, first_chunk, n_chunks, tokens}; chunks[] of {id, group (-1: standalone), index, prefix, tokens, padded,
+   pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. Errors: CF_ERROR_WRITE, with the
+   callback's number. */
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 1, kind, stages, virtual_stages, k, replay, rank, n_chunks,
-   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its timeline (NULL:
-   without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
-   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action.
-   Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its
+   timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value},
+   peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each
+   action. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -1552,7 +1565,8 @@ typedef struct cf_attention_tensors {
 } cf_attention_tensors;
 
 /* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or
-   cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the device. */
+   cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the
+   device. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -1620,8 +1634,8 @@ static void cf__record(cf_error *error, cf_result code, const char *field, int64
                    (long long)wanted, (long long)got);
 }
 
-/* Returns code, so that a failing function can return in one line. Inline, so that compilers see that it is not CF_OK and
-   do not suspect outputs of being used unset. */
+/* Returns code, so that a failing function can return in one line. Inline, so that compilers see that it is not CF_OK
+   and do not suspect outputs of being used unset. */
 static inline cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                                  int64_t got, const char *why) {
     if (error != NULL) cf__record(error, code, field, item, wanted, got, why);
@@ -1657,8 +1671,8 @@ static int64_t cf__round_up(int64_t a, int64_t multiple) { /* packing spends its
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
 
-/* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function and
-   cannot drift apart. overflow stays set once a size did not fit. */
+/* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function
+   and cannot drift apart. overflow stays set once a size did not fit. */
 typedef struct cf__carver {
     unsigned char *base;
     size_t used;
@@ -1801,7 +1815,8 @@ static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error
         costs[3] = &stage->input;
         costs[4] = &stage->weight;
         for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++)
-            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) || !cf__is_cost(costs[i]->per_pair))
+            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) ||
+                !cf__is_cost(costs[i]->per_pair))
                 return cf__fail(error, CF_ERROR_ARGUMENT, "timing.stages", v, 0, -1, "must be finite and not negative");
     }
     return CF_OK;
@@ -2582,8 +2597,8 @@ CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost
    The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, assign each
    to a unit, spread units over ranks, number the chunks, write the plan.
 
-   A unit is what gets a rank as a whole: units 0 .. n_groups - 1 are the groups (their room is the free space of the last
-   chunk), the others are standalone chunks. An item is a short sequence.
+   A unit is what gets a rank as a whole: units 0 .. n_groups - 1 are the groups (their room is the free space of the
+   last chunk), the others are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
 typedef struct cf__unit {
@@ -2612,10 +2627,10 @@ typedef struct cf__run_of_items {
     int32_t size; /* padded tokens of each */
 } cf__run_of_items;
 
-/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a bitmap
-   tree (64 ways) finds the next bucket in use, and within a bucket the distinct rooms form an ascending list, each with a
-   stack of chunks. With shift 0, the usual case, a bucket is one room. Very large chunks get wider buckets, so that space
-   stays in proportion to the items. */
+/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a
+   bitmap tree (64 ways) finds the next bucket in use, and within a bucket the distinct rooms form an ascending list,
+   each with a stack of chunks. With shift 0, the usual case, a bucket is one room. Very large chunks get wider buckets,
+   so that space stays in proportion to the items. */
 typedef struct cf__bins {
     uint64_t *words[6]; /* words[0]: a bit per bucket; words[i]: a bit per word of words[i - 1] */
     int64_t n_words[6];
@@ -2764,10 +2779,10 @@ static int64_t cf__count_cuts(cf__packer *p, const cf__split *split, int64_t mos
     return n;
 }
 
-/* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it under
-   the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean, so there
-   are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped so that a
-   sequence of millions of slices does not take seconds. */
+/* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it
+   under the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean,
+   so there are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped
+   so that a sequence of millions of slices does not take seconds. */
 static cf_result cf__find_target(cf__packer *p, cf__split *split) {
     int64_t full = split->n_slices, i, n, steps;
     double sum = 0, low = 0, high;
@@ -2838,7 +2853,8 @@ static cf_result cf__check_lengths(cf__packer *p) {
         if (length > CF_MAX_LENGTH)
             return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", i, CF_MAX_LENGTH, length, "too long");
         if (!cf__add(p->n_tokens, length, &p->n_tokens))
-            return cf__fail(p->error, CF_ERROR_OVERFLOW, "lengths", i, INT64_MAX, length, "the sum of all lengths overflows");
+            return cf__fail(p->error, CF_ERROR_OVERFLOW, "lengths", i, INT64_MAX, length,
+                            "the sum of all lengths overflows");
         if (length > p->desc.chunk_size && cf_slice_pairs(length, p->desc.chunk_size) < 0)
             return cf__fail(p->error, CF_ERROR_OVERFLOW, "pairs", i, INT64_MAX, length,
                             "attention pairs of a chunk of this sequence overflow");
@@ -3001,7 +3017,8 @@ static void cf__sort_pass(const uint64_t *from, uint64_t *to, int64_t n, int shi
     for (i = 0; i < n; i++) to[start[~from[i] >> shift & mask]++] = from[i];
 }
 
-/* Radix sort by falling length; equal lengths keep their order. Returns whichever of the two arrays holds the result. */
+/* Radix sort by falling length; equal lengths keep their order. Returns whichever of the two arrays holds the result.
+   */
 static uint64_t *cf__sort_items(uint64_t *items, uint64_t *spare, int64_t n, int64_t longest) {
     int bits = 0, passes, width, i;
     while (bits < 32 && longest >> bits != 0) bits++;
@@ -3052,8 +3069,8 @@ static int64_t cf__bound_sizes(cf__packer *p, const uint64_t *items, uint64_t *s
     return n;
 }
 
-/* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C / 2 one
-   each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
+/* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C /
+   2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
 static int64_t cf__l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
     int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
     while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
@@ -3061,7 +3078,8 @@ static int64_t cf__l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size
     for (i = big; i < n; i++) {
         int64_t t = (int64_t)sizes[i];
         small_sum += t;
-        while (alone > 0 && (int64_t)sizes[alone - 1] <= chunk_size - t) free_space += chunk_size - (int64_t)sizes[--alone];
+        while (alone > 0 && (int64_t)sizes[alone - 1] <= chunk_size - t)
+            free_space += chunk_size - (int64_t)sizes[--alone];
         if (small_sum > free_space) best = cf__max(best, cf__div_up(small_sum - free_space, chunk_size));
     }
     return big + best;
@@ -3224,9 +3242,9 @@ static int32_t cf__largest_run(const cf__packer *p, int32_t room) {
     return low;
 }
 
-/* First fit, longest first. It gives unit 0 the largest item that fits, then again, then unit 1 ... : the same packing as
-   taking the items one by one, but each unit is filled once, from the runs. Returns the number of units; with `dry` that
-   is all it does. Uses up the runs. */
+/* First fit, longest first. It gives unit 0 the largest item that fits, then again, then unit 1 ... : the same packing
+   as taking the items one by one, but each unit is filled once, from the runs. Returns the number of units; with `dry`
+   that is all it does. Uses up the runs. */
 static int64_t cf__assign_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->n_groups; id++) {
@@ -3283,8 +3301,8 @@ static void cf__assign_next_fit(cf__packer *p) {
     }
 }
 
-/* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer chunks,
-   which it is asked only if there is something to win. */
+/* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
+   chunks, which it is asked only if there is something to win. */
 static void cf__assign_items(cf__packer *p) {
     uint64_t *sorted;
     int64_t i, n_closed = p->n_dependent - p->n_groups; /* chunks that take no items: all but the last of each group */
@@ -3396,8 +3414,8 @@ static cf_result cf__cost_units(cf__packer *p) {
     return result;
 }
 
-/* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has steps
-   left for it. Returns 0 if one fits nowhere. */
+/* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
+   steps left for it. Returns 0 if one fits nowhere. */
 static int cf__give_units(cf__packer *p, int64_t first, int64_t n) {
     int64_t i, n_heap = 0;
     for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(first + i);
@@ -3543,8 +3561,8 @@ static void cf__exchange_units(cf__packer *p, const cf__shift *shift, int32_t hi
     p->loads[low] += cost;
 }
 
-/* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next fit
-   keeps its items where they are. */
+/* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next
+   fit keeps its items where they are. */
 static void cf__even_ranks(cf__packer *p) {
     int64_t work = p->n_items + p->n_units + p->desc.n_ranks + 1;
     int64_t rounds = cf__min(8 * p->desc.n_ranks + 64, ((int64_t)1 << 24) / work);
@@ -3929,7 +3947,8 @@ static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
             return cf__bad_plan(&check, counts[i].field, -1, wanted, value, "out of range");
     }
     if (plan->lower_bound < 0 || plan->lower_bound > plan->n_chunks - plan->n_idle)
-        return cf__bad_plan(&check, "lower_bound", -1, plan->n_chunks - plan->n_idle, plan->lower_bound, "out of range");
+        return cf__bad_plan(&check, "lower_bound", -1, plan->n_chunks - plan->n_idle, plan->lower_bound,
+                            "out of range");
     if (plan->n_chunks != plan->n_ranks * plan->n_steps)
         return cf__bad_plan(&check, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
                             "must be n_ranks x n_steps");
@@ -3961,7 +3980,8 @@ static cf_result cf__check_slice(const cf__plan_check *check, int64_t id, int wh
     const cf_slice *s = &check->plan->slices[id];
     int64_t length;
     if (s->sequence < 0 || s->sequence >= check->plan->n_sequences)
-        return cf__bad_plan(check, "slices.sequence", id, check->plan->n_sequences - 1, s->sequence, "no such sequence");
+        return cf__bad_plan(check, "slices.sequence", id, check->plan->n_sequences - 1, s->sequence,
+                            "no such sequence");
     length = check->lengths[s->sequence];
     if (s->begin < 0 || s->begin >= length)
         return cf__bad_plan(check, "slices.begin", id, length - 1, s->begin, "outside its sequence");
@@ -3970,7 +3990,8 @@ static cf_result cf__check_slice(const cf__plan_check *check, int64_t id, int wh
     if (s->offset != offset) return cf__bad_plan(check, "slices.offset", id, offset, s->offset, "wrong place in chunk");
     if (!whole) return CF_OK;
     if (s->begin != 0) return cf__bad_plan(check, "slices.begin", id, 0, s->begin, "must hold a whole sequence");
-    if (s->length != length) return cf__bad_plan(check, "slices.length", id, length, s->length, "must hold a whole sequence");
+    if (s->length != length)
+        return cf__bad_plan(check, "slices.length", id, length, s->length, "must hold a whole sequence");
     if (check->seen[s->sequence])
         return cf__bad_plan(check, "slices.sequence", id, -1, s->sequence, "this sequence is packed twice");
     check->seen[s->sequence] = 1;
@@ -3982,7 +4003,8 @@ static cf_result cf__check_chunk(const cf__plan_check *check, int64_t id, int64_
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
-    if (c->first_slice != first) return cf__bad_plan(check, "chunks.first_slice", id, first, c->first_slice, "gap or overlap");
+    if (c->first_slice != first)
+        return cf__bad_plan(check, "chunks.first_slice", id, first, c->first_slice, "gap or overlap");
     if (c->n_slices < 0 || c->n_slices > plan->n_slices - first)
         return cf__bad_plan(check, "chunks.n_slices", id, plan->n_slices - first, c->n_slices, "out of range");
     if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
@@ -4026,7 +4048,8 @@ static cf_result cf__check_membership(const cf__plan_check *check, int64_t id) {
         return cf__bad_plan(check, "chunks.group", id, g->first_chunk, c->group, "the group does not hold this chunk");
     if (c->index != id - g->first_chunk)
         return cf__bad_plan(check, "chunks.index", id, id - g->first_chunk, c->index, "wrong place in its group");
-    if (c->n_slices < 1) return cf__bad_plan(check, "chunks.n_slices", id, 1, c->n_slices, "its group's slice is missing");
+    if (c->n_slices < 1)
+        return cf__bad_plan(check, "chunks.n_slices", id, 1, c->n_slices, "its group's slice is missing");
     if (c->n_slices > 1 && c->index != g->n_chunks - 1)
         return cf__bad_plan(check, "chunks.n_slices", id, 1, c->n_slices, "only a group's last chunk may be hybrid");
     return CF_OK;
@@ -4052,13 +4075,15 @@ static cf_result cf__check_group(const cf__plan_check *check, int64_t id) {
         s = &plan->slices[c->first_slice];
         if (s->sequence != g->sequence)
             return cf__bad_plan(check, "slices.sequence", c->first_slice, g->sequence, s->sequence, "not its group's");
-        if (s->begin != prefix) return cf__bad_plan(check, "slices.begin", c->first_slice, prefix, s->begin, "out of order");
+        if (s->begin != prefix)
+            return cf__bad_plan(check, "slices.begin", c->first_slice, prefix, s->begin, "out of order");
         if (i + 1 < g->n_chunks && s->length % plan->align != 0)
             return cf__bad_plan(check, "slices.length", c->first_slice, plan->align, s->length, "not aligned");
         prefix += s->length;
     }
     if (prefix != check->lengths[g->sequence])
-        return cf__bad_plan(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix, "tokens missing at the end");
+        return cf__bad_plan(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
+                            "tokens missing at the end");
     if (g->tokens != prefix) return cf__bad_plan(check, "groups.tokens", id, prefix, g->tokens, "wrong sum");
     if (check->seen[g->sequence])
         return cf__bad_plan(check, "groups.sequence", id, -1, g->sequence, "this sequence is packed twice");
@@ -4071,14 +4096,16 @@ static cf_result cf__check_plan_body(const cf__plan_check *check) {
     int64_t i, first = 0, n_idle = 0;
     cf_result result;
     if (plan->chunk_size % plan->align != 0)
-        return cf__bad_plan(check, "align", -1, 0, plan->chunk_size % plan->align, "does not divide chunk_size; remainder");
+        return cf__bad_plan(check, "align", -1, 0, plan->chunk_size % plan->align,
+                            "does not divide chunk_size; remainder");
     for (i = 0; i < plan->n_chunks; i++) {
         if ((result = cf__check_membership(check, i)) != CF_OK) return result;
         if ((result = cf__check_chunk(check, i, first)) != CF_OK) return result;
         first += plan->chunks[i].n_slices;
         n_idle += plan->chunks[i].n_slices == 0;
     }
-    if (first != plan->n_slices) return cf__bad_plan(check, "n_slices", -1, first, plan->n_slices, "slices in no chunk");
+    if (first != plan->n_slices)
+        return cf__bad_plan(check, "n_slices", -1, first, plan->n_slices, "slices in no chunk");
     if (n_idle != plan->n_idle) return cf__bad_plan(check, "n_idle", -1, n_idle, plan->n_idle, "wrong count");
     for (i = 0; i < plan->n_groups; i++)
         if ((result = cf__check_group(check, i)) != CF_OK) return result;
@@ -4542,8 +4569,8 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
-    static const char *const names[CF_PASS_COUNT] = {"F",      "R",      "B",      "I",      "W",       "SEND_F",  "RECV_F",
-                                                     "SEND_R", "RECV_R", "SEND_B", "RECV_B", "OFFLOAD", "PREFETCH"};
+    static const char *const names[CF_PASS_COUNT] = {
+        "F", "R", "B", "I", "W", "SEND_F", "RECV_F", "SEND_R", "RECV_R", "SEND_B", "RECV_B", "OFFLOAD", "PREFETCH"};
     return cf__name(names, CF_PASS_COUNT, (int64_t)pass);
 }
 
@@ -4594,7 +4621,8 @@ static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
     if (c->group == -1) return 1;
     if (c->group < 0 || c->group >= plan->n_groups) return 0;
     g = &plan->groups[c->group];
-    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks) return 0;
+    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks)
+        return 0;
     if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
     return g->n_chunks;
 }
@@ -4626,7 +4654,8 @@ static int64_t cf__chunk_edges(const cf__grapher *g, int64_t chunk) {
 static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
     cf_result result;
     if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK)
+        return result;
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
     if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
@@ -4740,7 +4769,8 @@ typedef struct cf__edge_list {
     int64_t to;
 } cf__edge_list;
 
-static void cf__put_edge(cf__edge_list *list, cf_edge_why why, double seconds, cf_pass pass, int64_t chunk, int64_t stage) {
+static void cf__put_edge(cf__edge_list *list, cf_edge_why why, double seconds, cf_pass pass, int64_t chunk,
+                         int64_t stage) {
     cf_edge *edge = list->next++;
     memset(edge, 0, sizeof *edge);
     edge->seconds = seconds;
@@ -4927,7 +4957,8 @@ static cf_result cf__check_nodes(const cf_graph *graph, cf_error *error) {
     }
     for (i = 0; i < graph->n_nodes; i++) {
         const cf_node *node = &graph->nodes[i];
-        id = node->pass < 0 || node->pass > CF_W ? -1 : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
+        id = node->pass < 0 || node->pass > CF_W ? -1
+                                                 : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
         if (id != i) return cf__bad_graph(error, "nodes", i, i, id, "its pass, chunk and stage lead to another number");
         if (node->keep < 0 || node->keep > (node->pass <= CF_R))
             return cf__bad_graph(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "out of range");
@@ -4954,8 +4985,8 @@ static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
     }
     for (i = 0; i < graph->n_nodes; i++) {
         if (graph->first_out[i + 1] - graph->first_out[i] > CF_MAX_SUCCESSORS)
-            return cf__bad_graph(error, "first_out", i, CF_MAX_SUCCESSORS, graph->first_out[i + 1] - graph->first_out[i],
-                                 "too many edges leave this node");
+            return cf__bad_graph(error, "first_out", i, CF_MAX_SUCCESSORS,
+                                 graph->first_out[i + 1] - graph->first_out[i], "too many edges leave this node");
         for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
             int64_t edge = graph->out[j];
             if (edge < 0 || edge >= graph->n_edges)
@@ -4963,7 +4994,8 @@ static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
             if (graph->edges[edge].from != i)
                 return cf__bad_graph(error, "out", j, i, graph->edges[edge].from, "leads to another node's edge");
             if (j > graph->first_out[i] && edge <= graph->out[j - 1])
-                return cf__bad_graph(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "an edge twice, or not in order");
+                return cf__bad_graph(error, "out", j, graph->out[j - 1] + (int64_t)1, edge,
+                                     "an edge twice, or not in order");
         }
     }
     return CF_OK;
@@ -5009,7 +5041,8 @@ static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t
     }
     if (n == graph->n_nodes) return CF_OK;
     cycle = cf__node_on_cycle(graph, waiting);
-    return cf__bad_graph(error, "edges", cycle, graph->n_nodes, n, "this node waits for itself; nodes that can be ordered");
+    return cf__bad_graph(error, "edges", cycle, graph->n_nodes, n,
+                         "this node waits for itself; nodes that can be ordered");
 }
 
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
@@ -5204,7 +5237,8 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    static const char *const names[CF_SCHEDULE_COUNT] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best"};
+    static const char *const names[CF_SCHEDULE_COUNT] = {"?",           "paper",       "gpipe", "1f1b",
+                                                         "interleaved", "zero-bubble", "best"};
     return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
 }
 
@@ -5222,8 +5256,9 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
 
-/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk on a
-   virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks memory. */
+/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk
+   on a virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks
+   memory. */
 typedef struct cf__pipeline {
     const cf_plan *plan;
     const cf_chunk *chunks;
@@ -5300,7 +5335,8 @@ static void cf__fill_pipeline(cf__pipeline *pipe) {
     static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
     int64_t v;
     pipe->all = cf__fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
-    for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++) pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
+    for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
+        pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
     pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
     pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
 }
@@ -5373,8 +5409,8 @@ static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t
     return CF_OK;
 }
 
-/* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now never
-   comes. */
+/* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now
+   never comes. */
 static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chunk, const uint8_t *cell) {
     const cf_action *a = &clock->schedule->actions[id];
     int dependent = clock->pipe->chunks[chunk].group >= 0;
@@ -5398,7 +5434,8 @@ static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chu
                 return cf__clock_fail(clock, "actions.pass", id, 1, 0, "backward without kept activations");
             if (*cell & CF__GRADED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "backward twice");
             if (dependent && cf__chunks_after(clock->pipe, chunk) > 0 && !(cell[1] & CF__GRADED))
-                return cf__clock_fail(clock, "actions", id, 1, 0, "backward before that of the next chunk in the group");
+                return cf__clock_fail(clock, "actions", id, 1, 0,
+                                      "backward before that of the next chunk in the group");
             break;
     }
     return CF_OK;
@@ -5416,8 +5453,8 @@ static double cf__arrival(const cf__clock *clock, int pass, int64_t v, int64_t c
     return 0;
 }
 
-/* The result of a pass goes to a neighbour. Returns when the sender is free again. Without overlap the arrival that is noted
-   is the moment from which the receiver can take part. */
+/* The result of a pass goes to a neighbour. Returns when the sender is free again. Without overlap the arrival that is
+   noted is the moment from which the receiver can take part. */
 static double cf__send(cf__clock *clock, int64_t stage, int direction, double end, double seconds, double *arrival) {
     double *link = &clock->link_free[direction][stage], begin = end > *link ? end : *link;
     if (seconds > 0 && clock->pipe->timing->no_overlap) {
@@ -5452,14 +5489,16 @@ static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_
         case CF_R:
             *done |= CF__REPLAYED | CF__KEPT;
             if (v + 1 < pipe->n_v && !pipe->local)
-                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT_AGAIN][cell + n]);
+                clock->free_at[stage] =
+                    cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT_AGAIN][cell + n]);
             break;
         case CF_W: *done |= CF__WEIGHTED; break;
         default:
             *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
             clock->splits |= a->pass == CF_I;
             if (v > 0)
-                clock->free_at[stage] = cf__send(clock, stage, 1, end, transfer, &clock->arrival[CF__GRADIENT][cell - n]);
+                clock->free_at[stage] =
+                    cf__send(clock, stage, 1, end, transfer, &clock->arrival[CF__GRADIENT][cell - n]);
             break;
     }
 }
@@ -5537,8 +5576,8 @@ static cf_result cf__run_clock(cf__clock *clock) {
 
 enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS }; /* of a pass, for the arrays below */
 
-/* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it. With
-   split backwards the third kind is I, the fourth W; otherwise the third is B and there is no fourth. */
+/* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it.
+   With split backwards the third kind is I, the fourth W; otherwise the third is B and there is no fourth. */
 typedef struct cf__paths {
     const cf__pipeline *pipe;
     int split;
@@ -5604,8 +5643,8 @@ static void cf__fill_seconds(cf__paths *paths) {
         }
 }
 
-/* Heads of the passes of one chunk, those of the group's chunks that come before them being known. `last`: the group's last
-   chunk; a chunk before it by k or more is dropped, and replayed when the chunk k after it has freed its slot. */
+/* Heads of the passes of one chunk, those of the group's chunks that come before them being known. `last`: the group's
+   last chunk; a chunk before it by k or more is dropped, and replayed when the chunk k after it has freed its slot. */
 static void cf__forward_heads(cf__paths *paths, int64_t chunk, int64_t first) {
     const cf__pipeline *pipe = paths->pipe;
     double transfer = cf__transfer_seconds(pipe, chunk);
@@ -5647,7 +5686,8 @@ static void cf__backward_heads(cf__paths *paths, int64_t chunk, int64_t last) {
     }
 }
 
-/* The same backwards in time. (cf__replay_tails is right for a chunk that is dropped although K would let it stay, too.) */
+/* The same backwards in time. (cf__replay_tails is right for a chunk that is dropped although K would let it stay,
+   too.) */
 static void cf__backward_tails(cf__paths *paths, int64_t chunk, int64_t first) {
     const cf__pipeline *pipe = paths->pipe;
     double transfer = cf__transfer_seconds(pipe, chunk);
@@ -5690,7 +5730,8 @@ static void cf__forward_tails(cf__paths *paths, int64_t chunk, int64_t last) {
         if (v + 1 < pipe->n_v) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + pipe->n) + transfer);
         if (chunk < last) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + 1));
         paths->tail[CF__FORWARD][cell] = tail;
-        paths->critical = cf__most(paths->critical, paths->head[CF__FORWARD][cell] + cf__latest_start(paths, CF__FORWARD, cell));
+        paths->critical =
+            cf__most(paths->critical, paths->head[CF__FORWARD][cell] + cf__latest_start(paths, CF__FORWARD, cell));
     }
 }
 
@@ -5749,8 +5790,8 @@ static double cf__load_bound(const cf__jobs *jobs) {
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
-/* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is the
-   maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
+/* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
+   the maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
 static double cf__one_machine_bound(cf__jobs *jobs) {
     int64_t i = 0, n_heap = 0;
     double now = 0, bound = 0;
@@ -5776,9 +5817,9 @@ static double cf__one_machine_bound(cf__jobs *jobs) {
     return bound;
 }
 
-/* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the chunk's
-   forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it stay; then
-   that time is the one of its replay, which in local replay goes no further than its stage. */
+/* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the
+   chunk's forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it
+   stay; then that time is the one of its replay, which in local replay goes no further than its stage. */
 static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t i, v;
@@ -5835,7 +5876,8 @@ static void cf__find_critical_path(cf__bounds *bounds, const cf__pipeline *pipe,
 }
 
 /* limits: most chunks on each stage, 0: none. NULL: none at all. */
-static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit, const int64_t *limits) {
+static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit,
+                            const int64_t *limits) {
     int64_t s;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
     cf__find_critical_path(bounds, pipe, split);
@@ -5846,7 +5888,8 @@ static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int sp
         bounds->stage_load = cf__most(bounds->stage_load, cf__load_bound(&bounds->jobs));
         bounds->one_machine = cf__most(bounds->one_machine, cf__one_machine_bound(&bounds->jobs));
         if (own > 0)
-            bounds->memory = cf__most(bounds->memory, cf__memory_bound(&bounds->paths, s, own, bounds->slot_seconds[s]));
+            bounds->memory =
+                cf__most(bounds->memory, cf__memory_bound(&bounds->paths, s, own, bounds->slot_seconds[s]));
     }
 }
 
@@ -5884,14 +5927,17 @@ static cf__limits cf__tightest(const cf_schedule_desc *desc) {
     return least;
 }
 
-static int cf__counts_bytes(const cf_schedule_desc *desc) { return desc->limit_bytes > 0 || desc->limits_bytes != NULL; }
+static int cf__counts_bytes(const cf_schedule_desc *desc) {
+    return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
+}
 
 static int cf__is_limited(const cf_schedule_desc *desc) {
     return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
 }
 
-/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it being
-   kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the rest. */
+/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it
+   being kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of
+   the rest. */
 typedef struct cf__holding {
     const cf_chunk *chunks; /* of the unit */
     const cf_bytes *bytes;
@@ -5899,7 +5945,8 @@ typedef struct cf__holding {
     int local, dependent;
 } cf__holding;
 
-/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1]. */
+/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1].
+   */
 static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
     int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
     if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* just before its replay */
@@ -5920,7 +5967,8 @@ static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t
     return most;
 }
 
-/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs. */
+/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs.
+   */
 static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, const cf__limits *limits, int64_t chunk,
                              int64_t n, int64_t *bytes) {
     cf__holding h;
@@ -5944,7 +5992,8 @@ static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, 
 
 /* ---- units, as schedules see them ---- */
 
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow `most_k`. */
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow
+   `most_k`. */
 typedef struct cf__work_unit {
     int32_t first, n, k, most_k;
 } cf__work_unit;
@@ -5954,15 +6003,16 @@ static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < uni
 
 /* ---- fixed patterns ----
 
-   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of dropped
-   chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The backwards are
-   another, in the order in which the forwards make them possible. Each stage merges the two sequences; the kinds differ
-   only in how far it may run ahead with forwards (cf__may_run_ahead).
+   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
+   dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
+   backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
+   the kinds differ only in how far it may run ahead with forwards (cf__may_run_ahead).
 
-   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere. Follow what
-   an action waits for: forward item i waits for item i on the stage before and for backwards that its stage takes before i;
-   those wait on stages further down for items before i. The index falls each time a backward is passed, so there is no
-   cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a backward to run. */
+   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
+   Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
+   takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
+   so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
+   backward to run. */
 
 typedef struct cf__item {
     int32_t chunk;
@@ -6090,8 +6140,9 @@ static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int 
     item->opens = (uint8_t)opens;
 }
 
-/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that one
-   was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this backward. */
+/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that
+   one was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this
+   backward. */
 static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i, int64_t ahead) {
     cf__pattern *pattern = &m->pattern;
     int64_t chunk = unit->first + i;
@@ -6126,7 +6177,8 @@ static void cf__add_unit(cf__maker *m, int64_t id, int64_t ahead) {
         cf__add_item(&m->pattern, CF_F, unit->first + i, !cf__is_dropped(unit, i), i == 0);
         if (i + 1 < unit->n) cf__add_due_replays(m, ahead, 0);
     }
-    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--) cf__add_backward(m, unit, i, ahead);
+    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--)
+        cf__add_backward(m, unit, i, ahead);
 }
 
 /* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
@@ -6246,13 +6298,13 @@ static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
 
 /* ---- dispatch: schedules by simulated time ----
 
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. A unit starts on a stage
-   only if the stage has room for all that it may ever hold there; that room is given back as its chunks end.
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. A unit starts on
+   a stage only if the stage has room for all that it may ever hold there; that room is given back as its chunks end.
 
-   Why this cannot deadlock. Units have one order everywhere. A unit may start before an earlier one only if the room that
-   the first of those waiting units needs stays free, so the first unconcluded unit never waits for room, and nothing else
-   than time delays it. A policy may take the risk and count only the slots in use; if that ends in a deadlock, the search
-   has tried one candidate in vain. */
+   Why this cannot deadlock. Units have one order everywhere. A unit may start before an earlier one only if the room
+   that the first of those waiting units needs stays free, so the first unconcluded unit never waits for room, and
+   nothing else than time delays it. A policy may take the risk and count only the slots in use; if that ends in a
+   deadlock, the search has tried one candidate in vain. */
 
 typedef struct cf__policy {
     int split;             /* I and W in place of B */
@@ -6710,9 +6762,9 @@ static int64_t cf__write_dispatch(const cf__dispatch *d, cf_schedule *schedule) 
 
 /* ---- best: search ----
 
-   First the fixed schedules, then dispatch under a grid of policies, then a walk: change one thing at random (two units change
-   places, one moves, a policy, the urgency of one pass), keep it if the makespan does not grow. Everything follows from
-   the problem and the budget, so the same call gives the same schedule. */
+   First the fixed schedules, then dispatch under a grid of policies, then a walk: change one thing at random (two units
+   change places, one moves, a policy, the urgency of one pass), keep it if the makespan does not grow. Everything
+   follows from the problem and the budget, so the same call gives the same schedule. */
 
 typedef struct cf__search {
     cf__maker maker;
@@ -6732,14 +6784,15 @@ typedef struct cf__search {
 
 enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
 
-/* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed schedules
-   alone. */
+/* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed
+   schedules alone. */
 static int64_t cf__default_budget(const cf__maker *m) {
     if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
     return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
 }
 
-/* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no dispatch. */
+/* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
+   dispatch. */
 static int cf__dispatches(const cf__maker *m) {
     int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__default_budget(m);
     if (m->desc.kind == CF_SCHEDULE_INTERLEAVED || m->desc.kind == CF_SCHEDULE_ZERO_BUBBLE) return 1;
@@ -6822,8 +6875,8 @@ static cf_result cf__try_patterns(cf__search *search) {
 
 /* ---- dispatch as a candidate ---- */
 
-/* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a better
-   one is written down as `kind`. */
+/* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a
+   better one is written down as `kind`. */
 static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
     cf__dispatch *d = &search->dispatch;
     d->paths = &search->bounds[d->policy.split].paths;
@@ -6955,7 +7008,8 @@ static cf__move cf__make_move(cf__search *search) {
         case CF__NUDGE:
             move.pass = cf__below(search, passes);
             move.nudge = search->nudges[move.pass];
-            search->nudges[move.pass] += cf__product(search->bounds[0].critical_path / (double)(1 << cf__below(search, 5)), cf__unit_random(search));
+            search->nudges[move.pass] += cf__product(
+                search->bounds[0].critical_path / (double)(1 << cf__below(search, 5)), cf__unit_random(search));
             break;
         default: cf__change_policy(search); break;
     }
@@ -7005,8 +7059,8 @@ static void cf__walk_about(cf__search *search) {
 /* ---- the fixed kinds that are dispatched ---- */
 
 /* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
-   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B, and on
-   each stage no more chunks than its first stage has, which are as many W as may be put off. */
+   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
+   and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
 static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
     cf__maker *m = &search->maker;
     cf__policy *policy = &search->dispatch.policy;
@@ -7114,7 +7168,8 @@ static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_
     if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
     if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK)
+        return result;
     if (desc->n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
     if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
@@ -7186,7 +7241,8 @@ static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
     if (!fits) return cf__fail_limit(m, most_bytes);
     per_stage = (cf__splits(&m->desc) ? 3 : 2) * plan->n_steps + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
-        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage, "too many (got: those of one virtual stage)");
+        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage,
+                        "too many (got: those of one virtual stage)");
     m->n_actions = per_stage * m->pipe.n_v;
     return CF_OK;
 }
@@ -7391,7 +7447,8 @@ static cf_result cf__check_lists(const cf_schedule *schedule, cf_error *error) {
     for (s = 0; s <= schedule->n_stages; s++) {
         int64_t least = s > 0 ? schedule->first[s - 1] : 0, most = s > 0 ? schedule->n_actions : 0;
         if (schedule->first[s] < least || schedule->first[s] > most)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "first", s, most, schedule->first[s], "action lists overlap or run out of range");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", s, most, schedule->first[s],
+                            "action lists overlap or run out of range");
     }
     return CF_OK;
 }
@@ -7408,7 +7465,8 @@ static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, co
     if (desc != NULL) sim->desc = *desc;
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
     if (schedule->n_chunks != plan->n_chunks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
+                        "made for another plan");
     if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
         return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
     if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->n_stages > CF_MAX_STAGES / schedule->n_virtual)
@@ -7419,7 +7477,8 @@ static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, co
     n_v = schedule->n_stages * schedule->n_virtual;
     cells = plan->n_steps * n_v;
     if (cells > schedule->n_actions / 2)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions, "passes are missing");
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions,
+                        "passes are missing");
     memset(&limits, 0, sizeof limits);
     limits.n_stages = schedule->n_stages;
     limits.limit = sim->desc.limit;
@@ -7623,8 +7682,8 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
    >>check
 
    First every list by itself, action by action, as the stage would live through it; then all lists against each other,
-   run as far as they go: once with every finished pass visible everywhere, and, if transfers are in the lists, once with
-   nothing but a rendezvous between two stages.
+   run as far as they go: once with every finished pass visible everywhere, and, if transfers are in the lists, once
+   with nothing but a rendezvous between two stages.
    ================================================================================================================ */
 
 /* A chunk on one virtual stage. */
@@ -7674,8 +7733,8 @@ static cf_result cf__violation(cf__checker *k, const char *field, int64_t wanted
 static cf_result cf__violation_of(cf__checker *k, const cf_action *a, const char *field, int64_t wanted, int64_t got,
                                   const char *why) {
     char text[110];
-    (void)snprintf(text, sizeof text, "%s of chunk %d on virtual stage %d %s", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
-                   (int)a->stage, why);
+    (void)snprintf(text, sizeof text, "%s of chunk %d on virtual stage %d %s", cf_pass_name((cf_pass)a->pass),
+                   (int)a->chunk, (int)a->stage, why);
     return cf__violation(k, field, wanted, got, text);
 }
 
@@ -7890,7 +7949,8 @@ static cf_result cf__check_backward(cf__checker *k, const cf_action *a) {
     if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
     if (!cell->live) return cf__violation_of(k, a, "actions.pass", 1, 0, "has no activations; R is missing before it");
     if (after != NULL && (after->seen & CF__BACKWARDS) == 0)
-        return cf__violation_of(k, a, "actions.chunk", a->chunk + 1, a->chunk, "comes before that of the group's next chunk");
+        return cf__violation_of(k, a, "actions.chunk", a->chunk + 1, a->chunk,
+                                "comes before that of the group's next chunk");
     if (cf__crosses(k) && a->stage + 1 < k->n_stages && !cf__has(cell, CF_RECV_B))
         return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_B");
     if (group >= 0 && after == NULL) { /* dK and dV of the whole group start with its last chunk */
@@ -8101,7 +8161,8 @@ static cf_result cf__name_deadlock(cf__checker *k, const char *field) {
     return cf__violation_of(k, a, field, 1, 0, "waits for ever: the lists deadlock");
 }
 
-static cf_result cf__run_lists(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n), const char *field) {
+static cf_result cf__run_lists(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n),
+                               const char *field) {
     int64_t stage, n = 0, n_stages = k->schedule->n_stages;
     for (stage = n_stages - 1; stage >= 0; stage--) {
         k->cursor[stage] = k->schedule->first[stage];
@@ -8304,8 +8365,9 @@ static void cf__begin_pass(cf__lowerer *l, const cf__event *event) {
     cf__push_pass(l, stage);
 }
 
-/* Runs the lists in simulated time and notes what begins when. The order in which events leave the heap is the one order
-   that all stages keep to: a transfer is in it behind the pass that makes the tensor and before the one that uses it. */
+/* Runs the lists in simulated time and notes what begins when. The order in which events leave the heap is the one
+   order that all stages keep to: a transfer is in it behind the pass that makes the tensor and before the one that uses
+   it. */
 static cf_result cf__order_events(cf__lowerer *l) {
     const cf_schedule *s = l->schedule;
     int64_t i, j;
@@ -8324,7 +8386,8 @@ static cf_result cf__order_events(cf__lowerer *l) {
         } else {
             l->events[l->n_events++] = ~event.action;
             cf__arrive(l, event.action,
-                       event.time + cf__transfer_seconds(&l->pipe, s->actions[event.action].chunk - l->pipe.first_chunk));
+                       event.time +
+                           cf__transfer_seconds(&l->pipe, s->actions[event.action].chunk - l->pipe.first_chunk));
         }
     }
     return CF_OK;
@@ -8343,7 +8406,8 @@ static int64_t cf__return_before(const cf__lowerer *l, int64_t left, int64_t use
     return low;
 }
 
-/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the stage. */
+/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the stage.
+   */
 static void cf__use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t held) {
     const cf_chunk *c = &l->plan->chunks[l->schedule->actions[use].chunk];
     int64_t first = l->plan->groups[c->group].first_chunk, back;
@@ -8426,7 +8490,8 @@ static void cf__write_lists(cf__lowerer *l, cf_schedule *out) {
         const cf_action *a = &l->schedule->actions[action];
         if (l->events[i] >= 0) {
             if (l->desc.offload)
-                for (left = l->back[action]; left >= 0; left = l->next_back[left]) cf__put_moves(l, out, CF_PREFETCH, left);
+                for (left = l->back[action]; left >= 0; left = l->next_back[left])
+                    cf__put_moves(l, out, CF_PREFETCH, left);
             out->actions[l->cursor[a->stage % out->n_stages]++] = *a;
             if (l->desc.offload) cf__put_moves(l, out, CF_OFFLOAD, action);
         } else {
@@ -8481,8 +8546,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     l.n_stages = schedule->n_stages * schedule->n_virtual;
     l.n_cells = l.n_stages * plan->n_steps;
     if (l.desc.timing != NULL && (result = cf__check_timing(l.desc.timing, l.n_stages, error)) != CF_OK) return result;
-    l.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k, schedule->replay,
-                             l.desc.timing);
+    l.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+                             schedule->replay, l.desc.timing);
     cf__layout_lowerer(&l, &carver);
     if (carver.overflow) return cf__too_large(error, "n_actions");
     carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
@@ -8560,9 +8625,9 @@ static double cf__square_root(double x) {
 
 /* Half of the 95 % interval of the mean of n numbers that may be taken for normal. */
 static double cf__confidence(const double *sample, const double *minus, int64_t n) {
-    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-                               2.145,  2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-                               2.052,  2.048, 2.045, 2.042};
+    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+                               2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+                               2.080,  2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042};
     const int64_t tabled = sizeof t / sizeof t[0];
     double mean = 0, squares = 0, quantile;
     int64_t i;
@@ -8591,13 +8656,14 @@ typedef struct cf__buffer {
     size_t bytes;
 } cf__buffer;
 
-/* Bytes for each token, times 100 + the percentage that is lost in gaps: of what one virtual stage holds, and of the chunk
-   that is in a pass. */
+/* Bytes for each token, times 100 + the percentage that is lost in gaps: of what one virtual stage holds, and of the
+   chunk that is in a pass. */
 typedef struct cf__weights {
     int64_t activations, state, gradient, input, chunk;
 } cf__weights;
 
-/* A ChunkSize, K and replay on a split: what bounds are found for. Its candidates lie one after the other, replays apart. */
+/* A ChunkSize, K and replay on a split: what bounds are found for. Its candidates lie one after the other, replays
+   apart. */
 typedef struct cf__point {
     int64_t split, chunk_size, k; /* indices, also replay */
     int64_t replay;
@@ -8798,7 +8864,8 @@ static cf_result cf__check_tune_costs(const cf_tune_desc *desc, cf_error *error)
     cf_result r;
     if (desc->gpu == NULL && desc->timing == NULL) return cf__fail_null(error, "gpu");
     if (desc->gpu != NULL && (r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
-    if (!cf__is_cost(desc->step_seconds)) return cf__fail(error, CF_ERROR_ARGUMENT, "step_seconds", -1, 0, -1, "not a time");
+    if (!cf__is_cost(desc->step_seconds))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "step_seconds", -1, 0, -1, "not a time");
     if (desc->timing == NULL) return CF_OK;
     if (desc->n_gpus > 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, 1, "is for one split: without n_gpus only");
@@ -8821,7 +8888,8 @@ static cf_result cf__check_tune_split(const cf_tune_desc *desc, cf_error *error)
         cf_parallel alone = desc->parallel;
         if ((r = cf_parallel_validate(desc->model, &alone, error)) != CF_OK) return r;
     }
-    if (!cf__mul(fixed, cf__max(desc->parallel.pp, 1), &fixed) || !cf__mul(fixed, cf__max(desc->parallel.dp, 1), &fixed))
+    if (!cf__mul(fixed, cf__max(desc->parallel.pp, 1), &fixed) ||
+        !cf__mul(fixed, cf__max(desc->parallel.dp, 1), &fixed))
         return cf__fail_size(error, "parallel.dp");
     return cf__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cf__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
                     "there is no way to split the model over so many");
@@ -8963,7 +9031,8 @@ static cf_result cf__draw_batches(cf__tuner *t) {
 }
 
 /* Packs a batch; the plan lies in t->plan until the next one. */
-static cf_result cf__pack_batch(cf__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch, cf_plan **out) {
+static cf_result cf__pack_batch(cf__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch,
+                                cf_plan **out) {
     const int64_t *lengths = &t->batches[batch * t->desc.batch];
     cf_pack_desc desc = t->desc.pack;
     size_t bytes;
@@ -9018,16 +9087,19 @@ static cf_result cf__check_weights(const cf__tuner *t, const cf_plan *plan, cons
         const cf__weights *w = &t->weights[v];
         most = cf__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
     }
-    if (fits && cf__mul(tokens, split->n_virtual, &sum) && cf__mul(sum, most, &sum) && sum <= INT64_MAX / 4) return CF_OK;
+    if (fits && cf__mul(tokens, split->n_virtual, &sum) && cf__mul(sum, most, &sum) && sum <= INT64_MAX / 4)
+        return CF_OK;
     return cf__fail_size(t->error, "lengths");
 }
 
 static int64_t cf__weigh(const cf__weights *w, const cf__held *held) {
-    return held->tokens * w->activations + held->state * w->state + held->gradient * w->gradient + held->saved * w->input;
+    return held->tokens * w->activations + held->state * w->state + held->gradient * w->gradient +
+           held->saved * w->input;
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of a chunk of so many rows. */
-static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const cf__held *held, int64_t rows, int64_t *stage) {
+static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const cf__held *held, int64_t rows,
+                           int64_t *stage) {
     int64_t s, v, most = -1;
     for (s = 0; s < split->pp; s++) {
         int64_t sum = t->fixed[s], chunk = 0;
@@ -9044,8 +9116,8 @@ static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const c
 }
 
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any unit by
-   itself, just before the backward of one of its chunks (of its last one where there are virtual stages, because they do not
-   come to the others at the same time). */
+   itself, just before the backward of one of its chunks (of its last one where there are virtual stages, because they
+   do not come to the others at the same time). */
 static int64_t cf__least_bytes(const cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, int local,
                                int64_t *stage) {
     int64_t id, n, i, most = 0, at = 0;
@@ -9083,15 +9155,17 @@ static void cf__find_room(cf__tuner *t, const cf_parallel *split, int64_t chunk_
     int64_t v, s;
     for (s = 0; s < split->pp; s++) {
         int64_t chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp) chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
+        for (v = s; v < split->pp * split->n_virtual; v += split->pp)
+            chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
         t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
     }
 }
 
-/* Limits for the scheduler that make a schedule fit, in one of two ways. It counts the tokens of all stages by the same bytes.
+/* Limits for the scheduler that make a schedule fit, in one of two ways. It counts the tokens of all stages by the same
+   bytes.
 
-   The first: bytes of the stage whose activations are dearest; the others' limits grow in proportion, and so do the bytes
-   of state, to the largest that any stage would need. That is close where stages are alike. */
+   The first: bytes of the stage whose activations are dearest; the others' limits grow in proportion, and so do the
+   bytes of state, to the largest that any stage would need. That is close where stages are alike. */
 static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
     int64_t n_v = split->pp * split->n_virtual, v, s;
     double dearest = 0;
@@ -9107,7 +9181,8 @@ static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_
             bytes->per_token_state = cf__max(bytes->per_token_state, (int64_t)cf__product((double)w->state, scale) + 1);
             bytes->per_token_state_gradient =
                 cf__max(bytes->per_token_state_gradient, (int64_t)cf__product((double)w->gradient, scale) + 1);
-            bytes->per_token_boundary = cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
+            bytes->per_token_boundary =
+                cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
         }
         t->limits[s] = 1; /* 0 would mean that there is no limit */
         if (t->room[s] > 0) t->limits[s] = cf__max(1, (int64_t)cf__product((double)t->room[s] * (1 - 1e-9), scale));
@@ -9115,8 +9190,8 @@ static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_
     desc->limits_bytes = t->limits;
 }
 
-/* Bytes x 100 of a token of state, with its gradient and (local replay) its row of a saved input, and of a chunk that is
-   kept, the dearest on that stage. */
+/* Bytes x 100 of a token of state, with its gradient and (local replay) its row of a saved input, and of a chunk that
+   is kept, the dearest on that stage. */
 static int64_t cf__state_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int local) {
     int64_t v, sum = 0;
     for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
@@ -9126,12 +9201,13 @@ static int64_t cf__state_weight(const cf__tuner *t, const cf_parallel *split, in
 
 static int64_t cf__kept_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int64_t chunk_size) {
     int64_t v, most = 1;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) most = cf__max(most, t->weights[v].activations * chunk_size);
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
+        most = cf__max(most, t->weights[v].activations * chunk_size);
     return most;
 }
 
-/* The second, for stages that are not: every stage gets room for the state of the largest group and K chunks; of what is
-   left on the fullest one half is for more state, and all else on each for more chunks. */
+/* The second, for stages that are not: every stage gets room for the state of the largest group and K chunks; of what
+   is left on the fullest one half is for more state, and all else on each for more chunks. */
 static void cf__limit_chunks(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, cf_schedule_desc *desc) {
     int64_t at_least = cf__min(desc->k, cf__largest_group(plan)) * split->n_virtual, tokens = 0, more = INT64_MAX, s, i;
     int local = desc->replay == CF_REPLAY_LOCAL;
@@ -9162,8 +9238,9 @@ typedef struct cf__peak {
     double seconds;
 } cf__peak;
 
-/* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory are
-   not held, but they are away only after the pass that runs while they leave. Returns the compute passes before it. */
+/* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory
+   are not held, but they are away only after the pass that runs while they leave. Returns the compute passes before it.
+   */
 static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_schedule *schedule, int64_t stage,
                              cf_action *action, int64_t *rows) {
     int64_t n_v = schedule->n_stages * schedule->n_virtual, pp = schedule->n_stages, weight = 0, most = -1, at = 0;
@@ -9204,8 +9281,8 @@ static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_s
 }
 
 /* The fullest stage at its heaviest moment. walked: the schedule of the timeline, or the same with its transfers. */
-static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_schedule *schedule, const cf_schedule *walked,
-                               const cf_timeline *timeline, cf__peak *out) {
+static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_schedule *schedule,
+                               const cf_schedule *walked, const cf_timeline *timeline, cf__peak *out) {
     int64_t n_v = schedule->n_stages * schedule->n_virtual, s, v;
     cf__simulation sim;
     memset(&sim, 0, sizeof sim);
@@ -9390,8 +9467,8 @@ static cf_result cf__try_batch(cf__tuner *t, cf_tune_candidate *c, int64_t batch
 /* ---- bounds ---- */
 
 /* The strongest bound of the slowest rank for passes as `kind` cuts them. */
-static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, cf_replay replay,
-                                cf_schedule_kind kind, double *out) {
+static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k,
+                                cf_replay replay, cf_schedule_kind kind, double *out) {
     int64_t rank;
     *out = 0;
     for (rank = 0; rank < split->dp; rank++) {
@@ -9449,7 +9526,8 @@ static void cf__point_not_feasible(cf__tuner *t, const cf__point *point, int64_t
         }
 }
 
-/* All points of one split and ChunkSize on one batch: what memory they need at least, and how long they take at least. */
+/* All points of one split and ChunkSize on one batch: what memory they need at least, and how long they take at least.
+   */
 static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_size, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[split_id];
     int64_t k, replay, at_most_k = t->desc.n_ks - 1, largest, first = -1;
@@ -9665,8 +9743,8 @@ static int cf__give_up_for(const cf__tuner *t, cf_tune_candidate *c, const cf_tu
     return 1;
 }
 
-/* In which of three rounds a candidate is looked at: 0 best, or all where there is no best, and kinds that best does not
-   include; 1 the kinds that best tries too; 2 those that offload. */
+/* In which of three rounds a candidate is looked at: 0 best, or all where there is no best, and kinds that best does
+   not include; 1 the kinds that best tries too; 2 those that offload. */
 static int cf__round_of(const cf__tuner *t, const cf_tune_candidate *c) {
     int fixed = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
     if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) fixed = 0;
@@ -9733,7 +9811,8 @@ static int64_t cf__origin_of(const cf__tuner *t, int64_t id) {
     return id;
 }
 
-/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its own. */
+/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its
+   own. */
 static cf_result cf__try_neighbours(cf__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t around = -1, id;
@@ -9747,7 +9826,8 @@ static cf_result cf__try_neighbours(cf__tuner *t) {
             if (!cf__is_neighbour(t, around, id)) continue;
             tuning->neighbours[tuning->n_neighbours++] = id;
             exact = c->same_as >= 0 ? cf__origin_of(t, id) : id;
-            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED || tuning->candidates[exact].status == CF_TUNE_UNTRIED)
+            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED ||
+                tuning->candidates[exact].status == CF_TUNE_UNTRIED)
                 if ((r = cf__try_candidate(t, exact, 1)) != CF_OK) return r;
         }
     }
@@ -9804,11 +9884,13 @@ static cf_result cf__tune_all(cf__tuner *t) {
 
 /* The most virtual stages of any split. */
 static cf_result cf__measure_splits(cf__tuner *t, const cf_tuning *header) {
-    cf_parallel *splits = (cf_parallel *)t->allocator.alloc((size_t)header->n_splits * sizeof(cf_parallel), t->allocator.user);
+    cf_parallel *splits =
+        (cf_parallel *)t->allocator.alloc((size_t)header->n_splits * sizeof(cf_parallel), t->allocator.user);
     int64_t i;
     if (splits == NULL) return cf__fail_memory(t->error, (size_t)header->n_splits * sizeof(cf_parallel));
     (void)cf__list_splits(&t->desc, splits);
-    for (i = 0; i < header->n_splits; i++) t->most_virtual = cf__max(t->most_virtual, splits[i].pp * splits[i].n_virtual);
+    for (i = 0; i < header->n_splits; i++)
+        t->most_virtual = cf__max(t->most_virtual, splits[i].pp * splits[i].n_virtual);
     t->allocator.release(splits, t->allocator.user);
     return CF_OK;
 }
@@ -9980,7 +10062,8 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
     if (schedule->n_chunks != plan->n_chunks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks, "made for another plan");
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
+                        "made for another plan");
     if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
         return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
     if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
@@ -9994,7 +10077,8 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
         !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
         r->n_group_states > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual, "too many chunks per stage");
+        return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual,
+                        "too many chunks per stage");
     if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
     return CF_OK;
 }
@@ -10080,7 +10164,8 @@ static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step)
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__fail(r->error, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group, "its group or slices do not exist");
+        return cf__fail(r->error, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
+                        "its group or slices do not exist");
     step->seed = cf_chunk_seed(r->desc->seed, a->chunk, a->stage);
     return CF_OK;
 }
@@ -10288,8 +10373,9 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
 }
 
 static cf_result cf__report_progress(cf__runner *r, const cf_step *step, int64_t total) {
-    cf_progress progress = {step->position + 1, total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens,
-                            r->boundaries.n_live};
+    cf_progress progress = {
+        step->position + 1,  total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens,
+        r->boundaries.n_live};
     int code = r->desc->progress != NULL ? r->desc->progress(r->desc->user, &progress) : 0;
     if (code == 0) return CF_OK;
     return cf__fail(r->error, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
@@ -10387,7 +10473,8 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
     if (carver.overflow) return cf__too_large(error, "n_chunks");
     memory = desc->memory;
     if (memory != NULL) result = cf__check_memory(memory, desc->bytes, carver.used, error);
-    else if ((memory = allocator.alloc(carver.used + 1, allocator.user)) == NULL) result = cf__fail_memory(error, carver.used);
+    else if ((memory = allocator.alloc(carver.used + 1, allocator.user)) == NULL)
+        result = cf__fail_memory(error, carver.used);
     if (result != CF_OK) return result;
     memset(memory, 0, carver.used);
     carver.base = (unsigned char *)memory;
@@ -10477,7 +10564,8 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
     cf__print_count(w, "chunk_size", plan->chunk_size);
     cf__print_count(w, "align", plan->align);
     cf__print_count(w, "max_slices", plan->max_slices);
-    cf__print(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method), cf_split_method_name(plan->split));
+    cf__print(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
+              cf_split_method_name(plan->split));
     cf__print_count(w, "n_sequences", plan->n_sequences);
     cf__print_count(w, "n_empty", plan->n_empty);
     cf__print_count(w, "n_tokens", plan->n_tokens);
@@ -10509,9 +10597,11 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
     cf__print(&w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups; i++) {
         const cf_group *g = &plan->groups[i];
-        cf__print(&w, "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
-                  i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk,
-                  (long long)g->n_chunks, (long long)g->tokens);
+        cf__print(
+            &w,
+            "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
+            i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
+            (long long)g->tokens);
     }
     cf__print(&w, "],\n  \"chunks\": [");
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
@@ -10666,14 +10756,16 @@ static int cf__is_extension(int64_t pass) {
 }
 
 /* Everything that can be refused, before the first character is written. */
-static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc, cf_error *error) {
+static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
+                                       cf_error *error) {
     int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
     for (i = 0; i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->chunk < first || a->chunk >= first + plan->n_steps)
             return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
         if (a->stage < 0 || a->stage >= n_stages)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage, "no such virtual stage");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage,
+                            "no such virtual stage");
         if (a->pass >= CF_PASS_COUNT)
             return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
         if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
@@ -10698,9 +10790,11 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
     if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
     if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
+        return result;
     if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format, "lower the schedule first");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format,
+                        "lower the schedule first");
     if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
     memset(&w, 0, sizeof w);
     w.write = write;
@@ -10822,12 +10916,14 @@ static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
     while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
     pass = cf__read_pass(r, r->cell + used, word - used);
     for (i = 0; i < 3; i++)
-        if (cf__is_word(r->cell + used, word - used, foreign[i])) return cf__bad_cell(r, "sharding is not scheduled here");
+        if (cf__is_word(r->cell + used, word - used, foreign[i]))
+            return cf__bad_cell(r, "sharding is not scheduled here");
     if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
         return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
     if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
     used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
-    if (used == 0 || word + used != r->cell_bytes) return cf__bad_cell(r, "an action ends with the number of its chunk");
+    if (used == 0 || word + used != r->cell_bytes)
+        return cf__bad_cell(r, "an action ends with the number of its chunk");
     if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
     memset(action, 0, sizeof *action);
     action->chunk = (int32_t)chunk;
@@ -10956,7 +11052,8 @@ static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const
     r->plan = plan;
     r->error = error;
     if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
+        return result;
     if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
     if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
     if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
@@ -10971,8 +11068,8 @@ static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_
     return schedule;
 }
 
-CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
-                                             cf_schedule **out, cf_error *error) {
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
+                                             const cf_csv_desc *desc, cf_schedule **out, cf_error *error) {
     cf__csv r;
     cf_schedule header, *schedule;
     cf_allocator allocator;
