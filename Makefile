@@ -178,10 +178,14 @@ test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer
 
 # ---- benchmarks ----
 
-bench: $(BUILD)/bench_tune $(BUILD)/bench_fit
+bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" sh tools/bench/bench_pack.sh
+	$(BUILD)/bench_schedule
 	$(BUILD)/bench_tune
 	$(BUILD)/bench_fit
+
+$(BUILD)/bench_schedule: tools/bench/bench_schedule.c tests/suite.c tests/suite.h chunkflow.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) -Itests $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/draw.c
 

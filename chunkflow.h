@@ -213,8 +213,8 @@ typedef struct cf_timing {
     double latency;               /* seconds of any transfer between stages */
     double seconds_per_token;     /* more per token of boundary activations or their gradient (bytes / bandwidth) */
     double offload_seconds_per_token; /* per token of state moved to host memory, or back */
-    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute, one
-                                     at a time on each link and direction */
+    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute, and
+                                     each pair of neighbouring virtual stages has a queue of its own for each direction */
 } cf_timing;
 
 /* ---- measured costs ---- */
