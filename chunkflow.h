@@ -1137,7 +1137,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 typedef enum cf_tune_status {
     CF_TUNE_UNTRIED = 0, /* the search was interrupted before it came to this */
     CF_TUNE_OK,          /* simulated on every batch; its time is exact for these */
-    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it may be at most */
+    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it might be */
     CF_TUNE_INFEASIBLE,  /* does not fit into the limit; `bytes` says what would do */
     CF_TUNE_STATUS_COUNT
 } cf_tune_status;
@@ -1165,7 +1165,7 @@ typedef struct cf_tune_candidate {
     double bubble;          /* mean bubble_useful of the slowest rank */
     double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
     double chunks;          /* mean chunks of a rank */
-    int64_t bytes;          /* CF_TUNE_OK: most bytes on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
+    int64_t bytes;          /* CF_TUNE_OK: most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
     int64_t stage;          /* that GPU's stage */
     cf_memory_report memory; /* CF_TUNE_OK: what they are, at that moment; */
     int64_t peak_batch;     /* in which batch; n_batches: the one that is only for memory */
@@ -1180,7 +1180,8 @@ typedef struct cf_tune_progress {
     const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
 } cf_tune_progress;
 
-/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists rise. */
+/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists
+   rise. */
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
@@ -1209,7 +1210,8 @@ typedef struct cf_tune_desc {
     int64_t batch;                  /* sequences of a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all but copies */
+    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all but
+                                       those with the schedules of another */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
     void *user;
     const cf_allocator *allocator;  /* also of the working space */
@@ -1219,37 +1221,38 @@ typedef struct cf_tune_desc {
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
     cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, offload, the last fastest */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
     double *seconds;                /* (n_candidates x n_batches) each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
-    int64_t winner;                 /* index of the best candidate; -1: none fits, or interrupted before one was exact */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or infeasible, or
-                                       has a same_as which is */
+                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or
+                                       infeasible, or has a same_as which is */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`, with less than which none can do; else 0 */
+    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`, without which none can do; else 0 */
     int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
     int interrupted;                /* 1: progress asked to stop */
     cf_allocator allocator;         /* private, as in cf_plan */
 } cf_tuning;
 
-/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list is
-   through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit the
-   limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of its own.
+/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
+   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
+   the limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of
+   its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most. Its memory is the
-   simulated timeline's: on every stage, at every pass, what is held then. The result is exact for these batches: nothing
-   is left out unless a lower bound of its time (cf_simulate's, and the time of the batches already simulated) is above that
-   of n_exact others, or it is known to give the same schedules as another candidate, or `best` includes it. The same
-   arguments give the same result, on every platform.
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
+   Its memory is the simulated timeline's: on every stage, at every pass, what is held then. The result is exact for
+   these batches: nothing is left out unless a lower bound of its time (cf_simulate's, and the time of the batches
+   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
+   or `best` includes it. The same arguments give the same result, on every platform.
 
-   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner is -1.
-   Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does
-   not fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate, cf_memory_estimate and
-   cf_schedule_make; CF_ERROR_MEMORY. */
+   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
+   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
+   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
+   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                 cf_error *error);
 
@@ -1263,8 +1266,8 @@ CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf
 /* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
 CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have some
-   20,000 passes. */
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
+   some 20,000 passes. */
 CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -8419,9 +8422,9 @@ static double cf__square_root(double x) {
 
 /* Half of the 95 % interval of the mean of n numbers that may be taken for normal. */
 static double cf__confidence(const double *sample, const double *minus, int64_t n) {
-    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-                               2.145,  2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-                               2.052,  2.048, 2.045, 2.042};
+    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+                               2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+                               2.080,  2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042};
     const int64_t tabled = sizeof t / sizeof t[0];
     double mean = 0, squares = 0, quantile;
     int64_t i;
@@ -8450,13 +8453,14 @@ typedef struct cf__buffer {
     size_t bytes;
 } cf__buffer;
 
-/* Bytes for each token, times 100 + the percentage that is lost in gaps: of what one virtual stage holds, and of the chunk
-   that is in a pass. */
+/* Bytes for each token, times 100 + the percentage that is lost in gaps: of what one virtual stage holds, and of the
+   chunk that is in a pass. */
 typedef struct cf__weights {
     int64_t activations, state, gradient, input, chunk;
 } cf__weights;
 
-/* A ChunkSize, K and replay on a split: what bounds are found for. Its candidates lie one after the other, replays apart. */
+/* A ChunkSize, K and replay on a split: what bounds are found for. Its candidates lie one after the other, replays
+   apart. */
 typedef struct cf__point {
     int64_t split, chunk_size, k; /* indices, also replay */
     int64_t replay;
@@ -8657,7 +8661,8 @@ static cf_result cf__check_tune_costs(const cf_tune_desc *desc, cf_error *error)
     cf_result r;
     if (desc->gpu == NULL && desc->timing == NULL) return cf__fail_null(error, "gpu");
     if (desc->gpu != NULL && (r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
-    if (!cf__is_cost(desc->step_seconds)) return cf__fail(error, CF_ERROR_ARGUMENT, "step_seconds", -1, 0, -1, "not a time");
+    if (!cf__is_cost(desc->step_seconds))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "step_seconds", -1, 0, -1, "not a time");
     if (desc->timing == NULL) return CF_OK;
     if (desc->n_gpus > 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, 1, "is for one split: without n_gpus only");
@@ -8680,7 +8685,8 @@ static cf_result cf__check_tune_split(const cf_tune_desc *desc, cf_error *error)
         cf_parallel alone = desc->parallel;
         if ((r = cf_parallel_validate(desc->model, &alone, error)) != CF_OK) return r;
     }
-    if (!cf__mul(fixed, cf__max(desc->parallel.pp, 1), &fixed) || !cf__mul(fixed, cf__max(desc->parallel.dp, 1), &fixed))
+    if (!cf__mul(fixed, cf__max(desc->parallel.pp, 1), &fixed) ||
+        !cf__mul(fixed, cf__max(desc->parallel.dp, 1), &fixed))
         return cf__fail_size(error, "parallel.dp");
     return cf__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cf__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
                     "there is no way to split the model over so many");
@@ -8822,7 +8828,8 @@ static cf_result cf__draw_batches(cf__tuner *t) {
 }
 
 /* Packs a batch; the plan lies in t->plan until the next one. */
-static cf_result cf__pack_batch(cf__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch, cf_plan **out) {
+static cf_result cf__pack_batch(cf__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch,
+                                cf_plan **out) {
     const int64_t *lengths = &t->batches[batch * t->desc.batch];
     cf_pack_desc desc = t->desc.pack;
     size_t bytes;
@@ -8877,16 +8884,19 @@ static cf_result cf__check_weights(const cf__tuner *t, const cf_plan *plan, cons
         const cf__weights *w = &t->weights[v];
         most = cf__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
     }
-    if (fits && cf__mul(tokens, split->n_virtual, &sum) && cf__mul(sum, most, &sum) && sum <= INT64_MAX / 4) return CF_OK;
+    if (fits && cf__mul(tokens, split->n_virtual, &sum) && cf__mul(sum, most, &sum) && sum <= INT64_MAX / 4)
+        return CF_OK;
     return cf__fail_size(t->error, "lengths");
 }
 
 static int64_t cf__weigh(const cf__weights *w, const cf__held *held) {
-    return held->tokens * w->activations + held->state * w->state + held->gradient * w->gradient + held->saved * w->input;
+    return held->tokens * w->activations + held->state * w->state + held->gradient * w->gradient +
+           held->saved * w->input;
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of a chunk of so many rows. */
-static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const cf__held *held, int64_t rows, int64_t *stage) {
+static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const cf__held *held, int64_t rows,
+                           int64_t *stage) {
     int64_t s, v, most = -1;
     for (s = 0; s < split->pp; s++) {
         int64_t sum = t->fixed[s], chunk = 0;
@@ -8903,8 +8913,8 @@ static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const c
 }
 
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any unit by
-   itself, just before the backward of one of its chunks (of its last one where there are virtual stages, because they do not
-   come to the others at the same time). */
+   itself, just before the backward of one of its chunks (of its last one where there are virtual stages, because they
+   do not come to the others at the same time). */
 static int64_t cf__least_bytes(const cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, int local,
                                int64_t *stage) {
     int64_t id, n, i, most = 0, at = 0;
@@ -8942,15 +8952,17 @@ static void cf__find_room(cf__tuner *t, const cf_parallel *split, int64_t chunk_
     int64_t v, s;
     for (s = 0; s < split->pp; s++) {
         int64_t chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp) chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
+        for (v = s; v < split->pp * split->n_virtual; v += split->pp)
+            chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
         t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
     }
 }
 
-/* Limits for the scheduler that make a schedule fit, in one of two ways. It counts the tokens of all stages by the same bytes.
+/* Limits for the scheduler that make a schedule fit, in one of two ways. It counts the tokens of all stages by the same
+   bytes.
 
-   The first: bytes of the stage whose activations are dearest; the others' limits grow in proportion, and so do the bytes
-   of state, to the largest that any stage would need. That is close where stages are alike. */
+   The first: bytes of the stage whose activations are dearest; the others' limits grow in proportion, and so do the
+   bytes of state, to the largest that any stage would need. That is close where stages are alike. */
 static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
     int64_t n_v = split->pp * split->n_virtual, v, s;
     double dearest = 0;
@@ -8966,7 +8978,8 @@ static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_
             bytes->per_token_state = cf__max(bytes->per_token_state, (int64_t)cf__product((double)w->state, scale) + 1);
             bytes->per_token_state_gradient =
                 cf__max(bytes->per_token_state_gradient, (int64_t)cf__product((double)w->gradient, scale) + 1);
-            bytes->per_token_boundary = cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
+            bytes->per_token_boundary =
+                cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
         }
         t->limits[s] = 1; /* 0 would mean that there is no limit */
         if (t->room[s] > 0) t->limits[s] = cf__max(1, (int64_t)cf__product((double)t->room[s] * (1 - 1e-9), scale));
@@ -8974,8 +8987,8 @@ static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_
     desc->limits_bytes = t->limits;
 }
 
-/* Bytes x 100 of a token of state, with its gradient and (local replay) its row of a saved input, and of a chunk that is
-   kept, the dearest on that stage. */
+/* Bytes x 100 of a token of state, with its gradient and (local replay) its row of a saved input, and of a chunk that
+   is kept, the dearest on that stage. */
 static int64_t cf__state_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int local) {
     int64_t v, sum = 0;
     for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
@@ -8985,12 +8998,13 @@ static int64_t cf__state_weight(const cf__tuner *t, const cf_parallel *split, in
 
 static int64_t cf__kept_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int64_t chunk_size) {
     int64_t v, most = 1;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) most = cf__max(most, t->weights[v].activations * chunk_size);
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
+        most = cf__max(most, t->weights[v].activations * chunk_size);
     return most;
 }
 
-/* The second, for stages that are not: every stage gets room for the state of the largest group and K chunks; of what is
-   left on the fullest one half is for more state, and all else on each for more chunks. */
+/* The second, for stages that are not: every stage gets room for the state of the largest group and K chunks; of what
+   is left on the fullest one half is for more state, and all else on each for more chunks. */
 static void cf__limit_chunks(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, cf_schedule_desc *desc) {
     int64_t at_least = cf__min(desc->k, cf__largest_group(plan)) * split->n_virtual, tokens = 0, more = INT64_MAX, s, i;
     int local = desc->replay == CF_REPLAY_LOCAL;
@@ -9021,8 +9035,8 @@ typedef struct cf__peak {
     double seconds;
 } cf__peak;
 
-/* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory are
-   not held, but they are away only after the pass that runs while they leave. Returns the compute passes before it. */
+/* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory
+   are not held. Returns how many compute passes come before it. */
 static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_schedule *schedule, int64_t stage,
                              cf_action *action, int64_t *rows) {
     int64_t n_v = schedule->n_stages * schedule->n_virtual, pp = schedule->n_stages, weight = 0, most = -1, at = 0;
@@ -9063,8 +9077,8 @@ static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_s
 }
 
 /* The fullest stage at its heaviest moment. walked: the schedule of the timeline, or the same with its transfers. */
-static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_schedule *schedule, const cf_schedule *walked,
-                               const cf_timeline *timeline, cf__peak *out) {
+static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_schedule *schedule,
+                               const cf_schedule *walked, const cf_timeline *timeline, cf__peak *out) {
     int64_t n_v = schedule->n_stages * schedule->n_virtual, s, v;
     cf__simulation sim;
     memset(&sim, 0, sizeof sim);
@@ -9249,8 +9263,8 @@ static cf_result cf__try_batch(cf__tuner *t, cf_tune_candidate *c, int64_t batch
 /* ---- bounds ---- */
 
 /* The strongest bound of the slowest rank for passes as `kind` cuts them. */
-static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, cf_replay replay,
-                                cf_schedule_kind kind, double *out) {
+static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k,
+                                cf_replay replay, cf_schedule_kind kind, double *out) {
     int64_t rank;
     *out = 0;
     for (rank = 0; rank < split->dp; rank++) {
@@ -9308,7 +9322,7 @@ static void cf__point_not_feasible(cf__tuner *t, const cf__point *point, int64_t
         }
 }
 
-/* All points of one split and ChunkSize on one batch: what memory they need at least, and how long they take at least. */
+/* All points of one split and ChunkSize on one batch: the least memory and time that they need. */
 static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_size, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[split_id];
     int64_t k, replay, at_most_k = t->desc.n_ks - 1, largest, first = -1;
@@ -9329,7 +9343,8 @@ static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_s
             if (bytes > t->tuning->limit_bytes) cf__point_not_feasible(t, &point, bytes, stage);
         }
         if (batch == t->desc.n_batches) continue;
-        if (first < 0 || t->desc.ks[at_most_k] < largest) first = id; /* else nothing is replayed: the other form's will do */
+        if (first < 0 || t->desc.ks[at_most_k] < largest)
+            first = id; /* else nothing is replayed: the other form's will do */
         if (first == id && (r = cf__bound_point(t, plan, id, batch)) != CF_OK) return r;
         cf__copy_bounds(t, &point, first, batch);
         cf__tune_done(t, t->desc.n_ks);
@@ -9524,8 +9539,8 @@ static int cf__give_up_for(const cf__tuner *t, cf_tune_candidate *c, const cf_tu
     return 1;
 }
 
-/* In which of three rounds a candidate is looked at: 0 best, or all where there is no best, and kinds that best does not
-   include; 1 the kinds that best tries too; 2 those that offload. */
+/* In which of three rounds a candidate is looked at: 0 best, or all where there is no best, and kinds that best does
+   not include; 1 the kinds that best tries too; 2 those that offload. */
 static int cf__round_of(const cf__tuner *t, const cf_tune_candidate *c) {
     int fixed = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
     if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) fixed = 0;
@@ -9592,7 +9607,8 @@ static int64_t cf__origin_of(const cf__tuner *t, int64_t id) {
     return id;
 }
 
-/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its own. */
+/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its
+   own. */
 static cf_result cf__try_neighbours(cf__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t around = -1, id;
@@ -9606,7 +9622,8 @@ static cf_result cf__try_neighbours(cf__tuner *t) {
             if (!cf__is_neighbour(t, around, id)) continue;
             tuning->neighbours[tuning->n_neighbours++] = id;
             exact = c->same_as >= 0 ? cf__origin_of(t, id) : id;
-            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED || tuning->candidates[exact].status == CF_TUNE_UNTRIED)
+            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED ||
+                tuning->candidates[exact].status == CF_TUNE_UNTRIED)
                 if ((r = cf__try_candidate(t, exact, 1)) != CF_OK) return r;
         }
     }
@@ -9628,7 +9645,7 @@ static void cf__rank_candidates(cf__tuner *t) {
     }
     cf__sort_by_key(t->order, tuning->n_ranked, t->keys);
     for (i = 0; i < tuning->n_ranked; i++) {
-        int64_t id = t->order[tuning->n_ranked - 1 - i]; /* sorted by falling key, and of equals the higher index first */
+        int64_t id = t->order[tuning->n_ranked - 1 - i]; /* sorted by falling key, of equals the higher index first */
         cf_tune_candidate *c = &tuning->candidates[id];
         tuning->ranking[i] = id;
         c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
@@ -9663,11 +9680,13 @@ static cf_result cf__tune_all(cf__tuner *t) {
 
 /* The most virtual stages of any split. */
 static cf_result cf__measure_splits(cf__tuner *t, const cf_tuning *header) {
-    cf_parallel *splits = (cf_parallel *)t->allocator.alloc((size_t)header->n_splits * sizeof(cf_parallel), t->allocator.user);
+    cf_parallel *splits =
+        (cf_parallel *)t->allocator.alloc((size_t)header->n_splits * sizeof(cf_parallel), t->allocator.user);
     int64_t i;
     if (splits == NULL) return cf__fail_memory(t->error, (size_t)header->n_splits * sizeof(cf_parallel));
     (void)cf__list_splits(&t->desc, splits);
-    for (i = 0; i < header->n_splits; i++) t->most_virtual = cf__max(t->most_virtual, splits[i].pp * splits[i].n_virtual);
+    for (i = 0; i < header->n_splits; i++)
+        t->most_virtual = cf__max(t->most_virtual, splits[i].pp * splits[i].n_virtual);
     t->allocator.release(splits, t->allocator.user);
     return CF_OK;
 }
