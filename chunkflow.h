@@ -1159,7 +1159,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 typedef enum cf_tune_status {
     CF_TUNE_UNTRIED = 0, /* the search was interrupted before it came to this */
     CF_TUNE_OK,          /* simulated on every batch; its time is exact for these */
-    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it may be at most */
+    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it might be */
     CF_TUNE_INFEASIBLE,  /* does not fit into the limit; `bytes` says what would do */
     CF_TUNE_STATUS_COUNT
 } cf_tune_status;
@@ -1187,7 +1187,7 @@ typedef struct cf_tune_candidate {
     double bubble;          /* mean bubble_useful of the slowest rank */
     double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
     double chunks;          /* mean chunks of a rank */
-    int64_t bytes;          /* CF_TUNE_OK: most bytes on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
+    int64_t bytes;          /* CF_TUNE_OK: most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
     int64_t stage;          /* that GPU's stage */
     cf_memory_report memory; /* CF_TUNE_OK: what they are, at that moment; */
     int64_t peak_batch;     /* in which batch; n_batches: the one that is only for memory */
@@ -1232,7 +1232,8 @@ typedef struct cf_tune_desc {
     int64_t batch;                  /* sequences of a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all but copies */
+    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all but
+                                       those with the schedules of another */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
     void *user;
     const cf_allocator *allocator;  /* also of the working space */
@@ -1242,18 +1243,18 @@ typedef struct cf_tune_desc {
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
     cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, offload, the last fastest */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
     double *seconds;                /* (n_candidates x n_batches) each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
-    int64_t winner;                 /* index of the best candidate; -1: none fits, or interrupted before one was exact */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or infeasible, or
-                                       has a same_as which is */
+                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or
+                                       infeasible, or has a same_as which is */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`, with less than which none can do; else 0 */
+    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`, without which none can do; else 0 */
     int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
     int interrupted;                /* 1: progress asked to stop */
     cf_allocator allocator;         /* private, as in cf_plan */
@@ -9239,8 +9240,7 @@ typedef struct cf__peak {
 } cf__peak;
 
 /* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory
-   are not held, but they are away only after the pass that runs while they leave. Returns the compute passes before it.
-   */
+   are not held. Returns how many compute passes come before it. */
 static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_schedule *schedule, int64_t stage,
                              cf_action *action, int64_t *rows) {
     int64_t n_v = schedule->n_stages * schedule->n_virtual, pp = schedule->n_stages, weight = 0, most = -1, at = 0;
@@ -9526,8 +9526,7 @@ static void cf__point_not_feasible(cf__tuner *t, const cf__point *point, int64_t
         }
 }
 
-/* All points of one split and ChunkSize on one batch: what memory they need at least, and how long they take at least.
-   */
+/* All points of one split and ChunkSize on one batch: the least memory and time that they need. */
 static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_size, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[split_id];
     int64_t k, replay, at_most_k = t->desc.n_ks - 1, largest, first = -1;
@@ -9548,7 +9547,8 @@ static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_s
             if (bytes > t->tuning->limit_bytes) cf__point_not_feasible(t, &point, bytes, stage);
         }
         if (batch == t->desc.n_batches) continue;
-        if (first < 0 || t->desc.ks[at_most_k] < largest) first = id; /* else nothing is replayed: the other form's will do */
+        if (first < 0 || t->desc.ks[at_most_k] < largest)
+            first = id; /* else nothing is replayed: the other form's will do */
         if (first == id && (r = cf__bound_point(t, plan, id, batch)) != CF_OK) return r;
         cf__copy_bounds(t, &point, first, batch);
         cf__tune_done(t, t->desc.n_ks);
@@ -9849,7 +9849,7 @@ static void cf__rank_candidates(cf__tuner *t) {
     }
     cf__sort_by_key(t->order, tuning->n_ranked, t->keys);
     for (i = 0; i < tuning->n_ranked; i++) {
-        int64_t id = t->order[tuning->n_ranked - 1 - i]; /* sorted by falling key, and of equals the higher index first */
+        int64_t id = t->order[tuning->n_ranked - 1 - i]; /* sorted by falling key, of equals the higher index first */
         cf_tune_candidate *c = &tuning->candidates[id];
         tuning->ranking[i] = id;
         c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;

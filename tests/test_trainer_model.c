@@ -1,9 +1,10 @@
-/* test_trainer_model.c - the memory model against the bytes that the CPU trainer of examples/ counts - MIT or public domain
+/* test_trainer_model.c - the memory model against what the CPU trainer of examples/ counts - MIT or public domain
 
        cc -std=c99 -O1 -g -fsanitize=address,undefined tests/test_trainer_model.c -lm
 
-   The trainer takes every large buffer through a meter. Here a batch is trained on, and what the meter has seen is compared
-   with what the library says of the same schedule without running anything. In float32 the terms are, with q = hidden:
+   The trainer takes every large buffer through a meter. Here a batch is trained on, and what the meter has seen is
+   compared with what the library says of the same schedule without running anything. In float32 the terms are, with q =
+   hidden:
 
      the model                                          the trainer, for each token
      8 h + .. (two bytes an element become four): 4 h   input, normed1, middle, normed2
@@ -14,8 +15,8 @@
      8 bytes of token ids                               lie with the batch, and are not counted as activations
      nothing                                            2 scales a layer and a last one: 4 bytes each
 
-   so that the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients, all in
-   float32: 4 kv numbers a token and layer. */
+   so that the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients,
+   all in float32: 4 kv numbers a token and layer. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -114,8 +115,8 @@ static counted train_batch(const shape *s) {
     return c;
 }
 
-/* The same batch on paper: the load of the one stage, from the simulated timeline. A slot of the trainer has room for a whole
-   chunk, so kept chunks count with ChunkSize tokens each. */
+/* The same batch on paper: the load of the one stage, from the simulated timeline. A slot of the trainer has room for a
+   whole chunk, so kept chunks count with ChunkSize tokens each. */
 static cf_memory_load simulate_batch(const shape *s) {
     cf_pack_desc pack;
     cf_schedule_desc order;

@@ -16,7 +16,8 @@ static const cf_model small = {"small", 8, 256, 4, 2, 64, 512, 1000, 0, 0, 0, 0,
 
 static const int64_t sizes[] = {256, 512, 1024, 2048};
 static const int64_t ks[] = {1, 2, 4, 16};
-static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE, CF_SCHEDULE_BEST};
+static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE,
+                                         CF_SCHEDULE_BEST};
 
 typedef struct fixture {
     int64_t lengths[100];
@@ -28,7 +29,8 @@ static void fixture_fill(fixture *f, uint64_t seed) {
     harness_rng rng = {seed};
     int64_t i;
     memset(f, 0, sizeof *f);
-    for (i = 0; i < COUNT(f->lengths); i++) f->lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.05) ? 9000 : 500);
+    for (i = 0; i < COUNT(f->lengths); i++)
+        f->lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.05) ? 9000 : 500);
     f->lengths[37] = 12345; /* the longest */
     f->gpu = *cf_gpu_find("h100-80g");
     f->desc.model = &small;
@@ -64,8 +66,8 @@ static uint64_t next_random(uint64_t *state) {
     return x ^ (x >> 31);
 }
 
-/* Draws as cf_tune says that it does: a shuffled list, shuffled again when it is through. Batch n_batches is the first one
-   with the longest length of all in place of its own. */
+/* Draws as cf_tune says that it does: a shuffled list, shuffled again when it is through. Batch n_batches is the first
+   one with the longest length of all in place of its own. */
 static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
     int64_t deck[100], n = COUNT(f->lengths), at = 0, b, i, longest = 0;
     uint64_t state = f->desc.seed;
@@ -90,7 +92,8 @@ static int64_t group_after(const cf_plan *plan, const cf_chunk *c) {
     return c->group < 0 ? 0 : plan->groups[c->group].n_chunks - 1 - c->index;
 }
 
-/* What one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked at anew. */
+/* What one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked at anew.
+   */
 static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v) {
     cf_memory_load load;
     int64_t c, id;
@@ -124,7 +127,8 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
 }
 
 /* Most bytes on any stage at any action. */
-static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_plan *plan, const cf_schedule *schedule) {
+static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_plan *plan,
+                          const cf_schedule *schedule) {
     cf_memory_desc memory = f->desc.memory;
     cf_memory_load loads[MOST_STAGES];
     cf_memory_report reports[MOST_STAGES];
@@ -136,7 +140,8 @@ static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_p
         for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
             memset(loads, 0, sizeof loads);
             for (v = s; v < n_v; v += schedule->n_stages) loads[v] = held_at(plan, schedule, schedule->first[s], id, v);
-            if (cf_memory_estimate(&memory, loads, n_v, reports, schedule->n_stages, &error) != CF_OK) FAIL("%s", error.text);
+            if (cf_memory_estimate(&memory, loads, n_v, reports, schedule->n_stages, &error) != CF_OK)
+                FAIL("%s", error.text);
             if (reports[s].total > most) most = reports[s].total;
         }
     return most;
@@ -243,7 +248,8 @@ static void check_against_brute_force(const fixture *f) {
         CHECK(o.seconds >= c->bound * (1 - 1e-9));
         if (c->status == CF_TUNE_OK) {
             CHECK(same(o.seconds, c->seconds));
-            CHECK(memcmp(o.each, &tuning->seconds[i * tuning->n_batches], (size_t)tuning->n_batches * sizeof(double)) == 0);
+            CHECK(memcmp(o.each, &tuning->seconds[i * tuning->n_batches], (size_t)tuning->n_batches * sizeof(double)) ==
+                  0);
             CHECK(!c->limited);
         } else if (CHECK_INT(c->status, CF_TUNE_DOMINATED)) {
             n_dominated++;
@@ -258,7 +264,8 @@ static void check_against_brute_force(const fixture *f) {
     CHECK(same(tuning->candidates[tuning->winner].seconds, best_seconds));
     CHECK(n_dominated > 0);
     for (i = 0; i < tuning->n_ranked; i++)
-        CHECK(i == 0 || tuning->candidates[tuning->ranking[i]].seconds >= tuning->candidates[tuning->ranking[i - 1]].seconds);
+        CHECK(i == 0 ||
+              tuning->candidates[tuning->ranking[i]].seconds >= tuning->candidates[tuning->ranking[i - 1]].seconds);
     cf_tuning_free(tuning);
 }
 
@@ -344,8 +351,8 @@ TEST(peak_is_the_walk_s) {
     check_peaks(&f);
 }
 
-/* From a limit at which all is well to one at which nothing is: what is called exact fits, what is called infeasible needs
-   more than there is, and what was exact without a limit and fits one is still there, unchanged. */
+/* From a limit at which all is well to one at which nothing is: what is called exact fits, what is called infeasible
+   needs more than there is, and what was exact without a limit and fits one is still there, unchanged. */
 TEST(limit_is_kept) {
     fixture f;
     cf_tuning *free_of_it, *held;
@@ -369,7 +376,8 @@ TEST(limit_is_kept) {
         for (i = 0; i < held->n_candidates; i++) {
             const cf_tune_candidate *c = &held->candidates[i], *before = &free_of_it->candidates[i];
             if (c->status == CF_TUNE_OK) CHECK(c->bytes <= f.desc.limit_bytes);
-            if (c->status == CF_TUNE_OK && c->limited) CHECK(before->status != CF_TUNE_OK || before->bytes > f.desc.limit_bytes);
+            if (c->status == CF_TUNE_OK && c->limited)
+                CHECK(before->status != CF_TUNE_OK || before->bytes > f.desc.limit_bytes);
             if (c->status == CF_TUNE_INFEASIBLE) {
                 CHECK(c->bytes > f.desc.limit_bytes);
                 infeasible++;
@@ -553,7 +561,8 @@ TEST(pruning_changes_nothing) {
     CHECK_INT(all->winner, few->winner);
     CHECK(few->n_simulated < all->n_simulated);
     for (i = 0; i < few->n_candidates; i++)
-        if (few->candidates[i].status == CF_TUNE_OK) CHECK(same(few->candidates[i].seconds, all->candidates[i].seconds));
+        if (few->candidates[i].status == CF_TUNE_OK)
+            CHECK(same(few->candidates[i].seconds, all->candidates[i].seconds));
     cf_tuning_free(all);
     cf_tuning_free(few);
 }
@@ -597,7 +606,8 @@ TEST(neighbours_are_exact) {
     REQUIRE(tuning != NULL && tuning->winner >= 0);
     CHECK(tuning->n_neighbours >= 5);
     for (i = 0; i < tuning->n_neighbours; i++) {
-        const cf_tune_candidate *w = &tuning->candidates[tuning->winner], *c = &tuning->candidates[tuning->neighbours[i]];
+        const cf_tune_candidate *w = &tuning->candidates[tuning->winner],
+                                *c = &tuning->candidates[tuning->neighbours[i]];
         int differences = (c->chunk_size != w->chunk_size) + (c->k != w->k) + (c->kind != w->kind) +
                           (c->replay != w->replay) + (c->offload != w->offload);
         CHECK_INT(differences, 1);
@@ -897,5 +907,5 @@ SUITE(tune, CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(eq
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(intervals), CASE(same_seed_same_answer),
       CASE(into_memory), CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
-      CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs), CASE(bad_descriptions),
-      CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory));
+      CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
+      CASE(bad_descriptions), CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory));

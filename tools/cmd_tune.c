@@ -42,8 +42,8 @@ static const cli_option options[] = {
     MODELLING_OPTIONS(tune_options, modelling),
     {"--gpu", "NAME", CLI_TEXT, offsetof(tune_options, gpu), 0, 0, 0, "whose numbers; required"},
     {"--gpus", "N", CLI_NUMBER, offsetof(tune_options, gpus), 1, CF_MAX_RANKS, 0,
-     "how many: tries every way to split the model over them that\n--tp, --pp and --dp leave open; default only the way "
-     "they give"},
+     "how many: tries every way to split the model over them that\n--tp, --pp and --dp leave open; default only the "
+     "way they give"},
     {"--gpus-per-node", "N", CLI_NUMBER, offsetof(tune_options, gpus_per_node), 1, CF_MAX_RANKS, 0, "default 8"},
     {"--launch", "S", CLI_MILLIONTHS, offsetof(tune_options, launch), 0, 1000000, 0,
      "seconds lost around each kernel; default 0.000005. Trainers in\nPython are nearer to 0.00002 .. 0.00004"},
@@ -86,8 +86,8 @@ static const cli_option options[] = {
     {"--show", "N", CLI_NUMBER, offsetof(tune_options, show), 1, CF_MAX_CANDIDATES, 0,
      "how many of the best to find and print; default 10"},
     {"--paper-trade-off", NULL, CLI_FLAG, offsetof(tune_options, paper_trade_off), 0, 0, 0,
-     "the three ChunkSizes and Ks of equal product that the ChunkFlow\npaper measured, beside the model's; other options "
-     "are not used"},
+     "the three ChunkSizes and Ks of equal product that the ChunkFlow\npaper measured, beside the model's; other "
+     "options are not used"},
     {"--json", "FILE|-", CLI_TEXT, offsetof(tune_options, json), 0, 0, 0,
      "write everything as JSON; with - nothing else is printed"},
     {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
@@ -305,8 +305,8 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
                cli_commas(tuning->n_splits), cli_commas(p->zero));
         printf("recompute         %s\n", cf_recompute_name(p->recompute));
     }
-    printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name, gib(tuning->limit_bytes),
-           1e6 * job->gpu.launch);
+    printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name,
+           gib(tuning->limit_bytes), 1e6 * job->gpu.launch);
     printf("lengths           %s sequences", cli_commas(job->n));
     if (job->left_out > 0)
         printf("; left out: %s longer than %s, with %.2f %% of all tokens", cli_commas(job->left_out),
@@ -334,16 +334,18 @@ static void print_winner(const cf_tuning *tuning) {
     const cf_parallel *p = &tuning->splits[c->split];
     double gpus = (double)(p->tp * p->pp * p->dp);
 
-    printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size), cli_commas(c->k),
-           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? ", state offloaded" : "");
-    printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp));
-    printf("time              %.1f ms an iteration, +- %.1f (95 %%); lower bound %.1f\n", 1e3 * c->seconds, 1e3 * c->confidence,
-           1e3 * c->bound);
+    printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
+           cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
+           c->offload ? ", state offloaded" : "");
+    printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp),
+           cli_commas(p->dp));
+    printf("time              %.1f ms an iteration, +- %.1f (95 %%); lower bound %.1f\n", 1e3 * c->seconds,
+           1e3 * c->confidence, 1e3 * c->bound);
     printf("speed             %.0f tokens/s, %.0f for each GPU; bubbles and replays %.1f %%; %.1f chunks a rank\n",
            mean_tokens(tuning) / c->seconds, mean_tokens(tuning) / c->seconds / gpus, 100 * c->bubble, c->chunks);
-    printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, %.1f ms after its start%s\n",
-           gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass), (long long)c->peak_action.chunk,
-           (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
+    printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, at %.1f ms%s\n",
+           gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass),
+           (long long)c->peak_action.chunk, (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
            c->peak_batch < tuning->n_batches ? "" : " with the longest sequence of all", 1e3 * c->peak_seconds,
            c->limited ? "; schedules had to be held down to fit" : "");
 #define PRINT_TERM(name, text) print_term(text, c->memory.name);
@@ -352,18 +354,18 @@ static void print_winner(const cf_tuning *tuning) {
 }
 
 static void print_columns(int splits) {
-    printf("%4s%s %10s %4s %-12s %-9s %-7s %11s %9s %10s %9s %8s %8s\n", "", splits ? "  split        " : "", "ChunkSize",
-           "K", "schedule", "replay", "offload", "ms", "+-", "behind %", "+-", "waste %", "GiB");
+    printf("%4s%s %10s %4s %-12s %-9s %-7s %11s %9s %10s %9s %8s %8s\n", "", splits ? "  split        " : "",
+           "ChunkSize", "K", "schedule", "replay", "offload", "ms", "+-", "behind %", "+-", "waste %", "GiB");
 }
 
 static void print_row(const cf_tuning *tuning, int64_t rank, const cf_tune_candidate *c, int splits) {
     double winner = tuning->candidates[tuning->winner].seconds;
     printf("%4lld", (long long)rank);
     if (splits) printf("  %-13s", split_text(tuning, c));
-    printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9.2f %8.1f %8.2f\n", cli_commas(c->chunk_size), cli_commas(c->k),
-           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? "yes" : "no", 1e3 * c->seconds,
-           1e3 * c->confidence, 100 * c->behind / winner, 100 * c->behind_confidence / winner, 100 * c->bubble,
-           gib(c->bytes));
+    printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9.2f %8.1f %8.2f\n", cli_commas(c->chunk_size),
+           cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? "yes" : "no",
+           1e3 * c->seconds, 1e3 * c->confidence, 100 * c->behind / winner, 100 * c->behind_confidence / winner,
+           100 * c->bubble, gib(c->bytes));
 }
 
 /* Candidates that take the same time as one before them with the same ChunkSize and split are not worth a line. */
@@ -380,7 +382,7 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
 static void print_ranking(const tune_job *job, const cf_tuning *tuning) {
     int64_t i, shown = 0, same = 0;
 
-    printf("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %%; waste: bubbles and replays)\n");
+    puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, replays)");
     print_columns(tuning->n_splits > 1);
     for (i = 0; i < tuning->n_ranked && shown < job->asked->show; i++) {
         if (repeats_earlier(tuning, i)) same++;
@@ -405,7 +407,9 @@ static void print_splits(const cf_tuning *tuning) {
         }
         if (!best && !bound && !least) continue;
         printf("  %-13s", split_text(tuning, best ? best : bound ? bound : least));
-        if (best) printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size), cli_commas(best->k));
+        if (best)
+            printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size),
+                   cli_commas(best->k));
         else if (bound) printf("at least %.1f ms\n", 1e3 * bound->bound);
         else printf("does not fit: needs %.2f GiB on stage %lld\n", gib(least->bytes), (long long)least->stage);
     }
@@ -434,7 +438,8 @@ static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c,
     if (c->same_as >= 0) c = &tuning->candidates[c->same_as];
     switch (c->status) {
     case CF_TUNE_OK:
-        printf(" %+8.2f %% +- %-6.2f %8.2f GiB\n", 100 * c->behind / winner, 100 * c->behind_confidence / winner, gib(c->bytes));
+        printf(" %+8.2f %% +- %-6.2f %8.2f GiB\n", 100 * c->behind / winner, 100 * c->behind_confidence / winner,
+               gib(c->bytes));
         break;
     case CF_TUNE_INFEASIBLE:
         printf("  does not fit: needs %.2f GiB on stage %lld\n", gib(c->bytes), (long long)c->stage);
@@ -493,13 +498,14 @@ static void print_tuning(const tune_job *job, const cf_tuning *tuning) {
     } else if (tuning->interrupted) {
         puts("best              nothing was known yet");
     } else {
-        printf("best              nothing fits into %.2f GiB; the least that any of these needs is %.2f GiB (%s bytes)\n",
-               gib(tuning->limit_bytes), gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
+        printf(
+            "best              nothing fits into %.2f GiB; the least that any of these needs is %.2f GiB (%s bytes)\n",
+            gib(tuning->limit_bytes), gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
     }
     if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
     print_infeasible(tuning);
-    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are assumptions: measure one\n"
-         "configuration, then trust the differences. See chunkflow time and chunkflow memory.");
+    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are assumptions:\n"
+         "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.");
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -656,7 +662,8 @@ static int print_trade_off(void) {
     gpu.launch = 40e-6;
     for (i = 0; i < TRADE_BATCHES && code == CLI_OK; i++) code = simulate_trade_off((uint64_t)i + 1, &gpu, sums);
     if (code != CLI_OK) return code;
-    puts("Qwen2.5-7B, 256K context, tensor and sequence parallel 4, pipeline 4, ChunkSize x K = 32K: ms an iteration\n");
+    puts(
+        "Qwen2.5-7B, 256K context, tensor and sequence parallel 4, pipeline 4, ChunkSize x K = 32K: ms an iteration\n");
     printf("%10s %4s %10s %7s   %13s %7s   %16s %7s\n", "ChunkSize", "K", "paper", "ratio", "local replay", "ratio",
            "pipeline replay", "ratio");
     for (i = 0; i < TRADE_OFFS; i++)
@@ -665,13 +672,13 @@ static int print_trade_off(void) {
                1e3 * sums[0][i] / TRADE_BATCHES, sums[0][i] / sums[0][1]);
     printf("\nassumptions\n"
            "  %d batches of %d sequences: lengths like those of LMSys-Chat-1M (chunkflow gen lmsys, seeds 1 to %d, none\n"
-           "  longer than 256K), the first of each batch 256K long; without one, nothing that is this long is in most batches.\n"
-           "  The paper's schedule and packing (no tails filled), selective recompute, bf16. H100 numbers (the paper does not\n"
-           "  give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With the 5 of the table,\n"
-           "  (8K,4) stays best and (32K,1) becomes the worst. Replays without communication (local) give the paper's order;\n"
-           "  if they run through the whole pipeline again, (32K,1), which replays seven of eight chunks one by one, is worst by\n"
-           "  far. Absolute times depend on the batches, of which the paper gives no more than their distribution: compare\n"
-           "  ratios.\n",
+           "  longer than 256K), the first of each batch 256K long; without it, most batches have no long sequence.\n"
+           "  The paper's schedule and packing (no tails filled), selective recompute, bf16. H100 numbers (the paper\n"
+           "  does not give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With the 5 of\n"
+           "  the table, (8K,4) stays best and (32K,1) becomes the worst. Replays without communication (local) give the\n"
+           "  paper's order; if they run through the whole pipeline again, (32K,1), which replays seven of eight chunks\n"
+           "  one by one, is worst by far. Absolute times depend on the batches, of which the paper gives no more than\n"
+           "  their distribution: compare ratios.\n",
            TRADE_BATCHES, TRADE_BATCH, TRADE_BATCHES);
     return CLI_OK;
 }
@@ -734,9 +741,9 @@ static int run(const void *given, char **operands, int n_operands) {
 const cli_command cmd_tune = {
     "tune", "FILE|-", 0, 1,
     "find the ChunkSize, K and schedule that are fastest within the GPUs' memory",
-    "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound does not\n"
-    "rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer. Ctrl-C ends the\n"
-    "search and prints what it has found so far (exit code 130); a second one ends the program. Exit code 1 where nothing\n"
-    "fits, 2 where the options are wrong.\n"
+    "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound\n"
+    "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
+    "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
+    "code 1 where nothing fits, 2 where the options are wrong.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
     options, &defaults, sizeof defaults, run};

@@ -1,12 +1,13 @@
-/* bench_fit.c - does the time model hold? Times the passes of the CPU trainer, fits the three terms of each to half of the
-   shapes, and says how far they are off on the other half.
+/* bench_fit.c - does the time model hold? Times the passes of the CPU trainer, fits the three terms of each to half of
+   the shapes, and says how far they are off on the other half.
 
        cc -std=c99 -O3 -funroll-loops tools/bench/bench_fit.c -lm -o bench_fit
        bench_fit [REPEATS]
 
-   A shape is a chunk's tokens and the tokens before it. The trainer runs as it always does, sequence by sequence; each time
-   is the median of REPEATS (default 9) runs. Two ways to leave shapes out: every second one, and every second ChunkSize,
-   which asks more of the constant term. Prints tables, judges nothing; a busy machine shows in the spread. */
+   A shape is a chunk's tokens and the tokens before it. The trainer runs as it always does, sequence by sequence; each
+   time is the median of REPEATS (default 9) runs. Two ways to leave shapes out: every second one, and every second
+   ChunkSize, which asks more of the constant term. Prints tables, judges nothing; a busy machine shows in the spread.
+   */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -39,7 +40,8 @@ typedef struct timing_run {
     timed (*shapes)[PASSES]; /* of this ChunkSize, by chunk */
 } timing_run;
 
-/* Processor time: there is one thread, which waits for nothing, so this is what a machine without other work would take. */
+/* Processor time: there is one thread, which waits for nothing, so this is what a machine without other work would
+   take. */
 static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -58,7 +60,9 @@ static int time_pass(timing_run *run, const cf_step *step, int (*run_pass)(void 
 }
 
 static int timed_forward(void *user, const cf_step *step) { return time_pass((timing_run *)user, step, forward_chunk); }
-static int timed_backward(void *user, const cf_step *step) { return time_pass((timing_run *)user, step, backward_chunk); }
+static int timed_backward(void *user, const cf_step *step) {
+    return time_pass((timing_run *)user, step, backward_chunk);
+}
 
 static int acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
     return acquire_slot(((timing_run *)user)->runner, what, slot, owner);
@@ -164,8 +168,8 @@ static void fit_and_test(timed (*shapes)[PASSES], int by_chunk_size) {
         }
     if (cf_cost_fit(samples, n, &cost, fits, &error) != CF_OK) fail(EXIT_CHECK_FAILED, "%s", error.text);
     printf("\nfitted to %s, tested on the others\n%-5s %8s %12s %12s %12s %10s %8s %10s %10s\n",
-           by_chunk_size ? "every second ChunkSize" : "every second shape", "pass", "fitted", "constant us", "us a token",
-           "ns a pair", "fit", "tested", "median", "worst");
+           by_chunk_size ? "every second ChunkSize" : "every second shape", "pass", "fitted", "constant us",
+           "us a token", "ns a pair", "fit", "tested", "median", "worst");
     for (int which = 0; which < PASSES; which++) {
         const cf_pass_cost *c = cost_of(&cost, which);
         double errors[SHAPES], worst = 0;
@@ -209,7 +213,8 @@ int main(int argc, char **argv) {
     }
     for (int r = 0; r < repeats; r++) /* all shapes in turn, so that a slow moment of the machine hits none alone */
         for (int i = 0; i < SIZES; i++) time_chunk_size(chunk_sizes[i], &shapes[i * CHUNKS]);
-    printf("CPU trainer, " REAL_NAME ": %d layers, hidden %d, one thread; %d shapes (chunks of %lld to %lld tokens behind up to\n"
+    printf("CPU trainer, " REAL_NAME
+           ": %d layers, hidden %d, one thread; %d shapes (chunks of %lld to %lld tokens behind up to\n"
            "%lld), medians of %d; half of the repeats lie within %.1f %% of each other\n",
            (int)config.layers, (int)config.hidden, SHAPES, (long long)chunk_sizes[0], (long long)chunk_sizes[SIZES - 1],
            (long long)(chunk_sizes[SIZES - 1] * (CHUNKS - 1)), repeats, 100 * noise(shapes));

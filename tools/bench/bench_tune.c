@@ -3,9 +3,9 @@
        cc -std=c99 -O2 tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/draw.c -o bench_tune
        bench_tune [FILE ...]
 
-   Qwen2.5-7B on 16 GPUs (tensor 4, pipeline 4), batches of 256 sequences: lengths like those of LMSys-Chat-1M, the same
-   with a sequence of 256K in every batch, and the lists in FILEs. One thread. Times are processor time, so that other work
-   on the machine counts little; medians and the worst of the batches. Prints tables, judges nothing. */
+   Qwen2.5-7B on 16 GPUs (tensor 4, pipeline 4), batches of 256 sequences: lengths like those of LMSys-Chat-1M, the
+   same with a sequence of 256K in every batch, and the lists in FILEs. One thread. Times are processor time, so that
+   other work on the machine counts little; medians and the worst of the batches. Prints tables, judges nothing. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -75,7 +75,8 @@ static void plan_batch(const int64_t *lengths, int64_t chunk_size, int64_t k, do
 
 static void time_plans(const int64_t *lengths, int64_t n) {
     int64_t size, b, i, at = 0;
-    printf("%12s %10s %10s %10s   %s\n", "ChunkSize", "median ms", "worst ms", "worst gap", "pack and best schedule, K = 4");
+    printf("%12s %10s %10s %10s   %s\n", "ChunkSize", "median ms", "worst ms", "worst gap",
+           "pack and best schedule, K = 4");
     for (size = 0; size < SIZES; size++) {
         double seconds[BATCHES], gap, worst_gap = 0;
         for (b = 0; b < BATCHES; b++) {
