@@ -396,7 +396,8 @@ typedef struct cf_cost_desc {
 
    stages: (pp x n_virtual), count of them; timing: all else that a schedule needs, with timing->stages = stages;
    step_seconds (NULL is allowed): once an iteration, the gradient exchange over dp and the optimizer's traffic on the
-   slowest stage. All are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member. */
+   slowest stage. Not modelled: what ZeRO 2 and 3 send within an iteration (gradients scattered and parameters gathered
+   for each pass); they take the time of ZeRO 1. All are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member. */
 CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                          cf_timing *timing, double *step_seconds, cf_error *error);
 
@@ -1288,8 +1289,8 @@ CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf
 /* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
 CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
-   some 20,000 passes. */
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have some
+   20,000 passes. A plan of more than 2,500 passes takes longer in proportion: 8 candidates are the least that is good. */
 CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -4538,8 +4539,9 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
-                                              cf_error *error) {
+/* Whether one chunk fits every stage, with this many tokens of state and of its gradient beside it. */
+static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t state_tokens,
+                                      int64_t limit_bytes, cf_error *error) {
     cf_memory_desc full;
     cf_memory_report report;
     cf_memory_load load;
@@ -4550,6 +4552,7 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
     memset(&load, 0, sizeof load);
     load.live_tokens = chunk_tokens;
     load.chunk_tokens = chunk_tokens;
+    load.state_tokens = load.state_gradient_tokens = state_tokens;
     for (s = 0; s < full.parallel.pp; s++) {
         if (!cf__stage_report(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
         if (report.total > most) {
@@ -4560,6 +4563,11 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
     if (limit_bytes >= most) return CF_OK;
     return cf__fail(error, CF_ERROR_LIMIT, "limit_bytes", fullest, most, limit_bytes,
                     "too little for this stage's model state and a single chunk");
+}
+
+CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
+                                              cf_error *error) {
+    return cf__check_chunk_fits(desc, chunk_tokens, 0, limit_bytes, error);
 }
 
 /* ================================================================================================================
@@ -9583,7 +9591,7 @@ static cf_result cf__own_bounds(cf__tuner *t, int64_t id) {
     return CF_OK;
 }
 
-/* Even a single token must fit some split; what is wanted is a whole chunk. */
+/* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
 static cf_result cf__check_least_limit(cf__tuner *t) {
     int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cf__longest_of(t->lengths, t->n)];
     int64_t tokens = cf__max(1, cf__min(longest, t->desc.chunk_sizes[0]));
@@ -9593,13 +9601,13 @@ static cf_result cf__check_least_limit(cf__tuner *t) {
         cf_result r;
         memory.model = t->desc.model;
         memory.parallel = t->tuning->splits[i];
-        r = cf_memory_check_limit(&memory, 1, t->tuning->limit_bytes, &error);
+        r = cf__check_chunk_fits(&memory, 1, 0, t->tuning->limit_bytes, &error);
         if (r == CF_OK) return CF_OK;
         if (r != CF_ERROR_LIMIT) {
             *t->error = error;
             return r;
         }
-        (void)cf_memory_check_limit(&memory, tokens, t->tuning->limit_bytes, &error);
+        (void)cf__check_chunk_fits(&memory, tokens, longest > tokens ? longest : 0, t->tuning->limit_bytes, &error);
         if (error.wanted >= wanted) continue;
         wanted = error.wanted;
         item = error.item;

@@ -674,8 +674,8 @@ static int print_trade_off(void) {
            "  %d batches of %d sequences: lengths like those of LMSys-Chat-1M (chunkflow gen lmsys, seeds 1 to %d, none\n"
            "  longer than 256K), the first of each batch 256K long; without it, most batches have no long sequence.\n"
            "  The paper's schedule and packing (no tails filled), selective recompute, bf16. H100 numbers (the paper\n"
-           "  does not give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With the 5 of\n"
-           "  the table, (8K,4) stays best and (32K,1) becomes the worst. Replays without communication (local) give the\n"
+           "  does not give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With 30 or\n"
+           "  less, (8K,4) stays best but (32K,1) becomes the worst. Replays without communication (local) give the\n"
            "  paper's order; if they run through the whole pipeline again, (32K,1), which replays seven of eight chunks\n"
            "  one by one, is worst by far. Absolute times depend on the batches, of which the paper gives no more than\n"
            "  their distribution: compare ratios.\n",
