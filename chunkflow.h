@@ -6797,6 +6797,7 @@ enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
    schedules alone. */
 static int64_t cf__default_budget(const cf__maker *m) {
     if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
+    if (m->n_actions <= 64) return 50000; /* what is small enough to be checked by hand deserves to be optimal */
     return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
 }
 
