@@ -110,6 +110,36 @@ succeeds() { # NAME ARGUMENTS...
     fi
 }
 
+# Runs the command; standard output in out, standard error in err.
+run() { # ARGUMENTS
+    "$CHUNKFLOW" "$@" >out 2>err
+}
+
+# It must end with that code and say that text on standard error, and nothing on standard output.
+refused() { # NAME CODE TEXT ARGUMENTS
+    name=$1 code=$2 text=$3
+    shift 3
+    wanted "$name" || return 0
+    run "$@"
+    status=$?
+    if [ "$status" -ne "$code" ]; then fail "$name" "exit code $status, wanted $code"
+    elif [ -s out ]; then fail "$name" "it printed to standard output"
+    elif ! grep -qF -- "$text" err; then fail "$name" "said: $(cat err)"
+    else ok "$name"; fi
+}
+
+# It must succeed and print that text.
+says() { # NAME TEXT ARGUMENTS
+    name=$1 text=$2
+    shift 2
+    wanted "$name" || return 0
+    run "$@"
+    status=$?
+    if [ "$status" -ne 0 ]; then fail "$name" "exit code $status: $(cat err)"
+    elif ! grep -qF -- "$text" out; then fail "$name" "'$text' is not in its output"
+    else ok "$name"; fi
+}
+
 # A number from the summary that the last run printed: the word after LABEL and its blanks, commas removed.
 summary() { # LABEL [WORD]
     sed -n "s/^$1  *//p" out | awk -v word="${2:-1}" '{ gsub(",", "", $word); print $word; exit }'

@@ -6,83 +6,7 @@
 # CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
 # end how many. What the command says is worked out again with awk, or in Python where there is one.
 set -u
-LC_ALL=C
-export LC_ALL
-
-CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
-FILTER=${1:-}
-case $CHUNKFLOW in
-    /*) ;;
-    *) CHUNKFLOW=$PWD/$CHUNKFLOW ;;
-esac
-if ! [ -x "$CHUNKFLOW" ]; then
-    echo "FAIL cli_models: there is no program $CHUNKFLOW"
-    echo "0 passed, 1 failed"
-    exit 1
-fi
-PYTHON=$(command -v python3 || true)
-if [ -n "$PYTHON" ] && ! "$PYTHON" -c pass 2>/dev/null; then PYTHON=; fi
-
-WORK=$(mktemp -d) || exit 1
-trap 'rm -rf "$WORK"' EXIT
-trap 'exit 1' HUP INT TERM
-cd "$WORK" || exit 1
-
-passed=0
-failed=0
-skipped=0
-
-wanted() { # NAME
-    case $1 in
-        *"$FILTER"*) return 0 ;;
-        *) return 1 ;;
-    esac
-}
-
-ok() { # NAME
-    echo "ok $1"
-    passed=$((passed + 1))
-}
-
-fail() { # NAME WHY
-    echo "FAIL $1: $2"
-    failed=$((failed + 1))
-}
-
-skip() { # NAME WHY
-    echo "skip $1: $2"
-    skipped=$((skipped + 1))
-}
-
-# Runs the command; standard output in out, standard error in err.
-run() { # ARGUMENTS
-    "$CHUNKFLOW" "$@" >out 2>err
-}
-
-# It must end with that code and say that text on standard error, and nothing on standard output.
-refused() { # NAME CODE TEXT ARGUMENTS
-    name=$1 code=$2 text=$3
-    shift 3
-    wanted "$name" || return 0
-    run "$@"
-    status=$?
-    if [ "$status" -ne "$code" ]; then fail "$name" "exit code $status, wanted $code"
-    elif [ -s out ]; then fail "$name" "it printed to standard output"
-    elif ! grep -qF -- "$text" err; then fail "$name" "said: $(cat err)"
-    else ok "$name"; fi
-}
-
-# It must succeed and print that text.
-says() { # NAME TEXT ARGUMENTS
-    name=$1 text=$2
-    shift 2
-    wanted "$name" || return 0
-    run "$@"
-    status=$?
-    if [ "$status" -ne 0 ]; then fail "$name" "exit code $status: $(cat err)"
-    elif ! grep -qF -- "$text" out; then fail "$name" "'$text' is not in its output"
-    else ok "$name"; fi
-}
+. "$(dirname "$0")/cli_harness.sh"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # memory
@@ -260,6 +184,4 @@ refused time_fit_no_file 2 "absent.txt" time --fit absent.txt
 refused time_without_gpu 2 "--gpu NAME or --fit FILE is missing" time --model qwen2.5-7b --chunk-size 4K
 refused time_without_chunk_size 2 "--chunk-size N is missing" time --model qwen2.5-7b --gpu h200
 
-if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
-else echo "$passed passed, $failed failed"; fi
-[ "$failed" -eq 0 ]
+finish
