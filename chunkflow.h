@@ -1092,6 +1092,18 @@ CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule 
 CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                          void *memory, size_t bytes, cf_timeline **out, cf_error *error);
 
+/* A timeline of times that were measured and not simulated, in the same form, so that both can be drawn on one picture.
+   start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest start
+   is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its passes in
+   order. Transfers and copies of a lowered schedule are in start and end, but neither in busy nor in the bubbles. No
+   bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
+
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. CF_ERROR_ARGUMENT where a time is not
+   finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_run reports it. */
+CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
+                                             const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
+                                             cf_timeline **out, cf_error *error);
+
 /* Frees a timeline made by cf_simulate. NULL is allowed. */
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
@@ -1344,10 +1356,12 @@ typedef struct cf_run_desc {
     int (*offload)(void *user, const cf_step *step);     /* OFFLOAD: the chunk's rows of the state, which start at row
                                                             chunk->prefix, go to host memory */
     int (*prefetch)(void *user, const cf_step *step);    /* PREFETCH: and come back */
-    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner); /* a slot comes into use; owner: the group
-                                                            (state) or the chunk (all others) */
-    void (*release)(void *user, cf_resource what, int64_t slot, int64_t owner); /* it goes out of use; called for every
-                                                            slot that was acquired, also after an error */
+    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage); /* a slot comes into use;
+                                                            owner: the group (state) or the chunk (all others); stage:
+                                                            the virtual stage that it is for */
+    void (*release)(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage); /* it goes out of use;
+                                                            called for every slot that was acquired, also after an
+                                                            error */
     int (*progress)(void *user, const cf_progress *progress); /* non-zero cancels */
     uint64_t seed;                                       /* mixed into every step's seed */
     void *memory;                                        /* working space of cf_run_size bytes; NULL: from allocator */
@@ -1383,6 +1397,28 @@ typedef struct cf_run_stats {
    has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
+
+/* The same one action at a time, for hosts that drive several stages from one thread or have an event loop of their
+   own; cf_run is open, next until the list has ended, close. `desc` is copied; what it points to, the plan and the
+   schedule must live until the close. */
+typedef struct cf_runner cf_runner;
+
+/* Starts a run of one stage: the checks, the working space and the errors of cf_run. *out: to be given to cf_run_close;
+   untouched on failure. No callback is called yet. */
+CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                    const cf_run_desc *desc, cf_runner **out, cf_error *error);
+
+/* The action that cf_run_next would run, or NULL at the end of the list and after an error. */
+CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *runner);
+
+/* Runs that action. At the end of the list it does nothing and returns CF_OK; after an error it returns that result
+   again and does nothing else. */
+CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
+
+/* Ends a run at any point: releases every slot that is still in use, fills in the stats (NULL: not wanted) and frees the
+   runner. CF_OK if the list was run to its end and every chunk got its backward; the result of the failed action if
+   there was one; CF_ERROR_CANCELLED if the list was not run to its end. NULL is allowed. */
+CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_error *error);
 
 /* Bytes of working space that cf_run needs for this plan and schedule; exact. */
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error);
@@ -1459,7 +1495,7 @@ CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, con
                                              cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
-   >>cuda    attention on a GPU; implemented in chunkflow_cuda.cu
+   >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
    ================================================================================================================ */
 
 /* Compile chunkflow_cuda.cu with nvcc and link it with cudart and cublas; this header itself needs no CUDA. A stream is
@@ -1573,6 +1609,225 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                    cf_cuda_stream stream, cf_error *error);
+
+/* ---- carried state ---- */
+
+/* K and V of the layers of one virtual stage, or their gradients: a plane of rows for K and one for V of each layer,
+   each row (n_kv_heads, head_size) numbers. A group has the same range of rows in every plane, in the order of its
+   tokens, so K of its prefix and of the chunk lie together and any variable-length attention kernel reads them. */
+typedef struct cf_state {
+    void *data;                   /* on the device, aligned to 256: row 0 of K of layer 0 */
+    int64_t n_layers;
+    int64_t n_kv_heads;
+    int64_t head_size;            /* n_kv_heads x head_size must be a multiple of 8 */
+    cf_dtype dtype;               /* CF_DTYPE_FP32 for gradients. 0: bf16 */
+    int64_t rows;                 /* from plane to plane */
+    int one_layer;                /* 1: every layer uses the planes of one, one after the other (the gradient of a
+                                     standalone chunk, which no other chunk adds to) */
+} cf_state;
+
+/* Bytes that n_rows rows take in all planes: rows x layers x 2 x n_kv_heads x head_size x bytes of a number. This is
+   the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row. */
+CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error);
+
+/* K and V of one layer from `row` on, for cf_attention_tensors and the calls below. data is NULL where layer or row are
+   out of range. */
+CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row);
+CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
+
+/* Sets rows to 0 in every plane: gradients before the first backward of a group, if that does not overwrite them
+   (cf_attention_tensors.overwrite, which costs nothing), and rows that a new group takes over. Writes cf_state_bytes. */
+CHUNKFLOW_CUDA_API cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows,
+                                            cf_cuda_stream stream, cf_error *error);
+
+/* Copies rows to host memory and back. host: cf_state_bytes(n_rows) bytes, planes one after the other without gaps;
+   pinned (cudaMallocHost), or the copy is no longer asynchronous. Moves cf_state_bytes each way. Whoever runs them on a
+   stream of its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch. */
+CHUNKFLOW_CUDA_API cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host,
+                                              cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows,
+                                               const void *host, cf_cuda_stream stream, cf_error *error);
+
+/* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any position
+   below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and the
+   addition theorem puts them together, to about two units in the last place of fp32. So it stays in cache, where a row
+   for each position would be 134 MB at 256K positions and head size 128. */
+typedef struct cf_rope {
+    int64_t n_positions;
+    int64_t rotated;              /* how many numbers of a head are rotated, from its first on; even. 0: all */
+    double base;                  /* pair i turns by position x base^(-2 i / rotated). 0: 10000 */
+    const double *frequencies;    /* (rotated / 2) instead of base: scaled variants. Read by cf_rope_fill only */
+    int interleaved;              /* 0: pairs (i, i + rotated / 2); 1: pairs (2 i, 2 i + 1) */
+    const float *table;           /* the filled table on the device, aligned to 16; NULL: rotate nothing */
+} cf_rope;
+
+/* cf_rope_size: bytes of the table. cf_rope_fill computes it in double precision into host memory. */
+CHUNKFLOW_CUDA_API cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes,
+                                          cf_error *error);
+
+/* The rows of one chunk between projections and state, in both directions. */
+typedef struct cf_append {
+    int64_t rows;                 /* of the chunk's tensors, padding included */
+    int64_t n_heads, n_kv_heads, head_size;
+    cf_dtype dtype;               /* of everything but dk, dv of the state. 0: bf16 */
+    const int32_t *positions;     /* (rows) on the device: place of each token in its sequence; negative: padding */
+    cf_rope rope;
+    cf_tensor q, k, v;            /* forward: from the projections; may be parts of one packed row.
+                                     backward: dq from attention, dk and dv from the state gradient (fp32) */
+    cf_tensor q_out;              /* forward: rotated; may be q itself. backward: dq turned back; may be q itself */
+    cf_tensor k_out, v_out;       /* forward: the state at row `prefix`; backward: to the projections */
+} cf_append;
+
+/* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
+   touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
+   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each.
+
+   Backward, once every later chunk of the group has added its part: turns dq and dk back by RoPE, converts dk and dv
+   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. */
+CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
+
+/* Sets the padding rows (positions < 0) of a (rows, row_bytes) array to 0: attention leaves them as they are, and what
+   lies there must not reach a weight gradient. */
+CHUNKFLOW_CUDA_API cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                                              const int32_t *positions, cf_cuda_stream stream, cf_error *error);
+
+/* Keeps a stage's input for local replay: copies rows of row_bytes bytes. Costs rows x row_bytes bytes, the memory
+   model's cf_token_bytes.boundary for each row. The executor below keeps the received tensor itself and copies nothing. */
+CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride,
+                                              int64_t rows, int64_t row_bytes, cf_cuda_stream stream, cf_error *error);
+
+/* ---- executor ---- */
+
+/* What a pass callback gets. All addresses are on `device`, and stay valid as said; none may be freed. */
+typedef struct cf_cuda_step {
+    const cf_step *step;          /* plan, chunk, action (pass, virtual stage), seed */
+    cf_cuda_stream stream;        /* put all work of the pass here; do not wait for it */
+    int device;                   /* current while the callback runs */
+    const cf_metadata *metadata;  /* of the chunk; arrays in host memory */
+    const cf_attention *attention;/* prepared for the chunk; NULL if the executor has no attention. Use tiles below */
+    const void *tiles;
+    const int32_t *positions;     /* (chunk->padded): cf_position_ids, but -1 in padding */
+    cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
+                                     chunk->prefix. A standalone chunk has one of its own, from F to its backward */
+    cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
+    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
+    void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
+    int64_t activation_bytes;
+    void *workspace;              /* this pass only */
+    int64_t workspace_bytes;
+    void *attention_workspace;    /* this pass only */
+    size_t attention_workspace_bytes;
+    const void *input;            /* F, R: from the previous virtual stage; B, I: the gradient from the next one. NULL
+                                     where there is none. Gone after the pass: copy what the backward needs */
+    void *output;                 /* F, R: for the next virtual stage; B, I: the gradient for the previous one. NULL
+                                     where nobody wants it */
+    int64_t boundary_bytes;       /* of each of the two */
+} cf_cuda_step;
+
+/* What one virtual stage needs. */
+typedef struct cf_cuda_stage {
+    int64_t n_layers;                 /* with attention: planes of the state */
+    int64_t activation_bytes;         /* for each kept chunk, without K and V ... */
+    int64_t activation_bytes_per_token;   /* ... and for each of its padded tokens */
+    int64_t workspace_bytes;          /* for the pass that runs ... */
+    int64_t workspace_bytes_per_token;
+} cf_cuda_stage;
+
+struct ncclComm;
+
+/* Who does the work, and where. Zero means default in every member. */
+typedef struct cf_executor_desc {
+    void *user;                       /* handed to every callback */
+    int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; 0, or any other number to stop the run */
+    int (*backward)(void *user, const cf_cuda_step *step);  /* B, I and W */
+    int (*progress)(void *user, int64_t stage, const cf_progress *progress); /* when an action has been put on its
+                                         stream; non-zero cancels. NULL: none */
+    int64_t n_stages;                 /* 0: 1 */
+    int64_t n_virtual;                /* 0: 1 */
+    const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
+    const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
+    cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no attention
+                                         objects, no tiles, and no state unless n_kv_heads and head_size are given */
+    int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
+    int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
+    int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
+    int timeline;                     /* 1: measure start and end of every action */
+    int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
+                                         action that made it. Slow */
+    double timeout;                   /* seconds without progress of the device after which a run gives up. 0: 600 */
+    uint64_t seed;
+    struct ncclComm *nccl;            /* one stage per process: this process runs the stage that is its rank in this
+                                         communicator, of n_stages ranks. NULL: all stages in this process */
+    const cf_allocator *allocator;    /* host memory; NULL: malloc */
+} cf_executor_desc;
+
+typedef struct cf_executor cf_executor;
+
+/* Makes an executor: streams (compute, copy, and one for each direction of transfers) on every stage's device. Device
+   memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be given to cf_executor_free; untouched
+   on failure. With peer access between two devices transfers are direct; CUDA stages them otherwise. With nccl set in a
+   build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error);
+
+/* Makes ready for a batch: lowers the schedule unless it is lowered, walks it once and gives every activation, state
+   range, boundary tensor and host buffer its place, so that nothing is allocated while it runs; copies the chunks'
+   metadata to the device. Memory from an earlier batch is used again and grows only where it must. plan and schedule
+   must live until the next load or the free. After a failure the executor has no batch, but can load another.
+   CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs). CF_ERROR_MEMORY: the device has
+   too little. CF_ERROR_ARGUMENT, CF_ERROR_SCHEDULE, CF_ERROR_DEVICE. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_plan *plan, const cf_schedule *schedule,
+                                              cf_error *error);
+
+/* Runs the loaded batch once: puts the actions of all stages on their streams, in an order in which no stage waits for
+   one that is not issued, and waits for the end. Work that was put on cf_executor_stream before comes first there.
+   May be called again for the same batch.
+
+   If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, every slot is
+   released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the
+   callback's or CUDA's number. CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of
+   the device itself shows later than the action that made it: it is put down to the first action that is not known to
+   have ended; `blocking` finds it exactly. With NCCL the other stages go on with their transfers, so that no process
+   hangs, and all of them report the stage that failed. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_run(cf_executor *executor, cf_error *error);
+
+/* The compute stream of a stage, for what must come before or after its passes (zeroing gradients, the optimizer). NULL
+   where this process does not run the stage. */
+CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor, int64_t stage);
+
+/* The lowered schedule that is loaded; NULL if there is none. Lives until the next load. */
+CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
+
+/* Memory of one stage, in bytes of its device but for the last one. */
+typedef struct cf_executor_memory {
+    int64_t arena;                /* activations and boundary tensors: what was laid out ... */
+    int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
+    int64_t state;                /* K and V */
+    int64_t state_live;
+    int64_t gradient;             /* dK and dV */
+    int64_t gradient_live;
+    int64_t workspace;
+    int64_t metadata;             /* positions and tiles of all chunks */
+    int64_t total;                /* sum of the above without the _live ones: the high-water mark of the batch */
+    int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
+    int64_t host;                 /* pinned host memory */
+    cf_run_stats stats;           /* the interpreter's books */
+} cf_executor_memory;
+
+CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, int64_t stage, cf_executor_memory *out,
+                                                   cf_error *error);
+
+/* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
+   stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator
+   (cf_timeline_measured). Clocks of different devices are put together at the start of the run, to a few microseconds.
+   *out: to be given to cf_timeline_free. CF_ERROR_ARGUMENT without desc.timeline or a run that ended well. With NCCL
+   every process must call it, and each gets the whole. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const cf_allocator *allocator,
+                                                  cf_timeline **out, cf_error *error);
+
+/* Waits for the device, frees everything. NULL is allowed. */
+CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 #ifdef __cplusplus
 }

@@ -15,6 +15,9 @@
        >>backward   attention backward, fused
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
+       >>state      rows of K and V between projections, state and host memory
+       >>arena      where everything that a stage holds lies, worked out before it runs
+       >>executor   streams, events and transfers under the interpreter of chunkflow.h
 
    One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix,
    and the mask is aligned bottom-right. The query heads that share a key head are packed into the rows of one tile (row
@@ -2081,3 +2084,15 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
 }
 
 } /* extern "C" */
+
+/* ================================================================================================================
+   >>state    rows of K and V between projections, state and host memory
+   ================================================================================================================ */
+
+/* ================================================================================================================
+   >>arena    where everything that a stage holds lies, worked out before it runs
+   ================================================================================================================ */
+
+/* ================================================================================================================
+   >>executor    streams, events and transfers under the interpreter of chunkflow.h
+   ================================================================================================================ */
