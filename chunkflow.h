@@ -10373,22 +10373,22 @@ static cf__slots *cf__slots_of(cf__runner *r, cf_resource what) {
 }
 
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, int64_t position, int32_t *out) {
+static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
     cf__slots *slots = cf__slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
-    int code = r->desc->acquire != NULL ? r->desc->acquire(r->desc->user, what, slot, owner) : 0;
+    int code = r->desc->acquire != NULL ? r->desc->acquire(r->desc->user, what, slot, owner, step->action.stage) : 0;
     if (code != 0) {
         slots->free_list[slots->n_free++] = slot;
-        return cf__fail_callback(r, "acquire", position, code);
+        return cf__fail_callback(r, "acquire", step->position, code);
     }
     slots->n_live++;
     *out = slot;
     return CF_OK;
 }
 
-static void cf__release(cf__runner *r, cf_resource what, int64_t owner, int32_t *slot) {
+static void cf__release(cf__runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
     cf__slots *slots = cf__slots_of(r, what);
-    if (r->desc->release != NULL) r->desc->release(r->desc->user, what, *slot, owner);
+    if (r->desc->release != NULL) r->desc->release(r->desc->user, what, *slot, owner, stage);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
     *slot = -1;
@@ -10442,13 +10442,13 @@ static int32_t *cf__tensor_of(const cf__runner *r, const cf_step *step, int tens
 }
 
 static cf_result cf__acquire_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
-    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->position, tensor);
+    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
     r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
     return result;
 }
 
 static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
-    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, tensor);
+    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
     *tensor = CF__GONE;
 }
 
@@ -10578,12 +10578,12 @@ static cf_result cf__before_forward(cf__runner *r, cf_step *step) {
     if (group != NULL && !replay && group->tokens != step->chunk->prefix)
         return cf__bad_action(r, "chunk", step, step->chunk->prefix, group->tokens, "F without its whole prefix");
     if (group != NULL && group->slot < 0) {
-        result = cf__acquire(r, CF_RESOURCE_STATE, step->chunk->group, step->position, &group->slot);
+        result = cf__acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot);
         if (result != CF_OK) return result;
         r->stats.peak_states = cf__max(r->stats.peak_states, r->states.n_live);
     }
     if (!step->action.keep) return CF_OK;
-    result = cf__acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->position, &chunk->slot);
+    result = cf__acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot);
     if (result != CF_OK) return result;
     r->live_tokens += step->chunk->padded;
     r->stats.peak_slots = cf__max(r->stats.peak_slots, r->activations.n_live);
@@ -10625,7 +10625,7 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     if (step->action.pass != CF_I) {
-        cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, &chunk->slot);
+        cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
         r->live_tokens -= step->chunk->padded;
         r->n_finished++;
     }
@@ -10633,7 +10633,7 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
     if (group == NULL || step->action.pass == CF_W) return;
     r->live_state_tokens -= group->tokens - step->chunk->prefix;
     group->tokens = step->chunk->prefix;
-    if (step->chunk->index == 0) cf__release(r, CF_RESOURCE_STATE, step->chunk->group, &group->slot);
+    if (step->chunk->index == 0) cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
 }
 
 static cf_result cf__report_progress(cf__runner *r, const cf_step *step, int64_t total) {
@@ -10687,14 +10687,18 @@ static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
 static int64_t cf__release_all(cf__runner *r) {
     int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
+    int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
     for (i = 0; i < r->n_states; i++)
         if (r->chunks[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % r->plan->n_steps, &r->chunks[i].slot);
+            cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
+                        &r->chunks[i].slot);
     for (i = 0; i < r->n_group_states; i++)
-        if (r->groups[i].slot >= 0) cf__release(r, CF_RESOURCE_STATE, i % r->plan->n_groups, &r->groups[i].slot);
+        if (r->groups[i].slot >= 0)
+            cf__release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
     for (i = 0; i < r->n_tensors; i++)
         if (r->tensors[i] >= 0)
-            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % r->plan->n_steps, &r->tensors[i]);
+            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % n_steps,
+                        i / CF__TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
     return n_left;
 }
 

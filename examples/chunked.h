@@ -197,7 +197,7 @@ static inline int backward_chunk(void *user, const cf_step *step) {
 }
 
 /* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
-static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     chunk_runner *r = (chunk_runner *)user;
     if (what == CF_RESOURCE_ACTIVATIONS) {
         r->live_bytes += r->slots[slot].bytes;
@@ -208,7 +208,7 @@ static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64
     return 0;
 }
 
-static inline void release_slot(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static inline void release_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     chunk_runner *r = (chunk_runner *)user;
     (void)owner;
     if (what == CF_RESOURCE_ACTIVATIONS) r->live_bytes -= r->slots[slot].bytes;

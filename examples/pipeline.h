@@ -202,7 +202,7 @@ static inline int stage_move_state(void *user, const cf_step *step) {
     return 0;
 }
 
-static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     stage_runner *r = (stage_runner *)user;
     (void)slot;
     (void)owner;
@@ -210,7 +210,7 @@ static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int6
     return 0;
 }
 
-static inline void stage_release(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static inline void stage_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     stage_runner *r = (stage_runner *)user;
     (void)owner;
     if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;

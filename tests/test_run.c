@@ -191,7 +191,7 @@ static host *new_host(books *b, const cf_schedule *schedule) {
     return h;
 }
 
-static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     host *h = (host *)user;
     CHECK(!h->failed);
     CHECK(what == CF_RESOURCE_ACTIVATIONS || what == CF_RESOURCE_STATE);
@@ -209,7 +209,7 @@ static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owne
     return 0;
 }
 
-static void host_release(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static void host_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     host *h = (host *)user;
     CHECK(slot >= 0 && slot < MOST_CHUNKS && owner >= 0);
     CHECK_INT(h->owner[what][slot], owner);

@@ -59,7 +59,7 @@ static int on_prefetch(void *user, const cf_step *step) {
     return note((notes *)user, step);
 }
 
-static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     notes *all = (notes *)user;
     if (++all->calls == all->fail_at) return 41;
     if (slot < 0 || slot >= 512 || all->owner[what][slot] >= 0) {
@@ -72,7 +72,7 @@ static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner)
     return 0;
 }
 
-static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner) {
+static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     notes *all = (notes *)user;
     if (slot < 0 || slot >= 512 || all->owner[what][slot] != owner) {
         all->bad = 1;
