@@ -29,6 +29,7 @@
        time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
+         one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source, also hand-made ones)
        write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
        read                    cf_read_schedule_csv
@@ -1388,7 +1389,8 @@ typedef struct cf_run_stats {
    no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
    schedule that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
 
-   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory); NULL is allowed.
+   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory, no list of actions
+   where the schedule says); NULL is allowed.
 
    A schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are
    through, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
@@ -1403,8 +1405,9 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
    schedule must live until the close. */
 typedef struct cf_runner cf_runner;
 
-/* Starts a run of one stage: the checks, the working space and the errors of cf_run. *out: to be given to cf_run_close;
-   untouched on failure. No callback is called yet. */
+/* Starts a run of one stage: the checks, the working space and the errors of cf_run. Of a lowered schedule it reads the
+   stage's list once, to find what will be sent, and refuses what names no pass of this stage. *out: to be given to
+   cf_run_close, in desc->memory where that was given; untouched on failure. No callback is called yet. */
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error);
 
@@ -1420,7 +1423,7 @@ CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
    there was one; CF_ERROR_CANCELLED if the list was not run to its end. NULL is allowed. */
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_error *error);
 
-/* Bytes of working space that cf_run needs for this plan and schedule; exact. */
+/* Bytes of working space that cf_run, or cf_run_open, needs for this plan and schedule; exact. */
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error);
 
 /* The seed that cf_run puts into a step: a 64-bit mix (splitmix64's finaliser) of run seed, chunk and virtual stage. */
@@ -10280,11 +10283,15 @@ typedef struct cf__slots {
     int64_t n_free, n_made, n_live;
 } cf__slots;
 
-typedef struct cf__runner {
+/* A run of one stage. The next action is the one at position stats.done of its list. */
+struct cf_runner {
     const cf_plan *plan;
     const cf_schedule *schedule;
-    const cf_run_desc *desc;
-    cf_error *error;
+    const cf_action *actions; /* (n_actions) the stage's list */
+    int64_t n_actions;
+    cf_run_desc desc;
+    cf_allocator allocator;   /* gives the memory back; its release is NULL where the memory is the caller's */
+    cf_error failure;         /* what ended the run; its code is CF_OK before */
     int64_t stage, first_chunk, n_virtual_stages;
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
     cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
@@ -10295,7 +10302,7 @@ typedef struct cf__runner {
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
-} cf__runner;
+};
 
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
     uint64_t x = seed + 0x9e3779b97f4a7c15u * ((uint64_t)chunk + 1);
@@ -10309,17 +10316,19 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
     return x;
 }
 
-static void cf__layout_run(cf__runner *r, cf__carver *carver) {
+static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
+    cf_runner *runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
     r->chunks = (cf__chunk_state *)cf__take(carver, r->n_states, sizeof(cf__chunk_state));
     r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
     r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
     r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
     r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
     r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    return runner;
 }
 
 /* Checks plan and schedule against each other and measures the working space. */
-static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     cf_result result;
     memset(r, 0, sizeof *r);
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -10334,7 +10343,6 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
     r->plan = plan;
     r->schedule = schedule;
-    r->error = error;
     r->first_chunk = schedule->rank * plan->n_steps;
     if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
@@ -10348,35 +10356,35 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
 }
 
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf__runner r;
+    cf_runner header;
     cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__run_start(&r, plan, schedule, error);
+    cf_result result = cf__run_start(&header, plan, schedule, error);
     if (result != CF_OK) return result;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_run(&r, &carver);
+    cf__layout_runner(&header, &carver);
     if (carver.overflow) return cf__too_large(error, "n_chunks");
     *bytes = carver.used;
     return CF_OK;
 }
 
-static cf_result cf__fail_callback(cf__runner *r, const char *callback, int64_t position, int64_t code) {
-    return cf__fail(r->error, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
+static cf_result cf__fail_callback(cf_runner *r, const char *callback, int64_t position, int64_t code) {
+    return cf__fail(&r->failure, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
 }
 
-static cf_result cf__bad_action(cf__runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
+static cf_result cf__bad_action(cf_runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
                                 const char *why) {
-    return cf__fail(r->error, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
+    return cf__fail(&r->failure, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
 }
 
-static cf__slots *cf__slots_of(cf__runner *r, cf_resource what) {
+static cf__slots *cf__slots_of(cf_runner *r, cf_resource what) {
     return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
 }
 
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
+static cf_result cf__acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
     cf__slots *slots = cf__slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
-    int code = r->desc->acquire != NULL ? r->desc->acquire(r->desc->user, what, slot, owner, step->action.stage) : 0;
+    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
     if (code != 0) {
         slots->free_list[slots->n_free++] = slot;
         return cf__fail_callback(r, "acquire", step->position, code);
@@ -10386,31 +10394,31 @@ static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, con
     return CF_OK;
 }
 
-static void cf__release(cf__runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
+static void cf__release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
     cf__slots *slots = cf__slots_of(r, what);
-    if (r->desc->release != NULL) r->desc->release(r->desc->user, what, *slot, owner, stage);
+    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
     *slot = -1;
 }
 
-static int64_t cf__virtual_of(const cf__runner *r, const cf_step *step) {
+static int64_t cf__virtual_of(const cf_runner *r, const cf_step *step) {
     return step->action.stage / r->schedule->n_stages;
 }
 
-static cf__chunk_state *cf__chunk_state_of(const cf__runner *r, const cf_step *step) {
+static cf__chunk_state *cf__chunk_state_of(const cf_runner *r, const cf_step *step) {
     return &r->chunks[cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
 }
 
-static cf__group_state *cf__group_state_of(const cf__runner *r, const cf_step *step) {
+static cf__group_state *cf__group_state_of(const cf_runner *r, const cf_step *step) {
     if (step->chunk->group < 0) return NULL;
     return &r->groups[cf__virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
 }
 
 /* Turns an action into a step, once every index in it is known to be good. */
-static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step) {
+static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) {
     const cf_plan *plan = r->plan;
-    const cf_action *a = &r->schedule->actions[r->schedule->first[r->stage] + position];
+    const cf_action *a = &r->actions[position];
     int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     memset(step, 0, sizeof *step);
     step->plan = plan;
@@ -10428,32 +10436,32 @@ static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step)
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__fail(r->error, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
+        return cf__fail(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
                         "its group or slices do not exist");
-    step->seed = cf_chunk_seed(r->desc->seed, a->chunk, a->stage);
+    step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     return CF_OK;
 }
 
 /* ---- tensors that cross stages ---- */
 
-static int32_t *cf__tensor_of(const cf__runner *r, const cf_step *step, int tensor) {
+static int32_t *cf__tensor_of(const cf_runner *r, const cf_step *step, int tensor) {
     int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
     return &r->tensors[state * CF__TENSORS + tensor];
 }
 
-static cf_result cf__acquire_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+static cf_result cf__acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
     cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
     r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
     return result;
 }
 
-static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+static void cf__release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
     cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
     *tensor = CF__GONE;
 }
 
 /* The tensor that a pass reads, -1: none that crosses stages. */
-static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
+static int cf__tensor_in(const cf_runner *r, const cf_step *step) {
     int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
     if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
@@ -10462,13 +10470,13 @@ static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
 }
 
 /* The tensor that a pass makes, -1: none that crosses stages. */
-static int cf__tensor_out(const cf__runner *r, const cf_step *step) {
+static int cf__tensor_out(const cf_runner *r, const cf_step *step) {
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
     return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
 }
 
 /* The input must have come; the output gets a slot if the list has a SEND for it. */
-static cf_result cf__before_boundary(cf__runner *r, cf_step *step) {
+static cf_result cf__before_boundary(cf_runner *r, cf_step *step) {
     int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
     cf_result result;
     if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
@@ -10481,14 +10489,14 @@ static cf_result cf__before_boundary(cf__runner *r, cf_step *step) {
 }
 
 /* The input has been read; local replay will read it once more where F kept nothing. */
-static void cf__after_boundary(cf__runner *r, const cf_step *step) {
+static void cf__after_boundary(cf_runner *r, const cf_step *step) {
     int in = cf__tensor_in(r, step);
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
     if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
 }
 
 /* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
-static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
+static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
     static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
     int64_t other;
     *tensor = tensors[step->action.pass - CF_SEND_F];
@@ -10499,7 +10507,7 @@ static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
     return CF_OK;
 }
 
-static cf_result cf__run_transfer(cf__runner *r, cf_step *step) {
+static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
     int tensor, code = 0, sends;
     int32_t *slot;
     cf_result result = cf__read_transfer(r, step, &tensor);
@@ -10511,18 +10519,18 @@ static cf_result cf__run_transfer(cf__runner *r, cf_step *step) {
     if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
     if (sends) step->output = *slot;
     else step->input = *slot;
-    if (sends && r->desc->send != NULL) code = r->desc->send(r->desc->user, step);
-    if (!sends && r->desc->receive != NULL) code = r->desc->receive(r->desc->user, step);
+    if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
+    if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
     if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
     if (sends) cf__release_boundary(r, step, slot);
     return CF_OK;
 }
 
 /* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
-static cf_result cf__find_sends(cf__runner *r, int64_t total) {
+static cf_result cf__find_sends(cf_runner *r) {
     int64_t i;
     for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
-    for (i = 0; i < total && r->n_tensors > 0; i++) {
+    for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
         cf_step step;
         int tensor;
         cf_result result = cf__read_action(r, i, &step);
@@ -10536,7 +10544,7 @@ static cf_result cf__find_sends(cf__runner *r, int64_t total) {
 
 /* ---- state in host memory ---- */
 
-static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
+static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
@@ -10547,8 +10555,8 @@ static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
         return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
     if (!leaves) r->live_state_tokens += rows;
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
-    if (leaves && r->desc->offload != NULL) code = r->desc->offload(r->desc->user, step);
-    if (!leaves && r->desc->prefetch != NULL) code = r->desc->prefetch(r->desc->user, step);
+    if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
+    if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
     if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
     if (leaves) r->live_state_tokens -= rows;
     chunk->away = (uint8_t)leaves;
@@ -10558,14 +10566,14 @@ static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
 
 /* ---- passes ---- */
 
-static cf_result cf__check_rows(cf__runner *r, const cf_step *step) {
+static cf_result cf__check_rows(cf_runner *r, const cf_step *step) {
     const cf__group_state *group = cf__group_state_of(r, step);
     if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
     return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
 }
 
 /* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
-static cf_result cf__before_forward(cf__runner *r, cf_step *step) {
+static cf_result cf__before_forward(cf_runner *r, cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     int replay = step->action.pass == CF_R;
@@ -10591,7 +10599,7 @@ static cf_result cf__before_forward(cf__runner *r, cf_step *step) {
     return CF_OK;
 }
 
-static void cf__after_forward(cf__runner *r, const cf_step *step) {
+static void cf__after_forward(cf_runner *r, const cf_step *step) {
     cf__group_state *group = cf__group_state_of(r, step);
     int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
     cf__chunk_state_of(r, step)->forwarded = 1;
@@ -10604,7 +10612,7 @@ static void cf__after_forward(cf__runner *r, const cf_step *step) {
 
 /* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
    complete. W needs its I. */
-static cf_result cf__before_backward(cf__runner *r, cf_step *step) {
+static cf_result cf__before_backward(cf_runner *r, cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
@@ -10621,7 +10629,7 @@ static cf_result cf__before_backward(cf__runner *r, cf_step *step) {
     return CF_OK;
 }
 
-static void cf__after_backward(cf__runner *r, const cf_step *step) {
+static void cf__after_backward(cf_runner *r, const cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     if (step->action.pass != CF_I) {
@@ -10636,17 +10644,17 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
     if (step->chunk->index == 0) cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
 }
 
-static cf_result cf__report_progress(cf__runner *r, const cf_step *step, int64_t total) {
+static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {
     cf_progress progress = {
-        step->position + 1,  total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens,
-        r->boundaries.n_live};
-    int code = r->desc->progress != NULL ? r->desc->progress(r->desc->user, &progress) : 0;
+        r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
+        r->live_state_tokens, r->boundaries.n_live};
+    int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
     if (code == 0) return CF_OK;
-    return cf__fail(r->error, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
+    return cf__fail(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
 }
 
 /* The slots that a step is told of, once they are taken. */
-static void cf__show_slots(const cf__runner *r, cf_step *step) {
+static void cf__show_slots(const cf_runner *r, cf_step *step) {
     const cf__group_state *group = cf__group_state_of(r, step);
     step->slot = cf__chunk_state_of(r, step)->slot;
     if (group == NULL) return;
@@ -10654,7 +10662,7 @@ static void cf__show_slots(const cf__runner *r, cf_step *step) {
     step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
 }
 
-static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
+static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
     int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
     cf_result result = cf__check_rows(r, step);
     if (result != CF_OK) return result;
@@ -10662,8 +10670,8 @@ static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
     if (result == CF_OK) result = cf__before_boundary(r, step);
     if (result != CF_OK) return result;
     cf__show_slots(r, step);
-    if (forward && r->desc->forward != NULL) code = r->desc->forward(r->desc->user, step);
-    if (!forward && r->desc->backward != NULL) code = r->desc->backward(r->desc->user, step);
+    if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
+    if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
     if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
     if (forward) cf__after_forward(r, step);
     else cf__after_backward(r, step);
@@ -10671,9 +10679,9 @@ static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
     return CF_OK;
 }
 
-static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) {
+static cf_result cf__run_action(cf_runner *r) {
     cf_step step;
-    cf_result result = cf__read_action(r, position, &step);
+    cf_result result = cf__read_action(r, r->stats.done, &step);
     if (result != CF_OK) return result;
     cf__show_slots(r, &step);
     if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
@@ -10681,11 +10689,11 @@ static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) 
     else result = cf__run_transfer(r, &step);
     if (result != CF_OK) return result;
     r->stats.done++;
-    return cf__report_progress(r, &step, total);
+    return cf__report_progress(r, &step);
 }
 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__release_all(cf__runner *r) {
+static int64_t cf__release_all(cf_runner *r) {
     int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
     int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
     for (i = 0; i < r->n_states; i++)
@@ -10702,56 +10710,116 @@ static int64_t cf__release_all(cf__runner *r) {
     return n_left;
 }
 
-static cf_result cf__run_stage(cf__runner *r) {
-    int64_t i, n_left, *first = r->schedule->first, total;
-    cf_result result = CF_OK;
-    if (first[r->stage] < 0 || first[r->stage + 1] < first[r->stage] || first[r->stage + 1] > r->schedule->n_actions)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "first", r->stage, r->schedule->n_actions, first[r->stage + 1],
+/* What the end of a run has to say, once everything is given back. */
+static cf_result cf__judge_end(cf_runner *r, int64_t n_left) {
+    if (r->failure.code != CF_OK) return r->failure.code;
+    if (r->stats.done < r->n_actions)
+        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
+                        "the list was not run to its end");
+    if (n_left > 0)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+    if (r->n_finished != r->n_states)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
+                        "chunks without a complete backward");
+    return CF_OK;
+}
+
+/* The caller's copy of what went wrong. */
+static cf_result cf__tell_failure(const cf_runner *r, cf_error *error) {
+    if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
+    return r->failure.code;
+}
+
+/* Finds the stage's list. */
+static cf_result cf__find_list(cf_runner *r, int64_t stage, cf_error *error) {
+    const cf_schedule *s = r->schedule;
+    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
                         "action lists overlap or run out of range");
-    total = first[r->stage + 1] - first[r->stage];
-    if (total > 0 && r->schedule->actions == NULL)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    r->stage = stage;
+    r->n_actions = s->first[stage + 1] - s->first[stage];
+    if (r->n_actions == 0) return CF_OK;
+    if (s->actions == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    r->actions = &s->actions[s->first[stage]];
+    return CF_OK;
+}
+
+/* The block of `bytes` bytes that the runner lives in: the caller's, or from the allocator. */
+static cf_result cf__runner_memory(cf_runner *r, size_t bytes, unsigned char **memory, cf_error *error) {
+    cf_result result = cf__allocator(r->desc.allocator, &r->allocator, error);
+    if (result != CF_OK) return result;
+    *memory = (unsigned char *)r->desc.memory;
+    if (*memory != NULL) {
+        r->allocator.release = NULL;
+        return cf__check_memory(*memory, r->desc.bytes, bytes, error);
+    }
+    *memory = (unsigned char *)r->allocator.alloc(bytes, r->allocator.user);
+    return *memory != NULL ? CF_OK : cf__fail_memory(error, bytes);
+}
+
+static void cf__free_runner(cf_runner *r) {
+    cf_allocator allocator = r->allocator;
+    if (allocator.release != NULL) allocator.release(r, allocator.user);
+}
+
+CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                    const cf_run_desc *desc, cf_runner **out, cf_error *error) {
+    cf_runner header, *r;
+    cf__carver carver = {NULL, 0, 0};
+    int64_t i;
+    cf_result result = cf__run_start(&header, plan, schedule, error);
+    if (result != CF_OK) return result;
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
+    if ((result = cf__find_list(&header, stage, error)) != CF_OK) return result;
+    header.desc = *desc;
+    cf__layout_runner(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_chunks");
+    if ((result = cf__runner_memory(&header, carver.used, &carver.base, error)) != CF_OK) return result;
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    r = cf__layout_runner(&header, &carver);
+    *r = header;
     for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
     for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
-    result = cf__find_sends(r, total);
-    for (i = 0; i < total && result == CF_OK; i++) result = cf__run_action(r, i, total);
-    n_left = cf__release_all(r);
-    if (result == CF_OK && n_left > 0)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
-    if (result == CF_OK && r->n_finished != r->n_states)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
-                        "chunks without a complete backward");
+    result = cf__find_sends(r);
+    if (result == CF_OK) {
+        *out = r;
+    } else {
+        (void)cf__tell_failure(r, error);
+        cf__free_runner(r);
+    }
+    return result;
+}
+
+CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
+    return r != NULL && r->failure.code == CF_OK && r->stats.done < r->n_actions ? &r->actions[r->stats.done] : NULL;
+}
+
+CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
+    if (r == NULL) return cf__fail_null(error, "runner");
+    if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
+    return cf__tell_failure(r, error);
+}
+
+CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
+    cf_result result;
+    if (r == NULL) return CF_OK;
+    (void)cf__judge_end(r, cf__release_all(r));
+    result = cf__tell_failure(r, error);
+    if (stats != NULL) *stats = r->stats;
+    cf__free_runner(r);
     return result;
 }
 
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error) {
-    cf__runner r;
-    cf__carver carver = {NULL, 0, 0};
-    cf_allocator allocator;
-    void *memory;
-    cf_result result = cf__run_start(&r, plan, schedule, error);
+    cf_runner *runner = NULL;
+    cf_result result = cf_run_open(plan, schedule, stage, desc, &runner, error);
     if (result != CF_OK) return result;
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
-    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    r.desc = desc;
-    r.stage = stage;
-    cf__layout_run(&r, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    memory = desc->memory;
-    if (memory != NULL) result = cf__check_memory(memory, desc->bytes, carver.used, error);
-    else if ((memory = allocator.alloc(carver.used + 1, allocator.user)) == NULL)
-        result = cf__fail_memory(error, carver.used);
-    if (result != CF_OK) return result;
-    memset(memory, 0, carver.used);
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    cf__layout_run(&r, &carver);
-    result = cf__run_stage(&r);
-    if (stats != NULL) *stats = r.stats;
-    if (desc->memory == NULL) allocator.release(memory, allocator.user);
-    return result;
+    while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
+    return cf_run_close(runner, stats, error);
 }
 
 /* ================================================================================================================
