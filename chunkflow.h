@@ -1920,6 +1920,18 @@ static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
 }
 
 /* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
+#define CF__GOLDEN 0x9e3779b97f4a7c15u /* the step of splitmix64: 2^64 / the golden ratio, odd */
+
+/* The finaliser of splitmix64: every bit of the answer depends on every bit of x. */
+static uint64_t cf__mix(uint64_t x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* The next of a row of random numbers: splitmix64. */
+static uint64_t cf__draw(uint64_t *state) { return cf__mix(*state += CF__GOLDEN); }
+
 static int cf__add(int64_t a, int64_t b, int64_t *out) {
     if (a > INT64_MAX - b) return 0;
     *out = a + b;
@@ -5661,6 +5673,7 @@ typedef struct cf__clock {
     int32_t *waiting;              /* (n_stages) stack of the stages to look at */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
+    int given;                     /* what the stage at hand has handed on since it was last looked at: 1 << CF__INPUT ... */
     int splits;                    /* there is an I */
     double makespan;
     /* lowered schedules only */
@@ -5698,6 +5711,9 @@ static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64
     return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
 }
 
+/* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
+static int cf__flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
+
 /* Indices of an action are good, and it is on the right stage. */
 static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
     const cf__pipeline *pipe = clock->pipe;
@@ -5708,9 +5724,9 @@ static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t
     if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
         return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
     if (a->pass >= passes) return cf__clock_fail(clock, "actions.pass", id, passes - 1, a->pass, "no such pass here");
-    if (a->keep > (a->pass == CF_F || a->pass == CF_R))
-        return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
-    return CF_OK;
+    if (!cf__flags_are_wrong(a)) return CF_OK;
+    if (a->reserved != 0) return cf__clock_fail(clock, "actions.reserved", id, 0, a->reserved, "must be 0");
+    return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
 }
 
 /* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now
@@ -5827,21 +5843,24 @@ static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_
                              double arrival) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage];
+    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
     double rows = cf__rows_time(clock, a->pass, chunk, cell);
     int gives;
     if (arrival > start) start = arrival;
     if (takes != CF__NOTHING && transfer > 0 && pipe->timing->no_overlap)
         start = cf__take_in(clock, takes, cell, start, transfer);
     if (rows > start) start = rows;
+    end = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
-    clock->end[id] = clock->free_at[stage] = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
-    if (clock->end[id] > clock->makespan) clock->makespan = clock->end[id];
+    clock->end[id] = end;
+    clock->free_at[stage] = end;
+    if (end > clock->makespan) clock->makespan = end;
     gives = cf__conclude_on_clock(clock, a, cell);
     if (gives == CF__NOTHING) return;
     cell = cf__cell_after(clock, gives, cell);
-    if (clock->crosses) clock->arrival[gives][cell] = clock->end[id]; /* until its SEND knows more */
-    else (void)cf__send(clock, stage, gives, clock->end[id], transfer, &clock->arrival[gives][cell]);
+    clock->given |= 1 << gives;
+    if (clock->crosses) clock->arrival[gives][cell] = end; /* until its SEND knows more */
+    else (void)cf__send(clock, stage, gives, end, transfer, &clock->arrival[gives][cell]);
 }
 
 static void cf__look_at(cf__clock *clock, int64_t stage) {
@@ -5870,11 +5889,12 @@ static cf_result cf__check_transfer_order(const cf__clock *clock, int64_t id, in
     return CF_OK;
 }
 
-/* Whether the next action of a stage is this one. */
+/* Whether the next action of a stage is this one, and nothing is wrong with it. */
 static int cf__is_next(const cf__clock *clock, int64_t stage, int pass, int64_t chunk, int64_t v) {
     const cf_schedule *schedule = clock->schedule;
     const cf_action *a = &schedule->actions[clock->next[stage]];
-    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v;
+    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v &&
+           !cf__flags_are_wrong(a);
 }
 
 /* The lists go on only when both ends have come to a transfer, because they must end even where a send waits for its
@@ -5892,7 +5912,6 @@ static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, 
     peer = v % pipe->n_stages;
     *waits = !cf__is_next(clock, peer, sends ? a->pass + 1 : a->pass - 1, a->chunk, v);
     if (*waits) return CF_OK;
-    if ((result = cf__check_action(clock, peer, clock->next[peer])) != CF_OK) return result;
     send = sends ? id : clock->next[peer];
     receive = sends ? clock->next[peer] : id;
     begin = cf__send(clock, sends ? stage : peer, what, clock->arrival[what][to], seconds, &clock->arrival[what][to]);
@@ -5976,8 +5995,9 @@ static cf_result cf__clock_action(cf__clock *clock, int64_t stage, int64_t id, i
 
 /* Runs a stage until it has to wait for a neighbour. */
 static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
-    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
-    for (id = begin; id < end; id++) {
+    int64_t end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
+    clock->given = 0;
+    for (id = clock->next[stage]; id < end; id++) {
         int waits = 0;
         cf_result result = cf__check_action(clock, stage, id);
         if (result == CF_OK) result = cf__clock_action(clock, stage, id, &waits);
@@ -5985,10 +6005,9 @@ static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
         if (waits) break;
     }
     clock->next[stage] = id;
-    if (id > begin && n_stages > 1) {
-        cf__look_at(clock, (stage + 1) % n_stages);
-        cf__look_at(clock, (stage + n_stages - 1) % n_stages);
-    }
+    if (clock->crosses || n_stages == 1) return CF_OK; /* a transfer wakes the stage at its other end */
+    if (clock->given & ~(1 << CF__GRADIENT)) cf__look_at(clock, (stage + 1) % n_stages);
+    if (clock->given & 1 << CF__GRADIENT) cf__look_at(clock, (stage + n_stages - 1) % n_stages);
     return CF_OK;
 }
 
@@ -6010,7 +6029,8 @@ static cf_result cf__check_finished(const cf__clock *clock) {
     return CF_OK;
 }
 
-/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has moved. */
+/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has handed
+   something on to it. */
 static cf_result cf__run_clock(cf__clock *clock) {
     const cf_schedule *schedule = clock->schedule;
     int64_t n_stages = clock->pipe->n_stages, s;
@@ -7282,14 +7302,7 @@ static void cf__layout_search(cf__search *search, cf__carver *carver) {
     search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
-static uint64_t cf__random(cf__search *search) { /* splitmix64 */
-    uint64_t x = search->random += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-static int64_t cf__below(cf__search *search, int64_t n) { return (int64_t)(cf__random(search) % (uint64_t)n); }
+static int64_t cf__below(cf__search *search, int64_t n) { return (int64_t)(cf__draw(&search->random) % (uint64_t)n); }
 
 /* In [-1, 1), a multiple of 2^-20. */
 static double cf__unit_random(cf__search *search) { return (double)cf__below(search, 1 << 21) / (1 << 20) - 1; }
@@ -9515,13 +9528,6 @@ static void cf__layout_tuner(cf__tuner *t, const cf_tuning *header, cf__carver *
 
 /* ---- batches ---- */
 
-static uint64_t cf__draw(uint64_t *state) { /* splitmix64 */
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 static int64_t cf__longest_of(const int64_t *lengths, int64_t n) {
     int64_t i, longest = 0;
     for (i = 1; i < n; i++)
@@ -10563,15 +10569,8 @@ struct cf_runner {
 };
 
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
-    uint64_t x = seed + 0x9e3779b97f4a7c15u * ((uint64_t)chunk + 1);
-    int round;
-    for (round = 0; round < 2; round++) {
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        x ^= x >> 31;
-        if (round == 0) x += 0x9e3779b97f4a7c15u * ((uint64_t)stage + 1);
-    }
-    return x;
+    uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
+    return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
 }
 
 static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
@@ -10691,6 +10690,10 @@ static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) 
     if (a->stage % r->schedule->n_stages != r->stage)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
+    if (cf__flags_are_wrong(a) && a->reserved != 0)
+        return cf__bad_action(r, "reserved", step, 0, a->reserved, "must be 0");
+    if (cf__flags_are_wrong(a))
+        return cf__bad_action(r, "keep", step, 0, a->keep, "only F and R keep, and that is 0 or 1");
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
