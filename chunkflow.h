@@ -5628,7 +5628,10 @@ static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
 /* ---- the clock: when each action of a schedule runs ---- */
 
 enum { CF__FORWARDED = 1, CF__REPLAYED = 2, CF__GRADED = 4, CF__WEIGHTED = 8, CF__KEPT = 16 }; /* of a cell */
-enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS };
+
+/* What a pass can take from a neighbouring stage: F its input, R the same again, B and I the gradient. In the order of
+   SEND_F, SEND_R, SEND_B. */
+enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS, CF__NOTHING = CF__ARRIVALS };
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
@@ -5645,6 +5648,13 @@ typedef struct cf__clock {
     int64_t n_waiting;
     int splits;                    /* there is an I */
     double makespan;
+    /* lowered schedules only */
+    int crosses;                   /* transfers between stages are in the lists */
+    int32_t *receive[CF__ARRIVALS]; /* (cells) the RECV that has brought an input, -1: none has */
+    uint8_t *away;                 /* (cells) 1: the chunk's rows of the state are in host memory */
+    int32_t *n_away;               /* (cells) of a group's first chunk: how many chunks' rows are there */
+    double *rows_at;               /* (cells) there too: when the last rows that were fetched are back */
+    double *copies_end;            /* (n_stages) when the copies to and from host memory that were begun have ended */
 } cf__clock;
 
 static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
@@ -5658,6 +5668,16 @@ static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages
     clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
 }
 
+/* What only the lists of a lowered schedule need. */
+static void cf__layout_traffic(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
+    int i;
+    for (i = 0; i < CF__ARRIVALS; i++) clock->receive[i] = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
+    clock->away = (uint8_t *)cf__take(carver, n_cells, sizeof(uint8_t));
+    clock->n_away = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
+    clock->rows_at = (double *)cf__take(carver, n_cells, sizeof(double));
+    clock->copies_end = (double *)cf__take(carver, n_stages, sizeof(double));
+}
+
 static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64_t action, int64_t wanted, int64_t got,
                                 const char *why) {
     return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
@@ -5667,12 +5687,14 @@ static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64
 static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
+    int passes = clock->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     if (a->chunk < pipe->first_chunk || a->chunk >= pipe->first_chunk + pipe->n)
         return cf__clock_fail(clock, "actions.chunk", id, pipe->first_chunk, a->chunk, "not a chunk of this rank");
     if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
         return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
-    if (a->pass >= CF_COMPUTE_PASS_COUNT)
-        return cf__clock_fail(clock, "actions.pass", id, CF_COMPUTE_PASS_COUNT - 1, a->pass, "not a compute pass");
+    if (a->pass >= passes) return cf__clock_fail(clock, "actions.pass", id, passes - 1, a->pass, "no such pass here");
+    if (a->keep > (a->pass == CF_F || a->pass == CF_R))
+        return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
     return CF_OK;
 }
 
@@ -5708,66 +5730,105 @@ static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chu
     return CF_OK;
 }
 
-/* When what an action gets from a neighbouring stage is there; -1 if that has not been sent. */
-static double cf__arrival(const cf__clock *clock, int pass, int64_t v, int64_t cell) {
-    int64_t n = clock->pipe->n, n_v = clock->pipe->n_v;
-    if (pass == CF_F && v > 0)
-        return clock->done[cell - n] & CF__FORWARDED ? clock->arrival[CF__INPUT][cell] : -1;
-    if (pass == CF_R && v > 0 && !clock->pipe->local)
-        return clock->done[cell - n] & CF__REPLAYED ? clock->arrival[CF__INPUT_AGAIN][cell] : -1;
-    if ((pass == CF_B || pass == CF_I) && v < n_v - 1)
-        return clock->done[cell + n] & CF__GRADED ? clock->arrival[CF__GRADIENT][cell] : -1;
-    return 0;
+/* What a pass takes from a neighbouring stage. */
+static int cf__takes(const cf__pipeline *pipe, int pass, int64_t v) {
+    if (pass == CF_F && v > 0) return CF__INPUT;
+    if (pass == CF_R && v > 0 && !pipe->local) return CF__INPUT_AGAIN;
+    return (pass == CF_B || pass == CF_I) && v < pipe->n_v - 1 ? CF__GRADIENT : CF__NOTHING;
 }
 
-/* The result of a pass goes to a neighbour. Returns when the sender is free again. Without overlap the arrival that is
-   noted is the moment from which the receiver can take part. */
-static double cf__send(cf__clock *clock, int64_t stage, int direction, double end, double seconds, double *arrival) {
-    double *link = &clock->link_free[direction][stage], begin = end > *link ? end : *link;
-    if (seconds > 0 && clock->pipe->timing->no_overlap) {
-        *arrival = end;
-        return end + seconds;
+/* What the result of a pass is to the stage that takes it. An R is taken only by an R: where the next stage has kept
+   the activations of its F, nobody does. */
+static int cf__gives(const cf__clock *clock, int pass, int64_t v, int64_t cell) {
+    const cf__pipeline *pipe = clock->pipe;
+    if (pass == CF_F && v < pipe->n_v - 1) return CF__INPUT;
+    if (pass == CF_R && v < pipe->n_v - 1 && !pipe->local && !(clock->done[cell + pipe->n] & CF__KEPT))
+        return CF__INPUT_AGAIN;
+    return (pass == CF_B || pass == CF_I) && v > 0 ? CF__GRADIENT : CF__NOTHING;
+}
+
+/* The cell that gets what `cell` makes. */
+static int64_t cf__cell_after(const cf__clock *clock, int what, int64_t cell) {
+    return what == CF__GRADIENT ? cell - clock->pipe->n : cell + clock->pipe->n;
+}
+
+/* The cell that makes what `cell` gets. */
+static int64_t cf__cell_before(const cf__clock *clock, int what, int64_t cell) {
+    return what == CF__GRADIENT ? cell + clock->pipe->n : cell - clock->pipe->n;
+}
+
+/* Whether the pass that makes this has run on a cell. */
+static int cf__is_made(const cf__clock *clock, int what, int64_t cell) {
+    static const uint8_t made[CF__ARRIVALS] = {CF__FORWARDED, CF__REPLAYED, CF__GRADED};
+    return (clock->done[cell] & made[what]) != 0;
+}
+
+/* When what a pass takes is there; -1 if that has not been sent. */
+static double cf__arrival(const cf__clock *clock, int what, int64_t cell) {
+    int sent;
+    if (what == CF__NOTHING) return 0;
+    sent = clock->crosses ? clock->receive[what][cell] >= 0
+                          : cf__is_made(clock, what, cf__cell_before(clock, what, cell));
+    return sent ? clock->arrival[what][cell] : -1;
+}
+
+/* The result of a pass, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender
+   is busy with it, and the arrival that is noted is the moment from which the receiver can take part. */
+static double cf__send(cf__clock *clock, int64_t stage, int what, double made, double seconds, double *arrival) {
+    int blocks = seconds > 0 && clock->pipe->timing->no_overlap;
+    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[what == CF__GRADIENT][stage];
+    double begin = made > *busy ? made : *busy;
+    *busy = begin + seconds;
+    *arrival = blocks ? begin : *busy;
+    return begin;
+}
+
+/* The flags of a cell that a pass sets. */
+static int cf__leaves_done(const cf_action *a) {
+    switch (a->pass) {
+        case CF_F: return a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED;
+        case CF_R: return CF__REPLAYED | CF__KEPT;
+        case CF_B: return CF__GRADED | CF__WEIGHTED;
+        case CF_I: return CF__GRADED;
+        default: return CF__WEIGHTED;
     }
-    *arrival = *link = begin + seconds;
-    return end;
 }
 
-static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, double arrival) {
+/* Without overlap the receiver is busy right before the pass that needs the tensor. Returns when it has it. */
+static double cf__take_in(cf__clock *clock, int what, int64_t cell, double begin, double seconds) {
+    if (clock->crosses) {
+        clock->start[clock->receive[what][cell]] = begin;
+        clock->end[clock->receive[what][cell]] = begin + seconds;
+    }
+    return begin + seconds;
+}
+
+/* When the rows of the state that a pass reads are on the stage. */
+static double cf__rows_time(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
+    const cf_chunk *c = &clock->pipe->chunks[chunk];
+    return clock->schedule->lowered && c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
+}
+
+static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, int takes,
+                             double arrival) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    int64_t v = a->stage, n = pipe->n;
-    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
-    uint8_t *done = &clock->done[cell];
-    int gets = (a->pass == CF_F && v > 0) || (a->pass == CF_R && v > 0 && !pipe->local) ||
-               ((a->pass == CF_B || a->pass == CF_I) && v < pipe->n_v - 1);
+    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage];
+    double rows = cf__rows_time(clock, a->pass, chunk, cell);
+    int gives = cf__gives(clock, a->pass, a->stage, cell);
     if (arrival > start) start = arrival;
-    if (gets && transfer > 0 && pipe->timing->no_overlap) start += transfer;
-    end = start + cf__pass_seconds(pipe, a->pass, chunk, v);
+    if (takes != CF__NOTHING && transfer > 0 && pipe->timing->no_overlap)
+        start = cf__take_in(clock, takes, cell, start, transfer);
+    if (rows > start) start = rows;
     clock->start[id] = start;
-    clock->end[id] = end;
-    clock->free_at[stage] = end;
-    if (end > clock->makespan) clock->makespan = end;
-    switch (a->pass) {
-        case CF_F:
-            *done |= (uint8_t)(a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED);
-            if (v + 1 < pipe->n_v)
-                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT][cell + n]);
-            break;
-        case CF_R:
-            *done |= CF__REPLAYED | CF__KEPT;
-            if (v + 1 < pipe->n_v && !pipe->local)
-                clock->free_at[stage] =
-                    cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT_AGAIN][cell + n]);
-            break;
-        case CF_W: *done |= CF__WEIGHTED; break;
-        default:
-            *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
-            clock->splits |= a->pass == CF_I;
-            if (v > 0)
-                clock->free_at[stage] =
-                    cf__send(clock, stage, 1, end, transfer, &clock->arrival[CF__GRADIENT][cell - n]);
-            break;
-    }
+    clock->end[id] = clock->free_at[stage] = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
+    if (clock->end[id] > clock->makespan) clock->makespan = clock->end[id];
+    clock->done[cell] |= (uint8_t)cf__leaves_done(a);
+    clock->splits |= a->pass == CF_I;
+    if (gives == CF__NOTHING) return;
+    cell = cf__cell_after(clock, gives, cell);
+    if (clock->crosses) clock->arrival[gives][cell] = clock->end[id]; /* until its SEND knows more */
+    else (void)cf__send(clock, stage, gives, clock->end[id], transfer, &clock->arrival[gives][cell]);
 }
 
 static void cf__look_at(cf__clock *clock, int64_t stage) {
@@ -5776,27 +5837,143 @@ static void cf__look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
+/* ---- the actions of lowered schedules ---- */
+
+/* A SEND or RECV that could be one. *what: which tensor of the chunk; *to: the cell that gets it. */
+static cf_result cf__check_transfer_order(const cf__clock *clock, int64_t id, int64_t cell, int *what, int64_t *to) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int sends = (a->pass - CF_SEND_F) % 2 == 0;
+    *what = (a->pass - CF_SEND_F) / 2;
+    *to = sends ? cf__cell_after(clock, *what, cell) : cell;
+    if (!clock->crosses || (*what == CF__INPUT_AGAIN && pipe->local) || *to < 0 || *to >= pipe->n * pipe->n_v ||
+        (!sends && (cf__cell_before(clock, *what, cell) < 0 ||
+                    cf__cell_before(clock, *what, cell) >= pipe->n * pipe->n_v)))
+        return cf__clock_fail(clock, "actions.pass", id, -1, a->pass, "no other stage to send to or receive from");
+    if (sends && !cf__is_made(clock, *what, cell))
+        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "nothing to send");
+    if (clock->receive[*what][*to] >= 0)
+        return cf__clock_fail(clock, "actions.pass", id, 0, 1, "sent or received already");
+    return CF_OK;
+}
+
+/* Whether the next action of a stage is this one. */
+static int cf__is_next(const cf__clock *clock, int64_t stage, int pass, int64_t chunk, int64_t v) {
+    const cf_schedule *schedule = clock->schedule;
+    const cf_action *a = &schedule->actions[clock->next[stage]];
+    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v;
+}
+
+/* The lists go on only when both ends have come to a transfer, because they must end even where a send waits for its
+   receiver; the time that it takes is that of tensor and link alone. */
+static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell, int *waits) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int sends = (a->pass - CF_SEND_F) % 2 == 0, what;
+    int64_t to, from, v, peer, send, receive;
+    double seconds = cf__transfer_seconds(pipe, a->chunk - pipe->first_chunk), begin;
+    cf_result result = cf__check_transfer_order(clock, id, cell, &what, &to);
+    if (result != CF_OK) return result;
+    from = cf__cell_before(clock, what, to);
+    v = (sends ? to : from) / pipe->n;
+    peer = v % pipe->n_stages;
+    *waits = !cf__is_next(clock, peer, sends ? a->pass + 1 : a->pass - 1, a->chunk, v);
+    if (*waits) return CF_OK;
+    send = sends ? id : clock->next[peer];
+    receive = sends ? clock->next[peer] : id;
+    begin = cf__send(clock, sends ? stage : peer, what, clock->arrival[what][to], seconds, &clock->arrival[what][to]);
+    clock->start[send] = clock->start[receive] = begin;
+    clock->end[send] = clock->end[receive] = begin + seconds;
+    clock->receive[what][to] = (int32_t)receive;
+    clock->next[peer]++;
+    cf__look_at(clock, peer);
+    return CF_OK;
+}
+
+/* OFFLOAD and PREFETCH: the stage's copies run one after the other beside its passes, each from the point where the list
+   has come to it. */
+static cf_result cf__copy_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+    double rate = pipe->timing != NULL ? pipe->timing->offload_seconds_per_token : 0, start = clock->free_at[stage], end;
+    int leaves = a->pass == CF_OFFLOAD;
+    if (c->group < 0 || !(clock->done[cell] & CF__FORWARDED) || (clock->done[cell] & CF__GRADED))
+        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "this chunk has no rows of state now");
+    if (clock->away[cell] == leaves)
+        return cf__clock_fail(clock, "actions.pass", id, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+    if (clock->copies_end[stage] > start) start = clock->copies_end[stage];
+    end = start + cf__product(rate, (double)cf_chunk_state_tokens(pipe->plan, a->chunk));
+    if (!(end <= DBL_MAX / 1e6))
+        return cf__fail(clock->error, CF_ERROR_OVERFLOW, "timing", id, 0, -1, "the total time is not finite");
+    clock->start[id] = start;
+    clock->end[id] = clock->copies_end[stage] = end;
+    clock->away[cell] = (uint8_t)leaves;
+    clock->n_away[cell - c->index] += leaves ? 1 : -1;
+    if (!leaves) clock->rows_at[cell - c->index] = end;
+    return CF_OK;
+}
+
+/* A pass that reads the state finds all of it on the stage. */
+static cf_result cf__check_rows_here(const cf__clock *clock, int64_t id, int64_t cell) {
+    const cf_action *a = &clock->schedule->actions[id];
+    const cf_chunk *c = &clock->pipe->plan->chunks[a->chunk];
+    if (c->group < 0 || a->pass == CF_W || clock->n_away[cell - c->index] == 0) return CF_OK;
+    return cf__clock_fail(clock, "actions.pass", id, 0, clock->n_away[cell - c->index],
+                          "rows of its state are in host memory");
+}
+
+static void cf__start_traffic(cf__clock *clock) {
+    int64_t n_cells = clock->pipe->n * clock->pipe->n_v, i;
+    int what;
+    clock->crosses = clock->schedule->lowered && clock->pipe->n_stages > 1;
+    if (!clock->schedule->lowered) return;
+    for (i = 0; i < n_cells; i++) {
+        for (what = 0; what < CF__ARRIVALS; what++) clock->receive[what][i] = -1;
+        clock->away[i] = 0;
+        clock->n_away[i] = 0;
+        clock->rows_at[i] = 0;
+    }
+    for (i = 0; i < clock->pipe->n_stages; i++) clock->copies_end[i] = 0;
+}
+
+/* ---- all lists together ---- */
+
+/* Runs one action, or finds that it has to wait for a neighbour. */
+static cf_result cf__clock_action(cf__clock *clock, int64_t stage, int64_t id, int *waits) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int64_t chunk = a->chunk - pipe->first_chunk, cell = a->stage * pipe->n + chunk;
+    int takes;
+    double arrival;
+    cf_result result;
+    if (a->pass >= CF_OFFLOAD) return cf__copy_on_clock(clock, stage, id, cell);
+    if (a->pass >= CF_COMPUTE_PASS_COUNT) return cf__meet_on_clock(clock, stage, id, cell, waits);
+    if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
+    if (clock->schedule->lowered && (result = cf__check_rows_here(clock, id, cell)) != CF_OK) return result;
+    takes = cf__takes(pipe, a->pass, a->stage);
+    arrival = cf__arrival(clock, takes, cell);
+    if (arrival < 0 && clock->crosses)
+        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "runs before its input is received");
+    *waits = arrival < 0;
+    if (!*waits) cf__run_on_clock(clock, stage, id, chunk, cell, takes, arrival);
+    return CF_OK;
+}
+
 /* Runs a stage until it has to wait for a neighbour. */
 static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
-    const cf__pipeline *pipe = clock->pipe;
-    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], id;
+    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
     for (id = begin; id < end; id++) {
-        const cf_action *a = &clock->schedule->actions[id];
-        int64_t chunk, cell;
-        double arrival;
+        int waits = 0;
         cf_result result = cf__check_action(clock, stage, id);
+        if (result == CF_OK) result = cf__clock_action(clock, stage, id, &waits);
         if (result != CF_OK) return result;
-        chunk = a->chunk - pipe->first_chunk;
-        cell = a->stage * pipe->n + chunk;
-        if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
-        arrival = cf__arrival(clock, a->pass, a->stage, cell);
-        if (arrival < 0) break;
-        cf__run_on_clock(clock, stage, id, chunk, cell, arrival);
+        if (waits) break;
     }
     clock->next[stage] = id;
-    if (id > begin && pipe->n_stages > 1) {
-        cf__look_at(clock, (stage + 1) % pipe->n_stages);
-        cf__look_at(clock, (stage + pipe->n_stages - 1) % pipe->n_stages);
+    if (id > begin && n_stages > 1) {
+        cf__look_at(clock, (stage + 1) % n_stages);
+        cf__look_at(clock, (stage + n_stages - 1) % n_stages);
     }
     return CF_OK;
 }
@@ -5808,11 +5985,14 @@ static cf_result cf__check_finished(const cf__clock *clock) {
     for (s = 0; s < pipe->n_stages; s++)
         if (clock->next[s] < clock->schedule->first[s + 1])
             return cf__clock_fail(clock, "actions", clock->next[s], clock->schedule->first[s + 1], clock->next[s],
-                                  "deadlock: it waits for a pass of another stage that never runs");
-    for (i = 0; i < pipe->n * pipe->n_v; i++)
+                                  "deadlock: it waits for another stage for ever");
+    for (i = 0; i < pipe->n * pipe->n_v; i++) {
         if (!(clock->done[i] & CF__WEIGHTED))
             return cf__clock_fail(clock, "actions", -1, pipe->first_chunk + i % pipe->n, i / pipe->n,
                                   "the chunk wanted never ends its backward on the virtual stage found");
+        if (clock->crosses && clock->receive[CF__INPUT_AGAIN][i] >= 0 && !(clock->done[i] & CF__REPLAYED))
+            return cf__clock_fail(clock, "actions", clock->receive[CF__INPUT_AGAIN][i], 1, 0, "nobody reads what it receives");
+    }
     return CF_OK;
 }
 
@@ -5826,6 +6006,7 @@ static cf_result cf__run_clock(cf__clock *clock) {
     clock->n_waiting = 0;
     clock->splits = 0;
     clock->makespan = 0;
+    cf__start_traffic(clock);
     for (s = n_stages - 1; s >= 0; s--) {
         clock->next[s] = schedule->first[s];
         clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
@@ -7701,6 +7882,7 @@ static cf_timeline *cf__layout_timeline(cf_timeline *header, cf__carver *carver)
 static void cf__layout_simulation(cf__simulation *sim, cf__carver *carver) {
     cf__layout_pipeline(&sim->pipe, carver);
     cf__layout_clock(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
+    if (sim->schedule->lowered) cf__layout_traffic(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
     if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
@@ -7785,7 +7967,8 @@ static void cf__hold(const cf__simulation *sim, cf__held *held, const cf_action 
         held->live++;
         held->tokens += c->padded;
     }
-    if (a->pass == CF_F && c->group >= 0) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if ((a->pass == CF_F && c->group >= 0) || a->pass == CF_PREFETCH)
+        held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
     if (a->pass == CF_F && !a->keep && pipe->local) held->saved += c->padded;
     if (a->pass == CF_R && pipe->local) held->saved -= c->padded;
     if (backward && c->group >= 0 && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
@@ -7803,6 +7986,19 @@ static void cf__let_go(const cf__simulation *sim, cf__held *held, const cf_actio
         held->state -= cf_chunk_state_tokens(plan, a->chunk);
         held->gradient -= cf_chunk_state_tokens(plan, a->chunk);
     }
+    if (a->pass == CF_OFFLOAD) held->state -= cf_chunk_state_tokens(plan, a->chunk);
+}
+
+/* Transfers and copies run beside the passes and are no work of the stage. */
+static void cf__count_time(cf_timeline *timeline, const cf_action *a, double seconds) {
+    if (a->pass < CF_COMPUTE_PASS_COUNT) timeline->busy += seconds;
+    if (a->pass == CF_R) timeline->replayed += seconds;
+}
+
+static void cf__find_bubbles(cf_timeline *timeline) {
+    double capacity = timeline->makespan * (double)timeline->n_stages;
+    timeline->bubble_useful = capacity > 0 ? 1 - (timeline->busy - timeline->replayed) / capacity : 0;
+    timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
 /* The books of one stage. Needs no clock: the order of its list decides. */
@@ -7818,8 +8014,7 @@ static void cf__walk_stage(const cf__simulation *sim, cf_timeline *timeline, int
         peak.tokens = cf__max(peak.tokens, held.tokens);
         peak.state = cf__max(peak.state, held.state);
         peak_bytes = cf__max(peak_bytes, cf__held_bytes(&held, &sim->desc.bytes));
-        timeline->busy += seconds;
-        if (a->pass == CF_R) timeline->replayed += seconds;
+        cf__count_time(timeline, a, seconds);
         cf__let_go(sim, &held, a);
     }
     timeline->peak_live[stage] = peak.live;
@@ -7846,7 +8041,6 @@ static void cf__add_bounds(cf__simulation *sim, cf_timeline *timeline) {
 
 /* Needs working space. */
 static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
-    double capacity;
     int64_t s;
     cf_result result;
     cf__fill_pipeline(&sim->pipe);
@@ -7858,11 +8052,7 @@ static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
     if ((result = cf__run_clock(&sim->clock)) != CF_OK) return result;
     timeline->makespan = sim->clock.makespan;
     for (s = 0; s < timeline->n_stages; s++) cf__walk_stage(sim, timeline, s);
-    capacity = timeline->makespan * (double)timeline->n_stages;
-    if (capacity > 0) {
-        timeline->bubble_useful = 1 - (timeline->busy - timeline->replayed) / capacity;
-        timeline->bubble_busy = 1 - timeline->busy / capacity;
-    }
+    cf__find_bubbles(timeline);
     if (!sim->desc.no_bounds) cf__add_bounds(sim, timeline);
     return CF_OK;
 }
@@ -7937,6 +8127,60 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
     if (result == CF_OK) *out = timeline;
     else allocator.release(memory, allocator.user);
     return result;
+}
+
+/* ---- measured times ---- */
+
+/* The span of the measured times. */
+static cf_result cf__measure_span(const double *start, const double *end, int64_t n, double *first, double *last,
+                                  cf_error *error) {
+    int64_t i;
+    *first = n > 0 ? start[0] : 0;
+    *last = *first;
+    for (i = 0; i < n; i++) {
+        if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
+            return cf__fail(error, CF_ERROR_ARGUMENT, "start", i, 0, -1, "not a finite time");
+        if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
+            return cf__fail(error, CF_ERROR_ARGUMENT, "end", i, 0, -1, "not a finite time, or before the start");
+        if (start[i] < *first) *first = start[i];
+        if (end[i] > *last) *last = end[i];
+    }
+    if (*last - *first <= DBL_MAX / 1e9) return CF_OK; /* sums of all of them stay finite */
+    return cf__fail(error, CF_ERROR_ARGUMENT, "end", -1, 0, -1, "the times are too far apart");
+}
+
+CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
+                                             const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
+                                             cf_timeline **out, cf_error *error) {
+    cf_simulate_desc desc;
+    cf_timeline *timeline = NULL;
+    double first = 0, last = 0;
+    int64_t i;
+    cf_result result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    memset(&desc, 0, sizeof desc);
+    if (bytes != NULL) desc.bytes = *bytes;
+    desc.no_bounds = 1;
+    desc.allocator = allocator;
+    result = cf_simulate(plan, schedule, &desc, &timeline, error); /* judges the lists and keeps the books */
+    if (result != CF_OK) return result;
+    if (start == NULL && schedule->n_actions > 0) result = cf__fail_null(error, "start");
+    else if (end == NULL && schedule->n_actions > 0) result = cf__fail_null(error, "end");
+    else result = cf__measure_span(start, end, schedule->n_actions, &first, &last, error);
+    if (result != CF_OK) {
+        cf_timeline_free(timeline);
+        return result;
+    }
+    timeline->makespan = last - first;
+    timeline->busy = timeline->replayed = 0;
+    for (i = 0; i < schedule->n_actions; i++) {
+        timeline->start[i] = start[i] - first;
+        timeline->end[i] = end[i] - first;
+        cf__count_time(timeline, &schedule->actions[i], end[i] - start[i]);
+    }
+    cf__find_bubbles(timeline);
+    *out = timeline;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
