@@ -11,10 +11,10 @@
 extern const harness_suite suite_attention;
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-extern const harness_suite suite_emulation, suite_streams;
+extern const harness_suite suite_emulation, suite_streams, suite_nccl;
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_emulation, &suite_streams, &suite_attention};
+    static const harness_suite *const suites[] = {&suite_emulation, &suite_streams, &suite_nccl, &suite_attention};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else
