@@ -27,8 +27,10 @@
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
+         from your own clock   cf_timeline_measured
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
+         one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source, also hand-made ones)
        write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
        read                    cf_read_schedule_csv
@@ -1049,12 +1051,12 @@ typedef struct cf_simulate_desc {
     const cf_allocator *allocator;
 } cf_simulate_desc;
 
-/* The simulated run. One block of memory, like a plan. */
+/* The simulated or measured run. One block of memory, like a plan. */
 typedef struct cf_timeline {
     int64_t n_actions;
     int64_t n_stages;
     double makespan;             /* end of the last action; the first one starts at 0 */
-    double busy;                 /* time of all passes on all stages */
+    double busy;                 /* time of all passes on all stages; transfers and copies are none */
     double replayed;             /* the part of it that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
@@ -1065,7 +1067,7 @@ typedef struct cf_timeline {
     int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
     int64_t *peak_live;          /* (n_stages) most chunks kept at once */
     int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
-    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once */
+    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once; none in host memory */
     int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
     cf_allocator allocator;      /* private, as in cf_plan */
 } cf_timeline;
@@ -1080,9 +1082,16 @@ typedef struct cf_timeline {
    each of its passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a
    limit: a kept chunk stays on a stage for the passes of all later stages, so a stage with room for few needs long.
 
-   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks, repeats or
-   leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Lowered
-   schedules are refused the same way. Time is linear in the actions; the bounds take n log n. */
+   Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass, and
+   its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who has
+   times of its own then, right before the pass that needs it. So transfers take the time that they take in the schedule
+   that was lowered, and all passes keep theirs. OFFLOAD and PREFETCH run on a copy engine of each stage, one after the
+   other beside the passes, each from the end of the pass before it in the list; a pass that reads a group's state waits
+   until all rows that were to come back are there. Neither transfers nor copies count as busy.
+
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks (lowered: where
+   a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with the
+   index of the action in error->item. Time is linear in the actions; the bounds take n log n. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
@@ -1095,16 +1104,16 @@ CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule 
 /* A timeline of times that were measured and not simulated, in the same form, so that both can be drawn on one picture.
    start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest start
    is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its passes in
-   order. Transfers and copies of a lowered schedule are in start and end, but neither in busy nor in the bubbles. No
-   bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
+   order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor in the
+   bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
 
    *out: a new timeline, to be given to cf_timeline_free; untouched on failure. CF_ERROR_ARGUMENT where a time is not
-   finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_run reports it. */
+   finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. */
 CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
                                              const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
                                              cf_timeline **out, cf_error *error);
 
-/* Frees a timeline made by cf_simulate. NULL is allowed. */
+/* Frees a timeline made by cf_simulate or cf_timeline_measured. NULL is allowed. */
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* ================================================================================================================
@@ -1388,7 +1397,8 @@ typedef struct cf_run_stats {
    no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
    schedule that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
 
-   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory); NULL is allowed.
+   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory, no list of actions
+   where the schedule says); NULL is allowed.
 
    A schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are
    through, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
@@ -1403,8 +1413,9 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
    schedule must live until the close. */
 typedef struct cf_runner cf_runner;
 
-/* Starts a run of one stage: the checks, the working space and the errors of cf_run. *out: to be given to cf_run_close;
-   untouched on failure. No callback is called yet. */
+/* Starts a run of one stage: the checks, the working space and the errors of cf_run. Of a lowered schedule it reads the
+   stage's list once, to find what will be sent, and refuses what names no pass of this stage. *out: to be given to
+   cf_run_close, in desc->memory where that was given; untouched on failure. No callback is called yet. */
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error);
 
@@ -1420,7 +1431,7 @@ CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
    there was one; CF_ERROR_CANCELLED if the list was not run to its end. NULL is allowed. */
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_error *error);
 
-/* Bytes of working space that cf_run needs for this plan and schedule; exact. */
+/* Bytes of working space that cf_run, or cf_run_open, needs for this plan and schedule; exact. */
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error);
 
 /* The seed that cf_run puts into a step: a 64-bit mix (splitmix64's finaliser) of run seed, chunk and virtual stage. */
@@ -5644,8 +5655,18 @@ static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
 
 /* ---- the clock: when each action of a schedule runs ---- */
 
-enum { CF__FORWARDED = 1, CF__REPLAYED = 2, CF__GRADED = 4, CF__WEIGHTED = 8, CF__KEPT = 16 }; /* of a cell */
-enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS };
+/* What a pass can take from a neighbouring stage: F its input, R the same again, B and I the gradient. In the order of
+   SEND_F, SEND_R, SEND_B. */
+enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS, CF__NOTHING = CF__ARRIVALS };
+
+/* Of a cell. The first three say that it has made an input, the same again, a gradient. */
+enum {
+    CF__FORWARDED = 1 << CF__INPUT,
+    CF__REPLAYED = 1 << CF__INPUT_AGAIN,
+    CF__GRADED = 1 << CF__GRADIENT,
+    CF__WEIGHTED = 8,
+    CF__KEPT = 16
+};
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
@@ -5662,6 +5683,13 @@ typedef struct cf__clock {
     int64_t n_waiting;
     int splits;                    /* there is an I */
     double makespan;
+    /* lowered schedules only */
+    int crosses;                   /* transfers between stages are in the lists */
+    int32_t *receive[CF__ARRIVALS]; /* (cells) the RECV that has brought an input, -1: none has */
+    uint8_t *away;                 /* (cells) 1: the chunk's rows of the state are in host memory */
+    int32_t *n_away;               /* (cells) of a group's first chunk: how many chunks' rows are there */
+    double *rows_at;               /* (cells) there too: when the last rows that were fetched are back */
+    double *copies_end;            /* (n_stages) when the copies to and from host memory that were begun have ended */
 } cf__clock;
 
 static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
@@ -5675,6 +5703,16 @@ static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages
     clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
 }
 
+/* What only the lists of a lowered schedule need. */
+static void cf__layout_traffic(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
+    int i;
+    for (i = 0; i < CF__ARRIVALS; i++) clock->receive[i] = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
+    clock->away = (uint8_t *)cf__take(carver, n_cells, sizeof(uint8_t));
+    clock->n_away = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
+    clock->rows_at = (double *)cf__take(carver, n_cells, sizeof(double));
+    clock->copies_end = (double *)cf__take(carver, n_stages, sizeof(double));
+}
+
 static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64_t action, int64_t wanted, int64_t got,
                                 const char *why) {
     return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
@@ -5684,12 +5722,14 @@ static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64
 static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
+    int passes = clock->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     if (a->chunk < pipe->first_chunk || a->chunk >= pipe->first_chunk + pipe->n)
         return cf__clock_fail(clock, "actions.chunk", id, pipe->first_chunk, a->chunk, "not a chunk of this rank");
     if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
         return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
-    if (a->pass >= CF_COMPUTE_PASS_COUNT)
-        return cf__clock_fail(clock, "actions.pass", id, CF_COMPUTE_PASS_COUNT - 1, a->pass, "not a compute pass");
+    if (a->pass >= passes) return cf__clock_fail(clock, "actions.pass", id, passes - 1, a->pass, "no such pass here");
+    if (a->keep > (a->pass == CF_F || a->pass == CF_R))
+        return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
     return CF_OK;
 }
 
@@ -5725,66 +5765,103 @@ static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chu
     return CF_OK;
 }
 
-/* When what an action gets from a neighbouring stage is there; -1 if that has not been sent. */
-static double cf__arrival(const cf__clock *clock, int pass, int64_t v, int64_t cell) {
-    int64_t n = clock->pipe->n, n_v = clock->pipe->n_v;
-    if (pass == CF_F && v > 0)
-        return clock->done[cell - n] & CF__FORWARDED ? clock->arrival[CF__INPUT][cell] : -1;
-    if (pass == CF_R && v > 0 && !clock->pipe->local)
-        return clock->done[cell - n] & CF__REPLAYED ? clock->arrival[CF__INPUT_AGAIN][cell] : -1;
-    if ((pass == CF_B || pass == CF_I) && v < n_v - 1)
-        return clock->done[cell + n] & CF__GRADED ? clock->arrival[CF__GRADIENT][cell] : -1;
-    return 0;
+/* What a pass takes from a neighbouring stage. */
+static int cf__takes(const cf__pipeline *pipe, int pass, int64_t v) {
+    if (pass == CF_F && v > 0) return CF__INPUT;
+    if (pass == CF_R && v > 0 && !pipe->local) return CF__INPUT_AGAIN;
+    return (pass == CF_B || pass == CF_I) && v < pipe->n_v - 1 ? CF__GRADIENT : CF__NOTHING;
 }
 
-/* The result of a pass goes to a neighbour. Returns when the sender is free again. Without overlap the arrival that is
-   noted is the moment from which the receiver can take part. */
-static double cf__send(cf__clock *clock, int64_t stage, int direction, double end, double seconds, double *arrival) {
-    double *link = &clock->link_free[direction][stage], begin = end > *link ? end : *link;
-    if (seconds > 0 && clock->pipe->timing->no_overlap) {
-        *arrival = end;
-        return end + seconds;
-    }
-    *arrival = *link = begin + seconds;
-    return end;
+/* The cell that gets what `cell` makes. */
+static int64_t cf__cell_after(const cf__clock *clock, int what, int64_t cell) {
+    return what == CF__GRADIENT ? cell - clock->pipe->n : cell + clock->pipe->n;
 }
 
-static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, double arrival) {
+/* The cell that makes what `cell` gets. */
+static int64_t cf__cell_before(const cf__clock *clock, int what, int64_t cell) {
+    return what == CF__GRADIENT ? cell + clock->pipe->n : cell - clock->pipe->n;
+}
+
+/* Whether the pass that makes this has run on a cell. */
+static int cf__is_made(const cf__clock *clock, int what, int64_t cell) { return clock->done[cell] >> what & 1; }
+
+/* When what a pass takes is there; -1 if that has not been sent. */
+static double cf__arrival(const cf__clock *clock, int what, int64_t cell) {
+    int sent;
+    if (what == CF__NOTHING) return 0;
+    sent = clock->crosses ? clock->receive[what][cell] >= 0
+                          : cf__is_made(clock, what, cf__cell_before(clock, what, cell));
+    return sent ? clock->arrival[what][cell] : -1;
+}
+
+/* The result of a pass, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender
+   is busy with it, and the arrival that is noted is the moment from which the receiver can take part. */
+static double cf__send(cf__clock *clock, int64_t stage, int what, double made, double seconds, double *arrival) {
+    int blocks = seconds > 0 && clock->pipe->timing->no_overlap;
+    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[what == CF__GRADIENT][stage];
+    double begin = made > *busy ? made : *busy;
+    *busy = begin + seconds;
+    *arrival = blocks ? begin : *busy;
+    return begin;
+}
+
+/* Notes in its cell that a pass has run. Returns what its result is to the stage that takes it. An R is taken only by an
+   R: where the next stage has kept the activations of its F, nobody does. */
+static int cf__conclude_on_clock(cf__clock *clock, const cf_action *a, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
-    const cf_action *a = &clock->schedule->actions[id];
-    int64_t v = a->stage, n = pipe->n;
-    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
     uint8_t *done = &clock->done[cell];
-    int gets = (a->pass == CF_F && v > 0) || (a->pass == CF_R && v > 0 && !pipe->local) ||
-               ((a->pass == CF_B || a->pass == CF_I) && v < pipe->n_v - 1);
-    if (arrival > start) start = arrival;
-    if (gets && transfer > 0 && pipe->timing->no_overlap) start += transfer;
-    end = start + cf__pass_seconds(pipe, a->pass, chunk, v);
-    clock->start[id] = start;
-    clock->end[id] = end;
-    clock->free_at[stage] = end;
-    if (end > clock->makespan) clock->makespan = end;
+    int is_last = a->stage == pipe->n_v - 1;
     switch (a->pass) {
         case CF_F:
             *done |= (uint8_t)(a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED);
-            if (v + 1 < pipe->n_v)
-                clock->free_at[stage] = cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT][cell + n]);
-            break;
+            return is_last ? CF__NOTHING : CF__INPUT;
         case CF_R:
             *done |= CF__REPLAYED | CF__KEPT;
-            if (v + 1 < pipe->n_v && !pipe->local)
-                clock->free_at[stage] =
-                    cf__send(clock, stage, 0, end, transfer, &clock->arrival[CF__INPUT_AGAIN][cell + n]);
-            break;
-        case CF_W: *done |= CF__WEIGHTED; break;
+            return is_last || pipe->local || (done[pipe->n] & CF__KEPT) ? CF__NOTHING : CF__INPUT_AGAIN;
+        case CF_W:
+            *done |= CF__WEIGHTED;
+            return CF__NOTHING;
         default:
             *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
             clock->splits |= a->pass == CF_I;
-            if (v > 0)
-                clock->free_at[stage] =
-                    cf__send(clock, stage, 1, end, transfer, &clock->arrival[CF__GRADIENT][cell - n]);
-            break;
+            return a->stage > 0 ? CF__GRADIENT : CF__NOTHING;
     }
+}
+
+/* Without overlap the receiver is busy right before the pass that needs the tensor. Returns when it has it. */
+static double cf__take_in(cf__clock *clock, int what, int64_t cell, double begin, double seconds) {
+    if (clock->crosses) {
+        clock->start[clock->receive[what][cell]] = begin;
+        clock->end[clock->receive[what][cell]] = begin + seconds;
+    }
+    return begin + seconds;
+}
+
+/* When the rows of the state that a pass reads are on the stage. */
+static double cf__rows_time(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
+    const cf_chunk *c = &clock->pipe->chunks[chunk];
+    return clock->schedule->lowered && c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
+}
+
+static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, int takes,
+                             double arrival) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage];
+    double rows = cf__rows_time(clock, a->pass, chunk, cell);
+    int gives;
+    if (arrival > start) start = arrival;
+    if (takes != CF__NOTHING && transfer > 0 && pipe->timing->no_overlap)
+        start = cf__take_in(clock, takes, cell, start, transfer);
+    if (rows > start) start = rows;
+    clock->start[id] = start;
+    clock->end[id] = clock->free_at[stage] = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
+    if (clock->end[id] > clock->makespan) clock->makespan = clock->end[id];
+    gives = cf__conclude_on_clock(clock, a, cell);
+    if (gives == CF__NOTHING) return;
+    cell = cf__cell_after(clock, gives, cell);
+    if (clock->crosses) clock->arrival[gives][cell] = clock->end[id]; /* until its SEND knows more */
+    else (void)cf__send(clock, stage, gives, clock->end[id], transfer, &clock->arrival[gives][cell]);
 }
 
 static void cf__look_at(cf__clock *clock, int64_t stage) {
@@ -5793,27 +5870,144 @@ static void cf__look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
+/* ---- the actions of lowered schedules ---- */
+
+/* A SEND or RECV that could be one. *what: which tensor of the chunk; *to: the cell that gets it. */
+static cf_result cf__check_transfer_order(const cf__clock *clock, int64_t id, int64_t cell, int *what, int64_t *to) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int sends = (a->pass - CF_SEND_F) % 2 == 0;
+    *what = (a->pass - CF_SEND_F) / 2;
+    *to = sends ? cf__cell_after(clock, *what, cell) : cell;
+    if (!clock->crosses || (*what == CF__INPUT_AGAIN && pipe->local) || *to < 0 || *to >= pipe->n * pipe->n_v ||
+        (!sends && (cf__cell_before(clock, *what, cell) < 0 ||
+                    cf__cell_before(clock, *what, cell) >= pipe->n * pipe->n_v)))
+        return cf__clock_fail(clock, "actions.pass", id, -1, a->pass, "no other stage to send to or receive from");
+    if (sends && !cf__is_made(clock, *what, cell))
+        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "nothing to send");
+    if (clock->receive[*what][*to] >= 0)
+        return cf__clock_fail(clock, "actions.pass", id, 0, 1, "sent or received already");
+    return CF_OK;
+}
+
+/* Whether the next action of a stage is this one. */
+static int cf__is_next(const cf__clock *clock, int64_t stage, int pass, int64_t chunk, int64_t v) {
+    const cf_schedule *schedule = clock->schedule;
+    const cf_action *a = &schedule->actions[clock->next[stage]];
+    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v;
+}
+
+/* The lists go on only when both ends have come to a transfer, because they must end even where a send waits for its
+   receiver; the time that it takes is that of tensor and link alone. */
+static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell, int *waits) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int sends = (a->pass - CF_SEND_F) % 2 == 0, what;
+    int64_t to, from, v, peer, send, receive;
+    double seconds = cf__transfer_seconds(pipe, a->chunk - pipe->first_chunk), begin;
+    cf_result result = cf__check_transfer_order(clock, id, cell, &what, &to);
+    if (result != CF_OK) return result;
+    from = cf__cell_before(clock, what, to);
+    v = (sends ? to : from) / pipe->n;
+    peer = v % pipe->n_stages;
+    *waits = !cf__is_next(clock, peer, sends ? a->pass + 1 : a->pass - 1, a->chunk, v);
+    if (*waits) return CF_OK;
+    if ((result = cf__check_action(clock, peer, clock->next[peer])) != CF_OK) return result;
+    send = sends ? id : clock->next[peer];
+    receive = sends ? clock->next[peer] : id;
+    begin = cf__send(clock, sends ? stage : peer, what, clock->arrival[what][to], seconds, &clock->arrival[what][to]);
+    clock->start[send] = clock->start[receive] = begin;
+    clock->end[send] = clock->end[receive] = begin + seconds;
+    clock->receive[what][to] = (int32_t)receive;
+    clock->next[peer]++;
+    cf__look_at(clock, peer);
+    return CF_OK;
+}
+
+/* OFFLOAD and PREFETCH: the stage's copies run one after the other beside its passes, each from the point where the list
+   has come to it. */
+static cf_result cf__copy_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+    double rate = pipe->timing != NULL ? pipe->timing->offload_seconds_per_token : 0, start = clock->free_at[stage], end;
+    int leaves = a->pass == CF_OFFLOAD;
+    if (c->group < 0 || !(clock->done[cell] & CF__FORWARDED) || (clock->done[cell] & CF__GRADED))
+        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "this chunk has no rows of state now");
+    if (clock->away[cell] == leaves)
+        return cf__clock_fail(clock, "actions.pass", id, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+    if (clock->copies_end[stage] > start) start = clock->copies_end[stage];
+    end = start + cf__product(rate, (double)cf_chunk_state_tokens(pipe->plan, a->chunk));
+    if (!(end <= DBL_MAX / 1e6))
+        return cf__fail(clock->error, CF_ERROR_OVERFLOW, "timing", id, 0, -1, "the total time is not finite");
+    clock->start[id] = start;
+    clock->end[id] = clock->copies_end[stage] = end;
+    clock->away[cell] = (uint8_t)leaves;
+    clock->n_away[cell - c->index] += leaves ? 1 : -1;
+    if (!leaves) clock->rows_at[cell - c->index] = end;
+    return CF_OK;
+}
+
+/* A pass that reads the state finds all of it on the stage. */
+static cf_result cf__check_rows_here(const cf__clock *clock, int64_t id, int64_t cell) {
+    const cf_action *a = &clock->schedule->actions[id];
+    const cf_chunk *c = &clock->pipe->plan->chunks[a->chunk];
+    if (c->group < 0 || a->pass == CF_W || clock->n_away[cell - c->index] == 0) return CF_OK;
+    return cf__clock_fail(clock, "actions.pass", id, 0, clock->n_away[cell - c->index],
+                          "rows of its state are in host memory");
+}
+
+static void cf__start_traffic(cf__clock *clock) {
+    int64_t n_cells = clock->pipe->n * clock->pipe->n_v, i;
+    int what;
+    clock->crosses = clock->schedule->lowered && clock->pipe->n_stages > 1;
+    if (!clock->schedule->lowered) return;
+    for (i = 0; i < n_cells; i++) {
+        for (what = 0; what < CF__ARRIVALS; what++) clock->receive[what][i] = -1;
+        clock->away[i] = 0;
+        clock->n_away[i] = 0;
+        clock->rows_at[i] = 0;
+    }
+    for (i = 0; i < clock->pipe->n_stages; i++) clock->copies_end[i] = 0;
+}
+
+/* ---- all lists together ---- */
+
+/* Runs one action, or finds that it has to wait for a neighbour. */
+static cf_result cf__clock_action(cf__clock *clock, int64_t stage, int64_t id, int *waits) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id];
+    int64_t chunk = a->chunk - pipe->first_chunk, cell = a->stage * pipe->n + chunk;
+    int takes;
+    double arrival;
+    cf_result result;
+    if (a->pass >= CF_OFFLOAD) return cf__copy_on_clock(clock, stage, id, cell);
+    if (a->pass >= CF_COMPUTE_PASS_COUNT) return cf__meet_on_clock(clock, stage, id, cell, waits);
+    if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
+    if (clock->schedule->lowered && (result = cf__check_rows_here(clock, id, cell)) != CF_OK) return result;
+    takes = cf__takes(pipe, a->pass, a->stage);
+    arrival = cf__arrival(clock, takes, cell);
+    if (arrival < 0 && clock->crosses)
+        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "runs before its input is received");
+    *waits = arrival < 0;
+    if (!*waits) cf__run_on_clock(clock, stage, id, chunk, cell, takes, arrival);
+    return CF_OK;
+}
+
 /* Runs a stage until it has to wait for a neighbour. */
 static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
-    const cf__pipeline *pipe = clock->pipe;
-    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], id;
+    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
     for (id = begin; id < end; id++) {
-        const cf_action *a = &clock->schedule->actions[id];
-        int64_t chunk, cell;
-        double arrival;
+        int waits = 0;
         cf_result result = cf__check_action(clock, stage, id);
+        if (result == CF_OK) result = cf__clock_action(clock, stage, id, &waits);
         if (result != CF_OK) return result;
-        chunk = a->chunk - pipe->first_chunk;
-        cell = a->stage * pipe->n + chunk;
-        if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
-        arrival = cf__arrival(clock, a->pass, a->stage, cell);
-        if (arrival < 0) break;
-        cf__run_on_clock(clock, stage, id, chunk, cell, arrival);
+        if (waits) break;
     }
     clock->next[stage] = id;
-    if (id > begin && pipe->n_stages > 1) {
-        cf__look_at(clock, (stage + 1) % pipe->n_stages);
-        cf__look_at(clock, (stage + pipe->n_stages - 1) % pipe->n_stages);
+    if (id > begin && n_stages > 1) {
+        cf__look_at(clock, (stage + 1) % n_stages);
+        cf__look_at(clock, (stage + n_stages - 1) % n_stages);
     }
     return CF_OK;
 }
@@ -5825,11 +6019,14 @@ static cf_result cf__check_finished(const cf__clock *clock) {
     for (s = 0; s < pipe->n_stages; s++)
         if (clock->next[s] < clock->schedule->first[s + 1])
             return cf__clock_fail(clock, "actions", clock->next[s], clock->schedule->first[s + 1], clock->next[s],
-                                  "deadlock: it waits for a pass of another stage that never runs");
-    for (i = 0; i < pipe->n * pipe->n_v; i++)
+                                  "deadlock: it waits for another stage for ever");
+    for (i = 0; i < pipe->n * pipe->n_v; i++) {
         if (!(clock->done[i] & CF__WEIGHTED))
             return cf__clock_fail(clock, "actions", -1, pipe->first_chunk + i % pipe->n, i / pipe->n,
                                   "the chunk wanted never ends its backward on the virtual stage found");
+        if (clock->crosses && clock->receive[CF__INPUT_AGAIN][i] >= 0 && !(clock->done[i] & CF__REPLAYED))
+            return cf__clock_fail(clock, "actions", clock->receive[CF__INPUT_AGAIN][i], 1, 0, "nobody reads what it receives");
+    }
     return CF_OK;
 }
 
@@ -5843,6 +6040,7 @@ static cf_result cf__run_clock(cf__clock *clock) {
     clock->n_waiting = 0;
     clock->splits = 0;
     clock->makespan = 0;
+    cf__start_traffic(clock);
     for (s = n_stages - 1; s >= 0; s--) {
         clock->next[s] = schedule->first[s];
         clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
@@ -7718,6 +7916,7 @@ static cf_timeline *cf__layout_timeline(cf_timeline *header, cf__carver *carver)
 static void cf__layout_simulation(cf__simulation *sim, cf__carver *carver) {
     cf__layout_pipeline(&sim->pipe, carver);
     cf__layout_clock(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
+    if (sim->schedule->lowered) cf__layout_traffic(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
     if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
@@ -7802,7 +8001,8 @@ static void cf__hold(const cf__simulation *sim, cf__held *held, const cf_action 
         held->live++;
         held->tokens += c->padded;
     }
-    if (a->pass == CF_F && c->group >= 0) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if ((a->pass == CF_F && c->group >= 0) || a->pass == CF_PREFETCH)
+        held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
     if (a->pass == CF_F && !a->keep && pipe->local) held->saved += c->padded;
     if (a->pass == CF_R && pipe->local) held->saved -= c->padded;
     if (backward && c->group >= 0 && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
@@ -7820,6 +8020,19 @@ static void cf__let_go(const cf__simulation *sim, cf__held *held, const cf_actio
         held->state -= cf_chunk_state_tokens(plan, a->chunk);
         held->gradient -= cf_chunk_state_tokens(plan, a->chunk);
     }
+    if (a->pass == CF_OFFLOAD) held->state -= cf_chunk_state_tokens(plan, a->chunk);
+}
+
+/* Transfers and copies run beside the passes and are no work of the stage. */
+static void cf__count_time(cf_timeline *timeline, const cf_action *a, double seconds) {
+    if (a->pass < CF_COMPUTE_PASS_COUNT) timeline->busy += seconds;
+    if (a->pass == CF_R) timeline->replayed += seconds;
+}
+
+static void cf__find_bubbles(cf_timeline *timeline) {
+    double capacity = timeline->makespan * (double)timeline->n_stages;
+    timeline->bubble_useful = capacity > 0 ? 1 - (timeline->busy - timeline->replayed) / capacity : 0;
+    timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
 /* The books of one stage. Needs no clock: the order of its list decides. */
@@ -7835,8 +8048,7 @@ static void cf__walk_stage(const cf__simulation *sim, cf_timeline *timeline, int
         peak.tokens = cf__max(peak.tokens, held.tokens);
         peak.state = cf__max(peak.state, held.state);
         peak_bytes = cf__max(peak_bytes, cf__held_bytes(&held, &sim->desc.bytes));
-        timeline->busy += seconds;
-        if (a->pass == CF_R) timeline->replayed += seconds;
+        cf__count_time(timeline, a, seconds);
         cf__let_go(sim, &held, a);
     }
     timeline->peak_live[stage] = peak.live;
@@ -7863,7 +8075,6 @@ static void cf__add_bounds(cf__simulation *sim, cf_timeline *timeline) {
 
 /* Needs working space. */
 static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
-    double capacity;
     int64_t s;
     cf_result result;
     cf__fill_pipeline(&sim->pipe);
@@ -7875,11 +8086,7 @@ static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
     if ((result = cf__run_clock(&sim->clock)) != CF_OK) return result;
     timeline->makespan = sim->clock.makespan;
     for (s = 0; s < timeline->n_stages; s++) cf__walk_stage(sim, timeline, s);
-    capacity = timeline->makespan * (double)timeline->n_stages;
-    if (capacity > 0) {
-        timeline->bubble_useful = 1 - (timeline->busy - timeline->replayed) / capacity;
-        timeline->bubble_busy = 1 - timeline->busy / capacity;
-    }
+    cf__find_bubbles(timeline);
     if (!sim->desc.no_bounds) cf__add_bounds(sim, timeline);
     return CF_OK;
 }
@@ -7954,6 +8161,60 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
     if (result == CF_OK) *out = timeline;
     else allocator.release(memory, allocator.user);
     return result;
+}
+
+/* ---- measured times ---- */
+
+/* The span of the measured times. */
+static cf_result cf__measure_span(const double *start, const double *end, int64_t n, double *first, double *last,
+                                  cf_error *error) {
+    int64_t i;
+    *first = n > 0 ? start[0] : 0;
+    *last = *first;
+    for (i = 0; i < n; i++) {
+        if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
+            return cf__fail(error, CF_ERROR_ARGUMENT, "start", i, 0, -1, "not a finite time");
+        if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
+            return cf__fail(error, CF_ERROR_ARGUMENT, "end", i, 0, -1, "not a finite time, or before the start");
+        if (start[i] < *first) *first = start[i];
+        if (end[i] > *last) *last = end[i];
+    }
+    if (*last - *first <= DBL_MAX / 1e9) return CF_OK; /* sums of all of them stay finite */
+    return cf__fail(error, CF_ERROR_ARGUMENT, "end", -1, 0, -1, "the times are too far apart");
+}
+
+CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
+                                             const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
+                                             cf_timeline **out, cf_error *error) {
+    cf_simulate_desc desc;
+    cf_timeline *timeline = NULL;
+    double first = 0, last = 0;
+    int64_t i;
+    cf_result result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    memset(&desc, 0, sizeof desc);
+    if (bytes != NULL) desc.bytes = *bytes;
+    desc.no_bounds = 1;
+    desc.allocator = allocator;
+    result = cf_simulate(plan, schedule, &desc, &timeline, error); /* judges the lists and keeps the books */
+    if (result != CF_OK) return result;
+    if (start == NULL && schedule->n_actions > 0) result = cf__fail_null(error, "start");
+    else if (end == NULL && schedule->n_actions > 0) result = cf__fail_null(error, "end");
+    else result = cf__measure_span(start, end, schedule->n_actions, &first, &last, error);
+    if (result != CF_OK) {
+        cf_timeline_free(timeline);
+        return result;
+    }
+    timeline->makespan = last - first;
+    timeline->busy = timeline->replayed = 0;
+    for (i = 0; i < schedule->n_actions; i++) {
+        timeline->start[i] = start[i] - first;
+        timeline->end[i] = end[i] - first;
+        cf__count_time(timeline, &schedule->actions[i], end[i] - start[i]);
+    }
+    cf__find_bubbles(timeline);
+    *out = timeline;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
@@ -10300,11 +10561,15 @@ typedef struct cf__slots {
     int64_t n_free, n_made, n_live;
 } cf__slots;
 
-typedef struct cf__runner {
+/* A run of one stage. The next action is the one at position stats.done of its list. */
+struct cf_runner {
     const cf_plan *plan;
     const cf_schedule *schedule;
-    const cf_run_desc *desc;
-    cf_error *error;
+    const cf_action *actions; /* (n_actions) the stage's list */
+    int64_t n_actions;
+    cf_run_desc desc;
+    cf_allocator allocator;   /* gives the memory back; its release is NULL where the memory is the caller's */
+    cf_error failure;         /* what ended the run; its code is CF_OK before */
     int64_t stage, first_chunk, n_virtual_stages;
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
     cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
@@ -10315,7 +10580,7 @@ typedef struct cf__runner {
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
-} cf__runner;
+};
 
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
     uint64_t x = seed + 0x9e3779b97f4a7c15u * ((uint64_t)chunk + 1);
@@ -10329,17 +10594,19 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
     return x;
 }
 
-static void cf__layout_run(cf__runner *r, cf__carver *carver) {
+static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
+    cf_runner *runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
     r->chunks = (cf__chunk_state *)cf__take(carver, r->n_states, sizeof(cf__chunk_state));
     r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
     r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
     r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
     r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
     r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    return runner;
 }
 
 /* Checks plan and schedule against each other and measures the working space. */
-static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     cf_result result;
     memset(r, 0, sizeof *r);
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -10354,7 +10621,6 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
     r->plan = plan;
     r->schedule = schedule;
-    r->error = error;
     r->first_chunk = schedule->rank * plan->n_steps;
     if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
@@ -10368,35 +10634,35 @@ static cf_result cf__run_start(cf__runner *r, const cf_plan *plan, const cf_sche
 }
 
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf__runner r;
+    cf_runner header;
     cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__run_start(&r, plan, schedule, error);
+    cf_result result = cf__run_start(&header, plan, schedule, error);
     if (result != CF_OK) return result;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_run(&r, &carver);
+    cf__layout_runner(&header, &carver);
     if (carver.overflow) return cf__too_large(error, "n_chunks");
     *bytes = carver.used;
     return CF_OK;
 }
 
-static cf_result cf__fail_callback(cf__runner *r, const char *callback, int64_t position, int64_t code) {
-    return cf__fail(r->error, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
+static cf_result cf__fail_callback(cf_runner *r, const char *callback, int64_t position, int64_t code) {
+    return cf__fail(&r->failure, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
 }
 
-static cf_result cf__bad_action(cf__runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
+static cf_result cf__bad_action(cf_runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
                                 const char *why) {
-    return cf__fail(r->error, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
+    return cf__fail(&r->failure, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
 }
 
-static cf__slots *cf__slots_of(cf__runner *r, cf_resource what) {
+static cf__slots *cf__slots_of(cf_runner *r, cf_resource what) {
     return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
 }
 
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
+static cf_result cf__acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
     cf__slots *slots = cf__slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
-    int code = r->desc->acquire != NULL ? r->desc->acquire(r->desc->user, what, slot, owner, step->action.stage) : 0;
+    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
     if (code != 0) {
         slots->free_list[slots->n_free++] = slot;
         return cf__fail_callback(r, "acquire", step->position, code);
@@ -10406,31 +10672,31 @@ static cf_result cf__acquire(cf__runner *r, cf_resource what, int64_t owner, con
     return CF_OK;
 }
 
-static void cf__release(cf__runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
+static void cf__release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
     cf__slots *slots = cf__slots_of(r, what);
-    if (r->desc->release != NULL) r->desc->release(r->desc->user, what, *slot, owner, stage);
+    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
     *slot = -1;
 }
 
-static int64_t cf__virtual_of(const cf__runner *r, const cf_step *step) {
+static int64_t cf__virtual_of(const cf_runner *r, const cf_step *step) {
     return step->action.stage / r->schedule->n_stages;
 }
 
-static cf__chunk_state *cf__chunk_state_of(const cf__runner *r, const cf_step *step) {
+static cf__chunk_state *cf__chunk_state_of(const cf_runner *r, const cf_step *step) {
     return &r->chunks[cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
 }
 
-static cf__group_state *cf__group_state_of(const cf__runner *r, const cf_step *step) {
+static cf__group_state *cf__group_state_of(const cf_runner *r, const cf_step *step) {
     if (step->chunk->group < 0) return NULL;
     return &r->groups[cf__virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
 }
 
 /* Turns an action into a step, once every index in it is known to be good. */
-static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step) {
+static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) {
     const cf_plan *plan = r->plan;
-    const cf_action *a = &r->schedule->actions[r->schedule->first[r->stage] + position];
+    const cf_action *a = &r->actions[position];
     int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     memset(step, 0, sizeof *step);
     step->plan = plan;
@@ -10448,32 +10714,32 @@ static cf_result cf__read_action(cf__runner *r, int64_t position, cf_step *step)
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__fail(r->error, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
+        return cf__fail(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
                         "its group or slices do not exist");
-    step->seed = cf_chunk_seed(r->desc->seed, a->chunk, a->stage);
+    step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     return CF_OK;
 }
 
 /* ---- tensors that cross stages ---- */
 
-static int32_t *cf__tensor_of(const cf__runner *r, const cf_step *step, int tensor) {
+static int32_t *cf__tensor_of(const cf_runner *r, const cf_step *step, int tensor) {
     int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
     return &r->tensors[state * CF__TENSORS + tensor];
 }
 
-static cf_result cf__acquire_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+static cf_result cf__acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
     cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
     r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
     return result;
 }
 
-static void cf__release_boundary(cf__runner *r, const cf_step *step, int32_t *tensor) {
+static void cf__release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
     cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
     *tensor = CF__GONE;
 }
 
 /* The tensor that a pass reads, -1: none that crosses stages. */
-static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
+static int cf__tensor_in(const cf_runner *r, const cf_step *step) {
     int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
     if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
@@ -10482,13 +10748,13 @@ static int cf__tensor_in(const cf__runner *r, const cf_step *step) {
 }
 
 /* The tensor that a pass makes, -1: none that crosses stages. */
-static int cf__tensor_out(const cf__runner *r, const cf_step *step) {
+static int cf__tensor_out(const cf_runner *r, const cf_step *step) {
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
     return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
 }
 
 /* The input must have come; the output gets a slot if the list has a SEND for it. */
-static cf_result cf__before_boundary(cf__runner *r, cf_step *step) {
+static cf_result cf__before_boundary(cf_runner *r, cf_step *step) {
     int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
     cf_result result;
     if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
@@ -10501,14 +10767,14 @@ static cf_result cf__before_boundary(cf__runner *r, cf_step *step) {
 }
 
 /* The input has been read; local replay will read it once more where F kept nothing. */
-static void cf__after_boundary(cf__runner *r, const cf_step *step) {
+static void cf__after_boundary(cf_runner *r, const cf_step *step) {
     int in = cf__tensor_in(r, step);
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
     if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
 }
 
 /* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
-static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
+static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
     static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
     int64_t other;
     *tensor = tensors[step->action.pass - CF_SEND_F];
@@ -10519,7 +10785,7 @@ static cf_result cf__read_transfer(cf__runner *r, cf_step *step, int *tensor) {
     return CF_OK;
 }
 
-static cf_result cf__run_transfer(cf__runner *r, cf_step *step) {
+static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
     int tensor, code = 0, sends;
     int32_t *slot;
     cf_result result = cf__read_transfer(r, step, &tensor);
@@ -10531,18 +10797,18 @@ static cf_result cf__run_transfer(cf__runner *r, cf_step *step) {
     if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
     if (sends) step->output = *slot;
     else step->input = *slot;
-    if (sends && r->desc->send != NULL) code = r->desc->send(r->desc->user, step);
-    if (!sends && r->desc->receive != NULL) code = r->desc->receive(r->desc->user, step);
+    if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
+    if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
     if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
     if (sends) cf__release_boundary(r, step, slot);
     return CF_OK;
 }
 
 /* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
-static cf_result cf__find_sends(cf__runner *r, int64_t total) {
+static cf_result cf__find_sends(cf_runner *r) {
     int64_t i;
     for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
-    for (i = 0; i < total && r->n_tensors > 0; i++) {
+    for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
         cf_step step;
         int tensor;
         cf_result result = cf__read_action(r, i, &step);
@@ -10556,7 +10822,7 @@ static cf_result cf__find_sends(cf__runner *r, int64_t total) {
 
 /* ---- state in host memory ---- */
 
-static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
+static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
@@ -10567,8 +10833,8 @@ static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
         return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
     if (!leaves) r->live_state_tokens += rows;
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
-    if (leaves && r->desc->offload != NULL) code = r->desc->offload(r->desc->user, step);
-    if (!leaves && r->desc->prefetch != NULL) code = r->desc->prefetch(r->desc->user, step);
+    if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
+    if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
     if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
     if (leaves) r->live_state_tokens -= rows;
     chunk->away = (uint8_t)leaves;
@@ -10578,14 +10844,14 @@ static cf_result cf__run_offload(cf__runner *r, cf_step *step) {
 
 /* ---- passes ---- */
 
-static cf_result cf__check_rows(cf__runner *r, const cf_step *step) {
+static cf_result cf__check_rows(cf_runner *r, const cf_step *step) {
     const cf__group_state *group = cf__group_state_of(r, step);
     if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
     return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
 }
 
 /* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
-static cf_result cf__before_forward(cf__runner *r, cf_step *step) {
+static cf_result cf__before_forward(cf_runner *r, cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     int replay = step->action.pass == CF_R;
@@ -10611,7 +10877,7 @@ static cf_result cf__before_forward(cf__runner *r, cf_step *step) {
     return CF_OK;
 }
 
-static void cf__after_forward(cf__runner *r, const cf_step *step) {
+static void cf__after_forward(cf_runner *r, const cf_step *step) {
     cf__group_state *group = cf__group_state_of(r, step);
     int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
     cf__chunk_state_of(r, step)->forwarded = 1;
@@ -10624,7 +10890,7 @@ static void cf__after_forward(cf__runner *r, const cf_step *step) {
 
 /* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
    complete. W needs its I. */
-static cf_result cf__before_backward(cf__runner *r, cf_step *step) {
+static cf_result cf__before_backward(cf_runner *r, cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
@@ -10641,7 +10907,7 @@ static cf_result cf__before_backward(cf__runner *r, cf_step *step) {
     return CF_OK;
 }
 
-static void cf__after_backward(cf__runner *r, const cf_step *step) {
+static void cf__after_backward(cf_runner *r, const cf_step *step) {
     cf__chunk_state *chunk = cf__chunk_state_of(r, step);
     cf__group_state *group = cf__group_state_of(r, step);
     if (step->action.pass != CF_I) {
@@ -10656,17 +10922,17 @@ static void cf__after_backward(cf__runner *r, const cf_step *step) {
     if (step->chunk->index == 0) cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
 }
 
-static cf_result cf__report_progress(cf__runner *r, const cf_step *step, int64_t total) {
+static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {
     cf_progress progress = {
-        step->position + 1,  total, step, r->activations.n_live, r->states.n_live, r->live_state_tokens,
-        r->boundaries.n_live};
-    int code = r->desc->progress != NULL ? r->desc->progress(r->desc->user, &progress) : 0;
+        r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
+        r->live_state_tokens, r->boundaries.n_live};
+    int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
     if (code == 0) return CF_OK;
-    return cf__fail(r->error, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
+    return cf__fail(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
 }
 
 /* The slots that a step is told of, once they are taken. */
-static void cf__show_slots(const cf__runner *r, cf_step *step) {
+static void cf__show_slots(const cf_runner *r, cf_step *step) {
     const cf__group_state *group = cf__group_state_of(r, step);
     step->slot = cf__chunk_state_of(r, step)->slot;
     if (group == NULL) return;
@@ -10674,7 +10940,7 @@ static void cf__show_slots(const cf__runner *r, cf_step *step) {
     step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
 }
 
-static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
+static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
     int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
     cf_result result = cf__check_rows(r, step);
     if (result != CF_OK) return result;
@@ -10682,8 +10948,8 @@ static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
     if (result == CF_OK) result = cf__before_boundary(r, step);
     if (result != CF_OK) return result;
     cf__show_slots(r, step);
-    if (forward && r->desc->forward != NULL) code = r->desc->forward(r->desc->user, step);
-    if (!forward && r->desc->backward != NULL) code = r->desc->backward(r->desc->user, step);
+    if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
+    if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
     if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
     if (forward) cf__after_forward(r, step);
     else cf__after_backward(r, step);
@@ -10691,9 +10957,9 @@ static cf_result cf__run_pass(cf__runner *r, cf_step *step) {
     return CF_OK;
 }
 
-static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) {
+static cf_result cf__run_action(cf_runner *r) {
     cf_step step;
-    cf_result result = cf__read_action(r, position, &step);
+    cf_result result = cf__read_action(r, r->stats.done, &step);
     if (result != CF_OK) return result;
     cf__show_slots(r, &step);
     if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
@@ -10701,11 +10967,11 @@ static cf_result cf__run_action(cf__runner *r, int64_t position, int64_t total) 
     else result = cf__run_transfer(r, &step);
     if (result != CF_OK) return result;
     r->stats.done++;
-    return cf__report_progress(r, &step, total);
+    return cf__report_progress(r, &step);
 }
 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__release_all(cf__runner *r) {
+static int64_t cf__release_all(cf_runner *r) {
     int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
     int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
     for (i = 0; i < r->n_states; i++)
@@ -10722,56 +10988,116 @@ static int64_t cf__release_all(cf__runner *r) {
     return n_left;
 }
 
-static cf_result cf__run_stage(cf__runner *r) {
-    int64_t i, n_left, *first = r->schedule->first, total;
-    cf_result result = CF_OK;
-    if (first[r->stage] < 0 || first[r->stage + 1] < first[r->stage] || first[r->stage + 1] > r->schedule->n_actions)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "first", r->stage, r->schedule->n_actions, first[r->stage + 1],
+/* What the end of a run has to say, once everything is given back. */
+static cf_result cf__judge_end(cf_runner *r, int64_t n_left) {
+    if (r->failure.code != CF_OK) return r->failure.code;
+    if (r->stats.done < r->n_actions)
+        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
+                        "the list was not run to its end");
+    if (n_left > 0)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+    if (r->n_finished != r->n_states)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
+                        "chunks without a complete backward");
+    return CF_OK;
+}
+
+/* The caller's copy of what went wrong. */
+static cf_result cf__tell_failure(const cf_runner *r, cf_error *error) {
+    if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
+    return r->failure.code;
+}
+
+/* Finds the stage's list. */
+static cf_result cf__find_list(cf_runner *r, int64_t stage, cf_error *error) {
+    const cf_schedule *s = r->schedule;
+    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
                         "action lists overlap or run out of range");
-    total = first[r->stage + 1] - first[r->stage];
-    if (total > 0 && r->schedule->actions == NULL)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    r->stage = stage;
+    r->n_actions = s->first[stage + 1] - s->first[stage];
+    if (r->n_actions == 0) return CF_OK;
+    if (s->actions == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    r->actions = &s->actions[s->first[stage]];
+    return CF_OK;
+}
+
+/* The block of `bytes` bytes that the runner lives in: the caller's, or from the allocator. */
+static cf_result cf__runner_memory(cf_runner *r, size_t bytes, unsigned char **memory, cf_error *error) {
+    cf_result result = cf__allocator(r->desc.allocator, &r->allocator, error);
+    if (result != CF_OK) return result;
+    *memory = (unsigned char *)r->desc.memory;
+    if (*memory != NULL) {
+        r->allocator.release = NULL;
+        return cf__check_memory(*memory, r->desc.bytes, bytes, error);
+    }
+    *memory = (unsigned char *)r->allocator.alloc(bytes, r->allocator.user);
+    return *memory != NULL ? CF_OK : cf__fail_memory(error, bytes);
+}
+
+static void cf__free_runner(cf_runner *r) {
+    cf_allocator allocator = r->allocator;
+    if (allocator.release != NULL) allocator.release(r, allocator.user);
+}
+
+CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                    const cf_run_desc *desc, cf_runner **out, cf_error *error) {
+    cf_runner header, *r;
+    cf__carver carver = {NULL, 0, 0};
+    int64_t i;
+    cf_result result = cf__run_start(&header, plan, schedule, error);
+    if (result != CF_OK) return result;
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
+    if ((result = cf__find_list(&header, stage, error)) != CF_OK) return result;
+    header.desc = *desc;
+    cf__layout_runner(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_chunks");
+    if ((result = cf__runner_memory(&header, carver.used, &carver.base, error)) != CF_OK) return result;
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    r = cf__layout_runner(&header, &carver);
+    *r = header;
     for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
     for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
-    result = cf__find_sends(r, total);
-    for (i = 0; i < total && result == CF_OK; i++) result = cf__run_action(r, i, total);
-    n_left = cf__release_all(r);
-    if (result == CF_OK && n_left > 0)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
-    if (result == CF_OK && r->n_finished != r->n_states)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
-                        "chunks without a complete backward");
+    result = cf__find_sends(r);
+    if (result == CF_OK) {
+        *out = r;
+    } else {
+        (void)cf__tell_failure(r, error);
+        cf__free_runner(r);
+    }
+    return result;
+}
+
+CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
+    return r != NULL && r->failure.code == CF_OK && r->stats.done < r->n_actions ? &r->actions[r->stats.done] : NULL;
+}
+
+CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
+    if (r == NULL) return cf__fail_null(error, "runner");
+    if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
+    return cf__tell_failure(r, error);
+}
+
+CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
+    cf_result result;
+    if (r == NULL) return CF_OK;
+    (void)cf__judge_end(r, cf__release_all(r));
+    result = cf__tell_failure(r, error);
+    if (stats != NULL) *stats = r->stats;
+    cf__free_runner(r);
     return result;
 }
 
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error) {
-    cf__runner r;
-    cf__carver carver = {NULL, 0, 0};
-    cf_allocator allocator;
-    void *memory;
-    cf_result result = cf__run_start(&r, plan, schedule, error);
+    cf_runner *runner = NULL;
+    cf_result result = cf_run_open(plan, schedule, stage, desc, &runner, error);
     if (result != CF_OK) return result;
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
-    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    r.desc = desc;
-    r.stage = stage;
-    cf__layout_run(&r, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    memory = desc->memory;
-    if (memory != NULL) result = cf__check_memory(memory, desc->bytes, carver.used, error);
-    else if ((memory = allocator.alloc(carver.used + 1, allocator.user)) == NULL)
-        result = cf__fail_memory(error, carver.used);
-    if (result != CF_OK) return result;
-    memset(memory, 0, carver.used);
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    cf__layout_run(&r, &carver);
-    result = cf__run_stage(&r);
-    if (stats != NULL) *stats = r.stats;
-    if (desc->memory == NULL) allocator.release(memory, allocator.user);
-    return result;
+    while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
+    return cf_run_close(runner, stats, error);
 }
 
 /* ================================================================================================================

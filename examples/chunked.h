@@ -197,8 +197,9 @@ static inline int backward_chunk(void *user, const cf_step *step) {
 }
 
 /* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
-static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
     chunk_runner *r = (chunk_runner *)user;
+    (void)virtual_stage; /* there is one */
     if (what == CF_RESOURCE_ACTIVATIONS) {
         r->live_bytes += r->slots[slot].bytes;
         r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
@@ -208,9 +209,10 @@ static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64
     return 0;
 }
 
-static inline void release_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static inline void release_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
     chunk_runner *r = (chunk_runner *)user;
     (void)owner;
+    (void)virtual_stage;
     if (what == CF_RESOURCE_ACTIVATIONS) r->live_bytes -= r->slots[slot].bytes;
     else group_state_free(&r->states[slot], r->meter);
 }

@@ -202,17 +202,19 @@ static inline int stage_move_state(void *user, const cf_step *step) {
     return 0;
 }
 
-static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
     stage_runner *r = (stage_runner *)user;
     (void)slot;
     (void)owner;
+    (void)virtual_stage;
     if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
     return 0;
 }
 
-static inline void stage_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static inline void stage_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
     stage_runner *r = (stage_runner *)user;
     (void)owner;
+    (void)virtual_stage;
     if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;
     if (what == CF_RESOURCE_STATE && r->states[slot].flat) group_state_free(&r->states[slot], &r->meter);
 }

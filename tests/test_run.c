@@ -169,6 +169,7 @@ typedef struct host {
     const cf_schedule *schedule;
     int64_t position;                     /* of the action that must come next */
     int64_t owner[2][MOST_CHUNKS];        /* of each slot in use, -1 where free; by resource */
+    int64_t stage_of[2][MOST_CHUNKS];     /* the virtual stage that each slot in use is for */
     int64_t highest[2];                   /* highest slot number seen */
     int64_t live[2], acquired, released;
     int64_t slot_of_chunk[MOST_CHUNKS];
@@ -201,7 +202,9 @@ static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owne
         h->failed = 1;
         return 55;
     }
+    CHECK_INT(stage, h->schedule->actions[h->position].stage);
     h->owner[what][slot] = owner;
+    h->stage_of[what][slot] = stage;
     raise_to(&h->highest[what], slot);
     h->live[what]++;
     h->acquired++;
@@ -213,6 +216,7 @@ static void host_release(void *user, cf_resource what, int64_t slot, int64_t own
     host *h = (host *)user;
     CHECK(slot >= 0 && slot < MOST_CHUNKS && owner >= 0);
     CHECK_INT(h->owner[what][slot], owner);
+    CHECK_INT(h->stage_of[what][slot], stage);
     h->owner[what][slot] = -1;
     h->live[what]--;
     h->released++;

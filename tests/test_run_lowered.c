@@ -12,7 +12,7 @@ typedef struct notes {
     cf_step *steps;
     int64_t n, room;
     /* slots by resource: owner of each, -1 where it is free */
-    int64_t owner[3][512];
+    int64_t owner[3][512], stage_of[3][512]; /* and the virtual stage that it is for */
     int64_t acquired, released, live[3], peak[3];
     int64_t fail_at;   /* this callback (from 1) reports 41; 0: none does */
     int64_t calls;
@@ -27,6 +27,15 @@ static void notes_start(notes *all) {
         for (j = 0; j < 512; j++) all->owner[i][j] = -1;
 }
 
+/* What a slot is said to be for must be what the action at hand is about. */
+static int check_slot(const notes *all, const cf_step *step) {
+    int64_t input = step->input, output = step->output, virtual_stage = step->action.stage;
+    if (step->slot >= 0 && all->stage_of[CF_RESOURCE_ACTIVATIONS][step->slot] != virtual_stage) return 0;
+    if (step->state >= 0 && all->stage_of[CF_RESOURCE_STATE][step->state] != virtual_stage) return 0;
+    if (input >= 0 && all->stage_of[CF_RESOURCE_BOUNDARY][input] != virtual_stage) return 0;
+    return output < 0 || all->stage_of[CF_RESOURCE_BOUNDARY][output] == virtual_stage;
+}
+
 static int note(notes *all, const cf_step *step) {
     if (all->n == all->room) {
         all->room = 2 * all->room + 64;
@@ -34,6 +43,7 @@ static int note(notes *all, const cf_step *step) {
         if (!all->steps) abort();
     }
     all->steps[all->n++] = *step;
+    if (!check_slot(all, step)) all->bad = 1;
     return ++all->calls == all->fail_at ? 41 : 0;
 }
 
@@ -67,6 +77,7 @@ static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner,
         return 0;
     }
     all->owner[what][slot] = owner;
+    all->stage_of[what][slot] = stage;
     all->acquired++;
     if (++all->live[what] > all->peak[what]) all->peak[what] = all->live[what];
     return 0;
@@ -74,7 +85,7 @@ static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner,
 
 static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
     notes *all = (notes *)user;
-    if (slot < 0 || slot >= 512 || all->owner[what][slot] != owner) {
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] != owner || all->stage_of[what][slot] != stage) {
         all->bad = 1;
         return;
     }
@@ -236,26 +247,34 @@ TEST(every_tensor_is_where_it_is_read) {
     harness_note("%s", "");
 }
 
-/* Every callback of a small run fails once; nothing stays acquired, and the one that failed is named. */
-TEST(a_failing_callback_ends_the_stage_cleanly) {
-    static const char *const names[] = {"forward", "backward", "send", "receive", "offload", "prefetch", "acquire"};
+/* A group that is replayed and moved to host memory, on two stages. */
+static cf_schedule *small_lowered(cf_plan **plan) {
     static const int64_t lengths[] = {8, 4, 4, 4, 4};
     cf_pack_desc pack;
     cf_schedule_desc order;
     cf_lower_desc lower;
-    cf_plan *plan = NULL;
     cf_schedule *s = NULL, *low = NULL;
-    int64_t stage, seen[7];
-    memset(seen, 0, sizeof seen);
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     memset(&lower, 0, sizeof lower);
     pack.chunk_size = 4;
     order.n_stages = 2;
     lower.offload = 1;
-    REQUIRE(cf_pack(lengths, 5, &pack, &plan, NULL) == CF_OK);
-    REQUIRE(cf_schedule_make(plan, &order, &s, NULL) == CF_OK);
-    REQUIRE(cf_schedule_lower(plan, s, &lower, &low, NULL) == CF_OK);
+    CHECK_INT(cf_pack(lengths, 5, &pack, plan, NULL), CF_OK);
+    CHECK_INT(cf_schedule_make(*plan, &order, &s, NULL), CF_OK);
+    CHECK_INT(cf_schedule_lower(*plan, s, &lower, &low, NULL), CF_OK);
+    cf_schedule_free(s);
+    return low;
+}
+
+/* Every callback of a small run fails once; nothing stays acquired, and the one that failed is named. */
+TEST(a_failing_callback_ends_the_stage_cleanly) {
+    static const char *const names[] = {"forward", "backward", "send", "receive", "offload", "prefetch", "acquire"};
+    cf_plan *plan = NULL;
+    cf_schedule *low = small_lowered(&plan);
+    int64_t stage, seen[7];
+    memset(seen, 0, sizeof seen);
+    REQUIRE(low != NULL);
     for (stage = 0; stage < 2; stage++) {
         int64_t fail;
         for (fail = 1;; fail++) {
@@ -279,7 +298,6 @@ TEST(a_failing_callback_ends_the_stage_cleanly) {
     }
     CHECK(seen[0] && seen[1] && seen[2] && seen[3] && seen[4] && seen[5] && seen[6]);
     cf_schedule_free(low);
-    cf_schedule_free(s);
     cf_plan_free(plan);
 }
 
@@ -407,6 +425,188 @@ TEST(lowered_runs_need_what_run_size_says) {
     cf_plan_free(plan);
 }
 
-SUITE(run_lowered, CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
+/* ---- one action at a time ---- */
+
+static int same_step(const cf_step *a, const cf_step *b) {
+    return memcmp(&a->action, &b->action, sizeof a->action) == 0 && a->position == b->position && a->slot == b->slot &&
+           a->state == b->state && a->state_tokens == b->state_tokens && a->input == b->input &&
+           a->output == b->output && a->peer == b->peer && a->seed == b->seed && a->chunk == b->chunk;
+}
+
+static void check_same_run(const notes *a, const notes *b, const cf_run_stats *stats, const cf_run_stats *wanted) {
+    int64_t i;
+    REQUIRE(a->n == b->n);
+    for (i = 0; i < a->n; i++) CHECK(same_step(&a->steps[i], &b->steps[i]));
+    CHECK_INT(a->calls, b->calls);
+    CHECK(!a->bad && a->acquired == a->released && a->released == b->released);
+    CHECK(memcmp(stats, wanted, sizeof *stats) == 0);
+}
+
+/* Several stages driven from one thread, in any order, each in its own memory: every callback and every count is that of
+   cf_run. */
+TEST(runners_side_by_side_do_what_run_does) {
+    harness_rng rng = {54};
+    int round;
+    for (round = 0; round < 500; round++) {
+        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
+        cf_schedule *s = draw(&rng, plan, round % 2);
+        static notes all[MOST_STAGES], whole[MOST_STAGES];
+        cf_runner *runners[MOST_STAGES];
+        cf_run_stats wanted[MOST_STAGES], stats;
+        void *memory[MOST_STAGES];
+        int64_t stage, left;
+        size_t bytes = 0;
+        cf_error error;
+        REQUIRE(s != NULL);
+        harness_note("round %d", round);
+        REQUIRE(cf_run_size(plan, s, &bytes, NULL) == CF_OK);
+        for (stage = 0; stage < s->n_stages; stage++) {
+            cf_run_desc desc;
+            notes_start(&whole[stage]);
+            desc = callbacks(&whole[stage]);
+            CHECK_INT(cf_run(plan, s, stage, &desc, &wanted[stage], NULL), CF_OK);
+            notes_start(&all[stage]);
+            desc = callbacks(&all[stage]);
+            memory[stage] = desc.memory = round % 3 ? harness_guard_new(bytes) : NULL;
+            desc.bytes = bytes;
+            REQUIRE(cf_run_open(plan, s, stage, &desc, &runners[stage], NULL) == CF_OK);
+            harness_poison(&desc, sizeof desc); /* it was copied */
+            CHECK_INT(all[stage].calls, 0);
+        }
+        harness_poison(&error, sizeof error);
+        for (left = s->n_actions; left > 0;) {
+            const cf_action *next;
+            int64_t at;
+            stage = harness_between(&rng, 0, s->n_stages - 1);
+            next = cf_run_peek(runners[stage]);
+            at = s->first[stage] + all[stage].n;
+            if (!CHECK(next == (at < s->first[stage + 1] ? &s->actions[at] : NULL))) break;
+            CHECK_INT(cf_run_next(runners[stage], &error), CF_OK); /* at the end of a list it does nothing */
+            left -= next != NULL;
+        }
+        for (stage = 0; stage < s->n_stages; stage++) {
+            CHECK(cf_run_peek(runners[stage]) == NULL);
+            harness_poison(&stats, sizeof stats);
+            CHECK_INT(cf_run_close(runners[stage], &stats, &error), CF_OK);
+            check_same_run(&all[stage], &whole[stage], &stats, &wanted[stage]);
+            if (memory[stage]) harness_guard_free(memory[stage]);
+            free(all[stage].steps);
+            free(whole[stage].steps);
+        }
+        CHECK_POISON(&error, sizeof error);
+        cf_schedule_free(s);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+TEST(a_runner_can_be_closed_at_any_point) {
+    cf_plan *plan = NULL;
+    cf_schedule *s = small_lowered(&plan);
+    int64_t stage, stop, i;
+    harness_heap heap = {0};
+    cf_allocator allocator = {harness_alloc, harness_release, &heap};
+    REQUIRE(s != NULL);
+    for (stage = 0; stage < 2; stage++) {
+        int64_t total = s->first[stage + 1] - s->first[stage];
+        for (stop = 0; stop <= total; stop++) {
+            static notes all;
+            cf_run_desc desc;
+            cf_run_stats stats;
+            cf_error error;
+            cf_runner *runner = NULL;
+            notes_start(&all);
+            desc = callbacks(&all);
+            desc.allocator = &allocator;
+            CHECK_INT(cf_run_open(plan, s, stage, &desc, &runner, NULL), CF_OK);
+            for (i = 0; i < stop; i++) CHECK_INT(cf_run_next(runner, NULL), CF_OK);
+            harness_poison(&stats, sizeof stats);
+            harness_poison(&error, sizeof error);
+            CHECK_INT(cf_run_close(runner, &stats, &error), stop < total ? CF_ERROR_CANCELLED : CF_OK);
+            CHECK_INT(stats.done, stop);
+            CHECK(!all.bad && all.acquired == all.released);
+            CHECK_INT(all.n, stop);
+            CHECK_INT(heap.live, 0);
+            if (stop < total) CHECK(error.code == CF_ERROR_CANCELLED && error.item == stop && error.wanted == total);
+            else CHECK_POISON(&error, sizeof error);
+            free(all.steps);
+        }
+    }
+    CHECK_INT(cf_run_close(NULL, NULL, NULL), CF_OK);
+    CHECK(cf_run_peek(NULL) == NULL);
+    CHECK_INT(cf_run_next(NULL, NULL), CF_ERROR_ARGUMENT);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+/* The first error is the run's result, however often it is asked for. */
+TEST(a_failed_runner_repeats_its_error) {
+    cf_plan *plan = NULL;
+    cf_schedule *s = small_lowered(&plan);
+    static notes all;
+    cf_run_desc desc;
+    cf_run_stats stats;
+    cf_error first, error;
+    cf_runner *runner = NULL;
+    int64_t calls;
+    int i;
+    REQUIRE(s != NULL);
+    notes_start(&all);
+    all.fail_at = 9;
+    desc = callbacks(&all);
+    REQUIRE(cf_run_open(plan, s, 0, &desc, &runner, NULL) == CF_OK);
+    while (cf_run_next(runner, &first) == CF_OK) REQUIRE(cf_run_peek(runner) != NULL);
+    CHECK(first.code == CF_ERROR_CALLBACK && first.got == 41);
+    CHECK(cf_run_peek(runner) == NULL);
+    calls = all.calls;
+    for (i = 0; i < 3; i++) {
+        harness_poison(&error, sizeof error);
+        CHECK_INT(cf_run_next(runner, &error), CF_ERROR_CALLBACK);
+        CHECK(memcmp(&error, &first, sizeof error) == 0);
+    }
+    CHECK_INT(all.calls, calls);
+    CHECK(all.acquired > all.released);
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_run_close(runner, &stats, &error), CF_ERROR_CALLBACK);
+    CHECK(memcmp(&error, &first, sizeof error) == 0);
+    CHECK_INT(stats.done, first.item);
+    CHECK(!all.bad && all.acquired == all.released);
+    free(all.steps);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(a_runner_that_cannot_start_is_not_made) {
+    cf_plan *plan = NULL;
+    cf_schedule *s = small_lowered(&plan);
+    harness_heap heap = {0};
+    cf_allocator allocator = {harness_alloc, harness_release, &heap};
+    cf_run_desc desc;
+    cf_runner *runner;
+    int64_t i;
+    REQUIRE(s != NULL);
+    memset(&desc, 0, sizeof desc);
+    harness_poison(&runner, sizeof runner);
+    CHECK_INT(cf_run_open(NULL, s, 0, &desc, &runner, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_run_open(plan, NULL, 0, &desc, &runner, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_run_open(plan, s, 2, &desc, &runner, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_run_open(plan, s, 0, NULL, &runner, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_run_open(plan, s, 0, &desc, NULL, NULL), CF_ERROR_ARGUMENT);
+    desc.allocator = &allocator;
+    heap.fail_at = 1;
+    CHECK_INT(cf_run_open(plan, s, 0, &desc, &runner, NULL), CF_ERROR_MEMORY);
+    heap.fail_at = 0;
+    for (i = 0; i < s->n_actions && s->actions[i].pass != CF_SEND_F; i++) continue;
+    REQUIRE(i < s->n_actions);
+    s->actions[i].stage = 1; /* the last virtual stage has nobody to send to */
+    CHECK_INT(cf_run_open(plan, s, 0, &desc, &runner, NULL), CF_ERROR_SCHEDULE);
+    CHECK_INT(heap.live, 0);
+    CHECK_POISON(&runner, sizeof runner);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+SUITE(run_lowered, CASE(runners_side_by_side_do_what_run_does), CASE(a_runner_can_be_closed_at_any_point),
+      CASE(a_failed_runner_repeats_its_error), CASE(a_runner_that_cannot_start_is_not_made), CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
       CASE(damaged_lowered_lists_are_survived), CASE(impossible_transfers_are_named),
       CASE(lowered_runs_need_what_run_size_says));

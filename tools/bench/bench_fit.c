@@ -64,12 +64,12 @@ static int timed_backward(void *user, const cf_step *step) {
     return time_pass((timing_run *)user, step, backward_chunk);
 }
 
-static int acquire(void *user, cf_resource what, int64_t slot, int64_t owner) {
-    return acquire_slot(((timing_run *)user)->runner, what, slot, owner);
+static int acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+    return acquire_slot(((timing_run *)user)->runner, what, slot, owner, virtual_stage);
 }
 
-static void release(void *user, cf_resource what, int64_t slot, int64_t owner) {
-    release_slot(((timing_run *)user)->runner, what, slot, owner);
+static void release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+    release_slot(((timing_run *)user)->runner, what, slot, owner, virtual_stage);
 }
 
 /* One training step on one sequence of CHUNKS chunks, K = 1, so that there are replays too. */
