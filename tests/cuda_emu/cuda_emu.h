@@ -40,6 +40,7 @@
      HANDLE          a stream, event or handle that does not exist (any more)
      IN_USE          memory that was freed while queued work, for which the call does not wait, uses it
      DEADLOCK        a wait of the host that cannot end. All queued work is then dropped
+     TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
    Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__ arrays
    are filled with 0xFF bytes before each block, and memory from cudaMalloc and cudaMallocHost once. Per kernel it counts
@@ -76,6 +77,7 @@ enum cuda_emu_fault {
     CUDA_EMU_HANDLE,
     CUDA_EMU_IN_USE,
     CUDA_EMU_DEADLOCK,
+    CUDA_EMU_TRANSFER,
     CUDA_EMU_HOST_FUNCTION,
     CUDA_EMU_FAULTS
 };
@@ -127,7 +129,7 @@ enum cuda_emu_policy {
     CUDA_EMU_LAZY,         /* nothing but what the host waits for, and what that waits for */
     CUDA_EMU_NEWEST_FIRST, /* the stream that got work last comes first */
     CUDA_EMU_STREAM_LATE,  /* one stream only when nothing else can run: of the live ones, number `choice` */
-    CUDA_EMU_RANDOM        /* any, also while the host goes on; `choice` is the seed */
+    CUDA_EMU_RANDOM        /* any, also while the host goes on (how often differs too); `choice` is the seed */
 };
 void cuda_emu_set_policy(cuda_emu_policy policy, uint64_t choice = 0);
 void cuda_emu_set_order(int backwards); /* 1: warps and blocks of a kernel start in descending order */

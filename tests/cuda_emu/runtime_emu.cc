@@ -56,6 +56,8 @@ static size_t memory_limit = DEFAULT_MEMORY;
 static cudaError_t last_error;
 static bool in_host_function;
 
+void (*cuda_emu_progress)();
+
 static int64_t n_calls, calls_to_failure, kernels_to_failure;
 static std::map<std::string, int64_t> calls_by_name;
 static cudaError_t call_failure, kernel_failure;
@@ -64,6 +66,7 @@ static bool failed_as_planned;
 cudaError_t cuda_emu_begin_call(const char *name, int device) {
     n_calls++;
     calls_by_name[name]++;
+    if (cuda_emu_progress) cuda_emu_progress();
     if (in_host_function) {
         cuda_emu_add_fault(CUDA_EMU_HOST_FUNCTION, "%s is called by a host function", name);
         return cudaErrorNotPermitted;
@@ -80,12 +83,17 @@ cudaError_t cuda_emu_finish_call(cudaError_t error) {
     return error;
 }
 
-/* For calls that do nothing when they fail. Those that wait or free go on, and return what begin_call found. */
+/* The first is for calls that do nothing when they fail, the second for those that wait, free or destroy: they go on and
+   return `begun` in the end. */
 #define BEGIN_CALL(device)                                                 \
     do {                                                                   \
         const cudaError_t begun = cuda_emu_begin_call(__func__, (device)); \
         if (begun != cudaSuccess) return cuda_emu_finish_call(begun);      \
     } while (0)
+
+#define BEGIN_FINAL_CALL(device)                                       \
+    const cudaError_t begun = cuda_emu_begin_call(__func__, (device)); \
+    if (in_host_function) return cuda_emu_finish_call(begun)
 
 #define finish_call cuda_emu_finish_call
 
@@ -262,23 +270,34 @@ void cuda_emu_issue(CUstream_st *stream, const operation_ref &operation) {
 static bool can_run(const cuda_emu_operation &operation) {
     for (const operation_ref &one : operation.after)
         if (!one->done) return false;
-    return !operation.ready || devices[operation.stream->device].sticky != cudaSuccess || operation.ready();
+    return operation.begin || !operation.ready || devices[operation.stream->device].sticky != cudaSuccess ||
+           operation.ready();
 }
 
 static void end_operation(cuda_emu_operation *operation) {
     operation->done = true;
     operation->after.clear(); /* chains of records must not keep one another alive */
+    operation->begin = nullptr;
     operation->run = nullptr;
     operation->ready = nullptr;
     operation->uses.clear();
 }
 
+static void find_start(const CUstream_st *stream, cuda_emu_operation *operation) {
+    operation->start = std::max({stream->clock, operation->host_time, operation->not_before});
+    for (const operation_ref &one : operation->after) operation->start = std::max(operation->start, one->end);
+}
+
 static void run_first_of(CUstream_st *stream) {
     const operation_ref operation = stream->queue.front();
     device_state *device = &devices[stream->device];
+    find_start(stream, operation.get());
+    if (operation->begin && device->sticky == cudaSuccess) {
+        operation->begin();
+        operation->begin = nullptr;
+        return;
+    }
     stream->queue.pop_front();
-    operation->start = std::max(stream->clock, operation->host_time);
-    for (const operation_ref &one : operation->after) operation->start = std::max(operation->start, one->end);
     stream->clock = operation->end = operation->start + operation->seconds;
     running_device = stream->device;
     if (device->sticky == cudaSuccess && operation->fails != cudaSuccess) device->sticky = operation->fails;
@@ -292,6 +311,7 @@ static void run_first_of(CUstream_st *stream) {
 
 static cuda_emu_policy policy = CUDA_EMU_IN_ORDER;
 static uint64_t policy_choice, random_state;
+static uint64_t eagerness; /* of a random device: how likely it does something before the host goes on, of 8 */
 static std::string &policy_text = *new std::string();
 
 static uint64_t random_number() {
@@ -347,7 +367,7 @@ static CUstream_st *choose(const cuda_emu_operation *target) {
 static void run_while_host_goes_on() {
     CUstream_st *next;
     if (policy != CUDA_EMU_IMMEDIATE && policy != CUDA_EMU_RANDOM) return;
-    while ((policy == CUDA_EMU_IMMEDIATE || random_number() % 4 == 0) && (next = choose(nullptr)) != nullptr)
+    while ((policy == CUDA_EMU_IMMEDIATE || random_number() % 8 < eagerness) && (next = choose(nullptr)) != nullptr)
         run_first_of(next);
 }
 
@@ -371,6 +391,7 @@ static void give_up(const cuda_emu_operation *target) {
 
 void cuda_emu_wait_for(const operation_ref &target) {
     auto since = std::chrono::steady_clock::now();
+    if (in_host_function) return;
     while (target && !target->done) {
         CUstream_st *next = choose(target.get());
         if (next) {
@@ -379,6 +400,7 @@ void cuda_emu_wait_for(const operation_ref &target) {
             continue;
         }
         const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - since;
+        if (cuda_emu_progress) cuda_emu_progress();
         if (!waits_for_others() || idle.count() > timeout) give_up(target.get());
         else usleep(100);
     }
@@ -483,7 +505,7 @@ static cudaError_t after_wait(cudaError_t begun, int device) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     cuda_emu_wait_for_device(current_device);
     return after_wait(begun, current_device);
 }
@@ -580,7 +602,7 @@ static void release(void *memory) {
 }
 
 cudaError_t cudaFree(void *memory) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     if (!memory) return finish_call(begun);
     const auto found = blocks.find((uintptr_t)memory);
     if (found == blocks.end() || found->second.place == PINNED) return finish_call(cudaErrorInvalidValue);
@@ -592,7 +614,7 @@ cudaError_t cudaFree(void *memory) {
 }
 
 cudaError_t cudaFreeHost(void *memory) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     if (!memory) return finish_call(begun);
     const auto found = blocks.find((uintptr_t)memory);
     if (found == blocks.end() || found->second.place != PINNED) return finish_call(cudaErrorInvalidValue);
@@ -851,7 +873,7 @@ static void bury_streams() {
 
 /* What was queued still runs. */
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, device_of(handle));
+    BEGIN_FINAL_CALL(device_of(handle));
     CUstream_st *stream = cuda_emu_find_stream(handle);
     if (!stream || stream->legacy) return finish_call(cudaErrorInvalidResourceHandle);
     stream->destroyed = true;
@@ -866,7 +888,7 @@ static operation_ref end_of(CUstream_st *stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, device_of(handle));
+    BEGIN_FINAL_CALL(device_of(handle));
     CUstream_st *stream = cuda_emu_find_stream(handle);
     if (!stream) return finish_call(cudaErrorInvalidResourceHandle);
     cuda_emu_wait_for(end_of(stream));
@@ -925,7 +947,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     CUevent_st *event = find_event(handle);
     if (!event) return finish_call(cudaErrorInvalidResourceHandle);
     events.erase(std::find(events.begin(), events.end(), event));
@@ -960,7 +982,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t handle, 
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     const CUevent_st *event = find_event(handle);
-    const cudaError_t begun = cuda_emu_begin_call(__func__, event ? event->device : current_device);
+    BEGIN_FINAL_CALL(event ? event->device : current_device);
     if (!event) return finish_call(cudaErrorInvalidResourceHandle);
     cuda_emu_wait_for(event->record);
     return after_wait(begun, event->device);
@@ -1105,6 +1127,7 @@ void cuda_emu_set_policy(cuda_emu_policy new_policy, uint64_t choice) {
     static const char *const names[] = {"in order", "immediate", "lazy", "newest first", "stream late", "random"};
     policy = new_policy;
     policy_choice = random_state = choice;
+    eagerness = random_number() % 8;
     policy_text = names[policy];
     if (policy == CUDA_EMU_STREAM_LATE || policy == CUDA_EMU_RANDOM) policy_text += " " + std::to_string(choice);
 }
@@ -1161,6 +1184,7 @@ void cuda_emu_fail_kernel(int64_t n, cudaError_t error) {
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &new_rule) { rule = new_rule; }
 double cuda_emu_host_time() { return host_time; }
 void cuda_emu_set_timeout(double seconds) { timeout = seconds; }
+double cuda_emu_timeout() { return timeout; }
 
 void cuda_emu_set_host_time(double seconds) {
     host_time = seconds;
