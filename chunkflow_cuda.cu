@@ -1552,7 +1552,8 @@ template <int HEAD> struct dq_layout { /* of shared memory, in bytes */
 };
 
 /* dQ by itself, for the deterministic backward: one block has 64 packed rows and walks over the keys that they see, so
-   every sum has one order; its tiles are not cut into parts. Four warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. */
+   every sum has one order; its tiles are not cut into parts. Four warps of 16 rows. Head size 128: 96 KB, two blocks on
+   sm_90. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __grid_constant__ fused_params p) {
     typedef dq_layout<HEAD> layout;
