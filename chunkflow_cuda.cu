@@ -1,7 +1,8 @@
 /* chunkflow_cuda.cu - attention for chunked training on NVIDIA GPUs - MIT or public domain
 
-   The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. Needs the CUDA Toolkit
-   and cuBLAS, nothing else:
+   The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. The executor calls the
+   header's own functions: put its implementation into some other file of the program. Needs the CUDA Toolkit and
+   cuBLAS, and NCCL only where CHUNKFLOW_NCCL is defined:
 
        nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
            -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
@@ -36,6 +37,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#ifdef CHUNKFLOW_NCCL
+#include <nccl.h>
+#endif
 
 #include <algorithm>
 #include <cfloat>
@@ -3142,7 +3146,26 @@ int64_t find_place(const array<taken> &ranges, int64_t unit, bool narrowest) {
     return best >= 0 ? best : place;
 }
 
-bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> *ranges, body *b, bool narrowest) {
+/* One search for places: what it has tried and the best so far. */
+struct placing {
+    const cf_allocator *from;
+    space *s;
+    int64_t n_times;
+    time_index index;
+    array<taken> ranges;
+    array<int64_t> order, best;
+    int64_t best_height;
+    int64_t work; /* pairs of rectangles that share time, looked at so far */
+};
+
+const int64_t MOST_WORK = 2000000; /* a few hundredths of a second; after that no further order is tried */
+
+
+bool place_body(placing *p, body *b, bool narrowest) {
+    const cf_allocator &from = *p->from;
+    space *s = p->s;
+    time_index *t = &p->index;
+    array<taken> *ranges = &p->ranges;
     bool ok = true;
     ranges->n = 0;
     for (int64_t i = b->first; i < b->first + b->n; i++) {
@@ -3154,6 +3177,7 @@ bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> 
         });
     }
     if (!ok) return false;
+    p->work += ranges->n;
     std::sort(ranges->data, ranges->data + ranges->n);
     b->place = find_place(*ranges, s->unit, narrowest);
     for (int64_t i = b->first; i < b->first + b->n; i++)
@@ -3161,11 +3185,7 @@ bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> 
     return true;
 }
 
-enum body_order {
-    BY_HEIGHT,
-    BY_BEGIN,
-    BY_AREA
-};
+enum body_order { BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
 
 struct body_before {
     const space *s;
@@ -3175,19 +3195,18 @@ struct body_before {
         const body &a = s->bodies[i], &b = s->bodies[j];
         if (order == BY_AREA && (a.area > b.area || b.area > a.area)) return a.area > b.area;
         if (order == BY_HEIGHT && a.height != b.height) return a.height > b.height;
-        if (a.begin != b.begin) return a.begin < b.begin;
+        if (a.begin != b.begin) return order == BY_LATEST ? a.begin > b.begin : a.begin < b.begin;
         if (a.height != b.height) return a.height > b.height;
         return i < j;
     }
 };
 
-bool place_in_order(const cf_allocator &from, space *s, time_index *t, array<taken> *ranges,
-                    const array<int64_t> &order, bool narrowest, int64_t *height) {
+bool place_in_order(placing *p, bool narrowest, int64_t *height) {
     *height = 0;
-    if (!clear_index(from, t)) return false;
-    for (int64_t i = 0; i < order.n; i++) {
-        body *b = &s->bodies[order[i]];
-        if (b->n > 0 && !place_body(from, s, t, ranges, b, narrowest)) return false;
+    if (!clear_index(*p->from, &p->index)) return false;
+    for (int64_t i = 0; i < p->order.n; i++) {
+        body *b = &p->s->bodies[p->order[i]];
+        if (b->n > 0 && !place_body(p, b, narrowest)) return false;
         if (b->n > 0) *height = std::max(*height, b->place + b->height);
     }
     return true;
@@ -3224,40 +3243,76 @@ void measure_bodies(space *s) {
     }
 }
 
-/* Puts every body at the lowest or narrowest place that is free for all of its time, in a few orders, and keeps the
-   order that needs the least (dynamic storage allocation is NP-hard; "greedy by size" of Pisarchyk and Lee, 2020, is
-   one of these). Every order costs k log k for each rectangle that k others share time with: linear in the schedule
-   times what is held at once, quadratic only where all is held at once. s->live must be known. */
+bool start_placing(placing *p) {
+    const int64_t n = p->s->bodies.n;
+    p->best_height = INT64_MAX;
+    measure_bodies(p->s);
+    return make_index(*p->from, *p->s, p->n_times, &p->index) && fill<int64_t>(*p->from, &p->order, n, 0) &&
+           fill<int64_t>(*p->from, &p->best, n, 0);
+}
+
+void end_placing(placing *p) {
+    drop_index(*p->from, &p->index);
+    drop(*p->from, &p->ranges);
+    drop(*p->from, &p->order);
+    drop(*p->from, &p->best);
+}
+
+/* Places all bodies in the order at hand and keeps the places if they need less than any before. */
+bool try_order(placing *p, bool narrowest) {
+    space *s = p->s;
+    int64_t height = 0;
+    if (!place_in_order(p, narrowest, &height)) return false;
+    height = (height + s->unit - 1) / s->unit * s->unit;
+    if (height >= p->best_height) return true;
+    p->best_height = height;
+    for (int64_t i = 0; i < p->best.n; i++) p->best[i] = s->bodies[i].place;
+    return true;
+}
+
+/* Puts the body that reaches highest first. */
+void promote_highest(placing *p) {
+    int64_t highest = 0, top = -1;
+    for (int64_t i = 0; i < p->order.n; i++) {
+        const body &b = p->s->bodies[p->order[i]];
+        if (b.n == 0 || b.place + b.height <= top) continue;
+        top = b.place + b.height;
+        highest = i;
+    }
+    std::rotate(p->order.data, p->order.data + highest, p->order.data + highest + 1);
+}
+
+/* Puts every body at the lowest or narrowest place that is free for all of its time, in a few orders, then in some that
+   put first what stood out at the top, and keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of
+   Pisarchyk and Lee, 2020, is one of these orders). What needs no more than s->live is perfect, and ends the search.
+
+   An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
+   once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
 bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
     static const struct {
         body_order order;
         bool narrowest;
-    } tries[] = {{BY_BEGIN, false}, {BY_HEIGHT, true}, {BY_AREA, true}, {BY_HEIGHT, false}, {BY_AREA, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, many = 20000;
-    time_index index = {};
-    array<taken> ranges = {};
-    array<int64_t> order = {}, best = {};
-    int64_t best_height = INT64_MAX;
-    measure_bodies(s);
-    bool ok = make_index(from, *s, n_times, &index) && fill<int64_t>(from, &order, s->bodies.n, 0) &&
-              fill<int64_t>(from, &best, s->bodies.n, 0);
-    for (int64_t i = 0; ok && i < (s->rects.n > many ? 2 : 5) && best_height > least; i++) {
-        int64_t height = 0;
+    } tries[] = {{BY_LATEST, false}, {BY_BEGIN, false}, {BY_HEIGHT, true},
+                 {BY_AREA, true},    {BY_AREA, false},  {BY_HEIGHT, false}};
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
+    placing p = {};
+    p.from = &from;
+    p.s = s;
+    p.n_times = n_times;
+    bool ok = start_placing(&p);
+    for (int64_t i = 0; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
         const body_before before = {s, tries[i].order};
-        for (int64_t j = 0; j < order.n; j++) order[j] = j;
-        std::sort(order.data, order.data + order.n, before);
-        ok = place_in_order(from, s, &index, &ranges, order, tries[i].narrowest, &height);
-        height = (height + s->unit - 1) / s->unit * s->unit;
-        if (!ok || height >= best_height) continue;
-        best_height = height;
-        for (int64_t j = 0; j < best.n; j++) best[j] = s->bodies[j].place;
+        for (int64_t j = 0; j < p.order.n; j++) p.order[j] = j;
+        std::sort(p.order.data, p.order.data + p.order.n, before);
+        ok = try_order(&p, tries[i].narrowest);
     }
-    for (int64_t j = 0; ok && j < best.n; j++) s->bodies[j].place = best[j];
-    s->height = best_height;
-    drop_index(from, &index);
-    drop(from, &ranges);
-    drop(from, &order);
-    drop(from, &best);
+    for (int64_t i = 0; ok && i < n_more && p.best_height > least && p.work <= MOST_WORK; i++) {
+        promote_highest(&p);
+        ok = try_order(&p, false);
+    }
+    for (int64_t i = 0; ok && i < p.best.n; i++) s->bodies[i].place = p.best[i];
+    s->height = p.best_height;
+    end_placing(&p);
     return ok;
 }
 
@@ -3311,7 +3366,8 @@ bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int6
 /* Load walks the lists once through the interpreter and works out, for each action: where its memory lies, which
    earlier actions its stream must wait for, and in which order one host thread can put the actions of all stages on
    their streams so that nothing waits for what is not issued yet. Run repeats the walk in that order and does no more
-   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock. */
+   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
+   device has fewer queues than there are streams and puts several into one. */
 
 namespace {
 
@@ -3351,7 +3407,7 @@ struct stage {
     executor *owner;
     int64_t number; /* in the pipeline */
     int device;
-    int64_t metadata_set; /* index into executor.sets */
+    int64_t set_index;    /* into executor.sets */
     array<cudaStream_t> streams;
     array<cudaEvent_t> events;
     cudaEvent_t base; /* timeline: time 0 of the run */
@@ -3374,7 +3430,8 @@ struct stage {
     cf_executor_memory memory_used;
     array<unsigned char> run_memory;
     cf_runner *runner;
-    int64_t n_issued;
+    int64_t n_issued; /* load: how far its list is issued */
+    int64_t n_ended;  /* run: how many of its actions are known to have ended */
 };
 
 /* Metadata of all chunks for one compute capability: the list of tiles depends on it. */
@@ -3424,9 +3481,11 @@ struct executor {
 
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
-#ifdef CHUNKFLOW_NCCL
-    int64_t *status_device, *status_host; /* two numbers each: what goes into the last exchange and what comes out */
-#endif
+    int64_t n_ended;  /* actions of the order that are known to have ended */
+    int64_t n_transfers; /* NCCL: handed over in this run */
+    int aborted;         /* NCCL: the communicator was given up */
+    cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
+    int64_t *exchange_device, *exchange_host; /* NCCL: two numbers, into an exchange and out of it */
 };
 
 executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
@@ -3540,8 +3599,8 @@ void drop_recording(recording *r) {
 /* fixed + each x n, rounded up to 256; -1 where that is too large. */
 int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
     if (each > 0 && n > MOST_BYTES / each) return -1;
-    return fixed > MOST_BYTES || fixed + each * n > MOST_BYTES ? -1
-                                                               : (int64_t)align_up((size_t)(fixed + each * n), 256);
+    if (fixed > MOST_BYTES - each * n) return -1;
+    return (int64_t)align_up((size_t)(fixed + each * n), 256);
 }
 
 /* A new item of the arena, from the action at hand on; its end is not known yet. */
@@ -3701,7 +3760,9 @@ bool record_stay(recording *r, int64_t bytes, int64_t leaves, int64_t comes) {
 }
 
 /* When a chunk's rows are held: from its F to its backward, less its stays in host memory; and those of its gradient,
-   which exist from the first backward of its group on. moves[*next] is the first move that may be the chunk's. */
+   which exist from the first backward of its group on. moves[*next] is the first move that may be the chunk's.
+   Rows that leave may be taken over by the next action, which then waits for the copy: who moves state out is short of
+   memory. */
 bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t first_backward, int64_t *next) {
     executor *e = r->e;
     const cf_allocator &from = e->allocator;
@@ -3716,9 +3777,8 @@ bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t fir
         const bool both = e->desc.offload_gradients && leaves > first_backward;
         ok = add_rect(from, state, c->prefix, rows, held, leaves + 1, leaves + 1);
         if (ok && both) ok = add_rect(from, gradient, c->prefix, rows, held_gradient, leaves + 1, leaves + 1);
-        const int64_t bytes =
-            plane_bytes(r->s->state[local], rows) + (both ? plane_bytes(r->s->gradient[local], rows) : 0);
-        ok = ok && record_stay(r, bytes, leaves, comes);
+        const int64_t own = plane_bytes(r->s->state[local], rows), more = plane_bytes(r->s->gradient[local], rows);
+        ok = ok && record_stay(r, own + (both ? more : 0), leaves, comes);
         r->s->plan[leaves].with_gradient = r->s->plan[comes].with_gradient = both;
         held = comes;
         if (both) held_gradient = comes;
@@ -3994,8 +4054,8 @@ cf_result check_chunks(const executor *e, cf_error *error) {
 bool find_positions(executor *e) {
     const cf_schedule *s = e->schedule;
     const int64_t n = e->n_virtual_stages * e->n_steps;
-    static const int8_t kinds[CF_PASS_COUNT] = {AT_F, AT_R,      AT_B, AT_B,      -1, -1, AT_RECV_F,
-                                                -1,   AT_RECV_R, -1,   AT_RECV_B, -1, -1};
+    static const int8_t kinds[CF_PASS_COUNT] = {AT_F,      AT_R, AT_B,      AT_B, -1,        -1, /* .. W, SEND_F */
+                                                AT_RECV_F, -1,   AT_RECV_R, -1,   AT_RECV_B, -1, -1};
     if (!fill<int64_t>(e->allocator, &e->at, AT_KINDS * n, -1)) return false;
     for (int64_t i = 0; i < s->n_stages; i++)
         for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
@@ -4306,7 +4366,7 @@ int64_t standalone_bytes(const executor *e, stage *s) {
 
 /* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace. */
 cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
-    const metadata_set &set = e->sets[s->metadata_set];
+    const metadata_set &set = e->sets[s->set_index];
     cf_executor_memory *m = &s->memory_used;
     const int64_t own = most_workspace(e, s), standalone = standalone_bytes(e, s);
     int64_t at = set.bytes;
@@ -4385,7 +4445,7 @@ cf_result take_all(executor *e, cf_error *error) {
         code = take_memory(s, error);
         if (code == CF_OK) code = take_events(e, s, error);
         if (code == CF_OK) code = take_run_memory(e, s, error);
-        if (code == CF_OK) code = upload_set(e, e->sets[s->metadata_set], s, error);
+        if (code == CF_OK) code = upload_set(e, e->sets[s->set_index], s, error);
     }
     return code;
 }
@@ -4469,16 +4529,30 @@ double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/* A peer of the communicator is gone: what it was to send or take will never end. */
+bool peers_lost(const executor *e) {
+#ifdef CHUNKFLOW_NCCL
+    ncclResult_t state = ncclSuccess;
+    if (!has_nccl(e) || e->aborted) return false;
+    return ncclCommGetAsyncError(e->desc.nccl, &state) != ncclSuccess ||
+           (state != ncclSuccess && state != ncclInProgress);
+#else
+    (void)e;
+    return false;
+#endif
+}
+
 /* Polls, first at once and then in small steps, until `query` is something else than not ready. cudaErrorNotReady: the
-   time is up. */
+   time is up, or a peer is gone. An executor that is lost already does not wait that long again. */
 template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
+    const double most = e->lost ? std::min(e->desc.timeout, 1.0) : e->desc.timeout;
     const double start = seconds_now();
     for (int64_t i = 0;; i++) {
         const cudaError_t status = query();
         if (status != cudaErrorNotReady) return status;
         (void)cudaGetLastError(); /* "not ready" is kept as if it were an error */
         if (i < 1000) continue;
-        if (seconds_now() - start > e->desc.timeout) return cudaErrorNotReady;
+        if (seconds_now() - start > most || peers_lost(e)) return cudaErrorNotReady;
         std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
 }
@@ -4494,8 +4568,7 @@ cudaError_t drain(executor *e) {
         (void)cudaSetDevice(e->stages[i].device);
         for (int64_t j = 0; j < e->stages[i].streams.n; j++) {
             const cudaStream_t stream = e->stages[i].streams[j];
-            const cudaError_t status =
-                e->lost ? cudaStreamQuery(stream) : wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+            const cudaError_t status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
             if (status == cudaErrorNotReady) e->lost = 1;
             if (status != cudaSuccess && first == cudaSuccess) first = status;
         }
@@ -4532,7 +4605,9 @@ int check_cuda(const stage *s, int64_t position, cudaError_t status, const char 
     if (status == cudaSuccess) return 0;
     const bool late = status == cudaErrorNotReady;
     note_failure(s, position, CF_ERROR_DEVICE, late ? "timeout" : "device", what, (int64_t)status,
-                 late ? "made no progress in time" : cudaGetErrorName(status));
+                 !late             ? cudaGetErrorName(status)
+                 : peers_lost(s->owner) ? "lost its peers"
+                                        : "made no progress in time");
     if (late) s->owner->lost = 1;
     return 1;
 }
@@ -4565,10 +4640,211 @@ int end_action(const stage *s, int64_t position) {
     const planned &p = s->plan[position];
     cudaError_t status = cudaPeekAtLastError(); /* a launch that the callback did not look after */
     if (status == cudaSuccess) status = cudaEventRecord(end_event(s, p), own_stream(s, p));
-    if (check_cuda(s, position, status, "launching") != 0) return 1;
-    if (!s->owner->desc.blocking) return 0;
-    return check_cuda(s, position, wait_for_event(s->owner, end_event(s, p)), "running");
+    return check_cuda(s, position, status, "launching");
 }
+
+void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
+
+#ifdef CHUNKFLOW_NCCL
+
+/* ---- one stage in each process ---- */
+
+/* Everything that the processes do with one another is on one stream and in the order of the list. A stage that fails
+   goes on with its transfers, whatever is in the buffers, so that the others come to their ends; then all exchange who
+   failed. A stage whose device is dead can do neither: it gives the communicator up, and the others find a peer gone.
+ */
+
+cf_result fail_nccl(cf_error *error, ncclResult_t status) {
+    return fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status, ncclGetErrorString(status));
+}
+
+/* A communicator that does not block says "in progress", and is to be asked until it is not. */
+ncclResult_t settle(const executor *e, ncclResult_t status) {
+    const double start = seconds_now();
+    while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
+        if (ncclCommGetAsyncError(e->desc.nccl, &status) != ncclSuccess) return ncclSystemError;
+    return status;
+}
+
+cudaStream_t exchange_stream(const executor *e) {
+    return e->stages[0].streams[e->desc.n_stages == 1 ? COPY : FIRST_LINK];
+}
+
+void give_up(executor *e) {
+    if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
+    e->aborted = 1;
+}
+
+cf_result find_rank(executor *e, cf_error *error) {
+    int n = 0, rank = 0, device = 0, current = 0;
+    ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
+    if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
+    if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
+    if (status != ncclSuccess) return fail_nccl(error, status);
+    if (n != e->desc.n_stages)
+        return fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
+    const cudaError_t found = cudaGetDevice(&current);
+    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
+    if (e->devices.n > 0) current = e->devices[rank];
+    if (current != device)
+        return fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
+    e->first_stage = rank;
+    return CF_OK;
+}
+
+cf_result start_nccl(executor *e, cf_error *error) {
+    const size_t bytes = 2 * sizeof(int64_t);
+    cudaError_t status = cudaSetDevice(e->stages[0].device);
+    if (status == cudaSuccess) status = cudaMalloc(reinterpret_cast<void **>(&e->exchange_device), bytes);
+    if (status == cudaSuccess) status = cudaMallocHost(reinterpret_cast<void **>(&e->exchange_host), bytes);
+    if (status == cudaSuccess) status = cudaEventCreateWithFlags(&e->met, cudaEventDisableTiming);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "nccl");
+}
+
+void free_nccl(executor *e) {
+    if (e->exchange_device != NULL && !e->lost) (void)cudaFree(e->exchange_device);
+    if (e->exchange_host != NULL && !e->lost) (void)cudaFreeHost(e->exchange_host);
+    if (e->met != NULL) (void)cudaEventDestroy(e->met);
+}
+
+/* A tensor without rows is not sent. Both ends know that. */
+int transfer_with_nccl(const stage *s, int64_t position) {
+    executor *e = s->owner;
+    const cf_action &a = s->actions[position];
+    const planned &p = s->plan[position];
+    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * e->plan->chunks[a.chunk].padded);
+    ncclResult_t status = ncclSuccess;
+    if (begin_action(s, position) != 0) return 1;
+    if (bytes > 0 && is_send(a.pass))
+        status = ncclSend(in_arena(s, p.output), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
+    else if (bytes > 0)
+        status = ncclRecv(in_arena(s, p.input), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
+    status = settle(e, status);
+    if (status != ncclSuccess) {
+        note_failure(s, position, CF_ERROR_DEVICE, "nccl", "transfer", (int64_t)status, ncclGetErrorString(status));
+        return 1;
+    }
+    e->n_transfers++;
+    return end_action(s, position);
+}
+
+/* After a failure: the transfers that are left. False where one of them fails. */
+bool serve_peers(executor *e) {
+    const stage *s = &e->stages[0];
+    int64_t n = 0;
+    const int64_t served = e->n_transfers;
+    for (int64_t i = 0; i < s->n_actions; i++)
+        if (is_transfer(s->actions[i].pass) && n++ >= served && transfer_with_nccl(s, i) != 0) return false;
+    return true;
+}
+
+/* Puts the largest number of all processes into *number. */
+cudaError_t exchange(executor *e, int64_t *number) {
+    const cudaStream_t stream = exchange_stream(e);
+    const size_t bytes = sizeof(int64_t);
+    e->exchange_host[0] = *number;
+    cudaError_t status = cudaSetDevice(e->stages[0].device);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(e->exchange_device, e->exchange_host, bytes, cudaMemcpyHostToDevice, stream);
+    if (status != cudaSuccess) return status;
+    if (settle(e, ncclAllReduce(e->exchange_device, e->exchange_device + 1, 1, ncclInt64, ncclMax, e->desc.nccl,
+                                stream)) != ncclSuccess)
+        return cudaErrorUnknown;
+    status = cudaMemcpyAsync(e->exchange_host + 1, e->exchange_device + 1, bytes, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess) status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+    if (status == cudaSuccess) *number = e->exchange_host[1];
+    return status;
+}
+
+/* Lets the clocks of all processes start when the last one is there. */
+cf_result meet(executor *e, cf_error *error) {
+    const stage *s = &e->stages[0];
+    const cudaStream_t stream = exchange_stream(e);
+    cudaError_t status = cudaSetDevice(s->device);
+    ncclResult_t reduced = ncclSuccess;
+    if (status == cudaSuccess) status = cudaMemsetAsync(e->exchange_device, 0, 2 * sizeof(int64_t), stream);
+    if (status == cudaSuccess)
+        reduced = settle(e, ncclAllReduce(e->exchange_device, e->exchange_device + 1, 1, ncclInt64, ncclMax,
+                                          e->desc.nccl, stream));
+    if (reduced != ncclSuccess) return fail_nccl(error, reduced);
+    if (status == cudaSuccess) status = cudaEventRecord(e->met, stream);
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(s->streams[COMPUTE], e->met, 0);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "timeline");
+}
+
+/* A failure as a number: the lowest stage has the largest. */
+int64_t failure_number(const executor *e) {
+    if (e->failure.code == CF_OK) return 0;
+    const int64_t place = e->desc.n_stages - e->first_stage, position = std::max<int64_t>(e->failure.item, 0);
+    return place << 40 | position << 8 | (int64_t)e->failure.code;
+}
+
+void note_peer(executor *e, int64_t number) {
+    const int64_t stage_number = e->desc.n_stages - (number >> 40), position = number >> 8 & 0xFFFFFFFF;
+    const cf_action &a = e->schedule->actions[e->schedule->first[stage_number] + position];
+    e->failure.code = static_cast<cf_result>(number & 0xFF);
+    e->failure.item = position;
+    e->failure.field = "nccl";
+    e->failure.got = stage_number;
+    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on stage %lld, in another process: %s",
+                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, (long long)stage_number,
+                   cf_result_text(e->failure.code));
+}
+
+/* The end of a run: all processes learn whether one has failed. */
+void agree(executor *e) {
+    int64_t number = failure_number(e);
+    bool together = !e->aborted && !e->lost && !peers_lost(e);
+    if (together && number != 0) together = serve_peers(e) && drain(e) == cudaSuccess;
+    cudaError_t status = together ? exchange(e, &number) : cudaErrorUnknown;
+    if (status == cudaSuccess && e->failure.code == CF_OK && number != 0) note_peer(e, number);
+    if (status == cudaSuccess) return;
+    if (e->failure.code == CF_OK) {
+        e->failure.item = -1;
+        e->failure.code = CF_ERROR_DEVICE;
+        e->failure.field = "nccl";
+        e->failure.got = (int64_t)status;
+        (void)snprintf(e->failure.text, sizeof e->failure.text, "stage %lld: the other stages do not answer",
+                       (long long)e->first_stage);
+    }
+    give_up(e);
+    e->lost = 0; /* nothing on the streams waits for a peer any more */
+}
+
+/* Every process knows the times of its own stage, and 0 for all others. A SEND takes the times of its RECV. */
+cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
+    const cudaStream_t stream = exchange_stream(e);
+    const size_t bytes = (size_t)(2 * n) * sizeof(double);
+    double *all = NULL;
+    ncclResult_t reduced = ncclSuccess;
+    cudaError_t status = cudaSetDevice(e->stages[0].device);
+    if (status == cudaSuccess) status = cudaMalloc(reinterpret_cast<void **>(&all), bytes + 1);
+    if (status == cudaSuccess) status = cudaMemcpyAsync(all, times, bytes, cudaMemcpyHostToDevice, stream);
+    if (status == cudaSuccess)
+        reduced = settle(e, ncclAllReduce(all, all, (size_t)(2 * n), ncclFloat64, ncclSum, e->desc.nccl, stream));
+    if (status == cudaSuccess && reduced == ncclSuccess)
+        status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+    if (status == cudaSuccess && reduced == ncclSuccess)
+        status = cudaMemcpyAsync(times, all, bytes, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess && reduced == ncclSuccess) status = cudaStreamSynchronize(stream);
+    if (all != NULL) (void)cudaFree(all);
+    if (reduced != ncclSuccess) return fail_nccl(error, reduced);
+    if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
+    const cf_schedule *s = e->schedule;
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        const cf_action &a = s->actions[i];
+        if (!is_send(a.pass)) continue;
+        const int64_t peer = (a.stage + (a.pass == CF_SEND_B ? -1 : 1)) % e->desc.n_stages;
+        const int64_t receive = s->first[peer] + receiver_of(e, a);
+        times[i] = times[receive];
+        times[n + i] = times[n + receive];
+    }
+    return CF_OK;
+}
+
+#endif
+
+/* ---- passes, moves and transfers ---- */
 
 cf_state state_of(const stage *s, const plane_set &p, int64_t row, cf_dtype dtype) {
     const cf_attention_desc &a = s->owner->desc.attention;
@@ -4594,12 +4870,10 @@ cf_state gradient_of(const stage *s, const cf_action &a) {
     return gradient;
 }
 
-void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
-
 void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
     const executor *e = s->owner;
     const int64_t i = a.chunk - e->first_chunk;
-    const metadata_set &set = e->sets[s->metadata_set];
+    const metadata_set &set = e->sets[s->set_index];
     step->metadata = &e->metadata[i];
     step->positions = reinterpret_cast<const int32_t *>(s->memory + e->positions_at[i]);
     if (set.attention.n == 0) return;
@@ -4677,16 +4951,11 @@ int run_move(void *user, const cf_step *step) {
     return end_action(s, step->position);
 }
 
-#ifdef CHUNKFLOW_NCCL
-int send_with_nccl(const stage *s, int64_t position);
-int receive_with_nccl(const stage *s, int64_t position);
-#endif
-
 /* In one process the receiver copies, so nothing is left to do here. */
 int run_send(void *user, const cf_step *step) {
     const stage *s = static_cast<const stage *>(user);
 #ifdef CHUNKFLOW_NCCL
-    if (has_nccl(s->owner)) return send_with_nccl(s, step->position);
+    if (has_nccl(s->owner)) return transfer_with_nccl(s, step->position);
 #endif
     (void)s;
     (void)step;
@@ -4697,7 +4966,7 @@ int run_receive(void *user, const cf_step *step) {
     const stage *s = static_cast<const stage *>(user);
     const executor *e = s->owner;
 #ifdef CHUNKFLOW_NCCL
-    if (has_nccl(e)) return receive_with_nccl(s, step->position);
+    if (has_nccl(e)) return transfer_with_nccl(s, step->position);
 #endif
     const planned &p = s->plan[step->position];
     const stage *peer = &e->stages[p.peer];
@@ -4741,7 +5010,7 @@ cf_result open_runners(executor *e, cf_error *error) {
         run.memory = s->run_memory.data;
         run.bytes = (size_t)s->run_memory.n;
         run.allocator = &e->allocator;
-        s->n_issued = 0;
+        s->n_ended = 0;
         const cf_result code = cf_run_open(e->plan, e->schedule, s->number, &run, &s->runner, &why);
         if (code != CF_OK) return fail_stage(error, why, s->number);
     }
@@ -4772,55 +5041,97 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Puts all actions on their streams; stops at the first failure. */
-void issue_all(executor *e) {
-    for (int64_t i = 0; i < e->order.n && e->failure.code == CF_OK; i++) {
+/* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
+   is named that is not known to have ended. */
+void await(executor *e, int64_t n) {
+    while (e->n_ended < n) {
+        stage *s = &e->stages[e->order[e->n_ended]];
+        const planned &p = s->plan[s->n_ended];
+        if (p.event >= 0 && check_cuda(s, s->n_ended, wait_for_event(e, end_event(s, p)), "running") != 0) return;
+        s->n_ended++;
+        e->n_ended++;
+    }
+}
+
+/* Notes what has ended without waiting for more. Events tell nothing any more once a device has failed. */
+void look_back(executor *e, int64_t n) {
+    while (e->n_ended < n) {
+        stage *s = &e->stages[e->order[e->n_ended]];
+        const planned &p = s->plan[s->n_ended];
+        if (p.event >= 0 && cudaEventQuery(end_event(s, p)) != cudaSuccess) break;
+        s->n_ended++;
+        e->n_ended++;
+    }
+    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();
+}
+
+/* Puts all actions on their streams; stops at the first failure. Returns how many are there. */
+int64_t issue_all(executor *e) {
+    for (int64_t i = 0; i < e->order.n; i++) {
         stage *s = &e->stages[e->order[i]];
         cf_error why = {};
         if (cf_run_next(s->runner, &why) != CF_OK) {
             if (e->failure.code == CF_OK) (void)fail_stage(&e->failure, why, s->number);
-            return;
+            return i;
         }
-        s->n_issued++;
+        if (e->desc.blocking) await(e, i + 1);
+        else if (i % 16 == 15) look_back(e, i);
+        if (e->failure.code != CF_OK) return i + 1;
     }
+    return e->order.n;
 }
 
-/* Waits for the actions in the order in which they were issued, so that the first one that is not known to have ended
-   is named. */
-void await_all(executor *e) {
-    for (int64_t i = 0; i < e->stages.n; i++) e->stages[i].n_issued = 0;
-    for (int64_t i = 0; i < e->order.n && e->failure.code == CF_OK; i++) {
-        stage *s = &e->stages[e->order[i]];
-        const planned &p = s->plan[s->n_issued];
-        if (p.event >= 0) (void)check_cuda(s, s->n_issued, wait_for_event(e, end_event(s, p)), "running");
-        s->n_issued++;
+/* What a device that can do nothing any more says to everything; cudaSuccess: all are alive. */
+cudaError_t find_dead(const executor *e) {
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        const cudaError_t status = cudaStreamQuery(e->stages[i].streams[COMPUTE]);
+        if (status != cudaSuccess && status != cudaErrorNotReady) return status;
     }
+    (void)cudaGetLastError();
+    return cudaSuccess;
+}
+
+/* A device that failed at one action shows it in the calls for a later one, also in those of a callback: then it is not
+   the later one that is to be named, unless all before it have ended. */
+void issue_and_await(executor *e) {
+    const int64_t n = issue_all(e);
+    const cf_error found = e->failure;
+    const cudaError_t dead = found.code != CF_OK ? find_dead(e) : cudaSuccess;
+    if (found.code != CF_OK && dead == cudaSuccess) return;
+    e->failure = cf_error();
+    await(e, n);
+    if (e->failure.code == CF_OK && dead != cudaSuccess && n < e->order.n)
+        (void)check_cuda(&e->stages[e->order[n]], found.item, dead, "running");
 }
 
 cf_result run_batch(executor *e, cf_error *error) {
     e->failure = cf_error();
     e->timed = 0;
+    e->n_transfers = 0;
+    e->n_ended = 0;
     (void)cudaGetLastError(); /* what failed before is not this run's */
-    cf_result code = open_runners(e, error);
-    if (code == CF_OK && e->desc.timeline) code = start_clocks(e, error);
-    if (code == CF_OK) {
-        issue_all(e);
-        if (e->failure.code == CF_OK) await_all(e);
+    (void)open_runners(e, &e->failure);
+    if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);
+    if (e->failure.code == CF_OK) issue_and_await(e);
 #ifdef CHUNKFLOW_NCCL
-        if (has_nccl(e)) agree(e);
+    if (has_nccl(e)) agree(e);
 #endif
-        code = e->failure.code;
-        if (code != CF_OK && error != NULL) *error = e->failure;
-    }
     close_runners(e);
-    if (code != CF_OK)
-        (void)drain(e);
-    else
-        e->timed = e->desc.timeline;
-    return code;
+    e->timed = e->failure.code == CF_OK && e->desc.timeline;
+    if (e->failure.code == CF_OK) return CF_OK;
+    (void)drain(e);
+    if (error != NULL) *error = e->failure;
+    return e->failure.code;
 }
 
 /* ---- the timeline ---- */
+
+/* Stages on one device share its clock, to the last bit. */
+cudaEvent_t clock_of(const executor *e, const stage *s) {
+    int64_t i = 0;
+    while (e->stages[i].device != s->device) i++;
+    return e->stages[i].base;
+}
 
 cf_result read_times(const executor *e, const stage *s, double *start, double *end, cf_error *error) {
     const int64_t first = e->schedule->first[s->number];
@@ -4832,8 +5143,9 @@ cf_result read_times(const executor *e, const stage *s, double *start, double *e
             from = &e->stages[p->peer];
             p = &from->plan[p->partner];
         }
-        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], from->base, from->events[p->event + 1]);
-        if (status == cudaSuccess) status = cudaEventElapsedTime(&milliseconds[1], from->base, from->events[p->event]);
+        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], clock_of(e, from), from->events[p->event + 1]);
+        if (status == cudaSuccess)
+            status = cudaEventElapsedTime(&milliseconds[1], clock_of(e, from), from->events[p->event]);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
         start[first + i] = 1e-3 * (double)milliseconds[0];
         end[first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
@@ -4921,8 +5233,8 @@ cf_result choose_set(executor *e, stage *s, cf_error *error) {
     set.arch = e->desc.attention.arch;
     if (set.arch == 0 && e->desc.attention.n_heads != 0) code = device_arch(s->device, &set.arch, error);
     if (code != CF_OK) return code;
-    for (s->metadata_set = 0; s->metadata_set < e->sets.n; s->metadata_set++)
-        if (e->sets[s->metadata_set].arch == set.arch) return CF_OK;
+    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++)
+        if (e->sets[s->set_index].arch == set.arch) return CF_OK;
     return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
 }
 
@@ -5057,6 +5369,8 @@ const stage *stage_here(const executor *e, int64_t number) {
 
 cf_result check_usable(executor *e, cf_error *error) {
     if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    if (e->aborted)
+        return fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
     if (e->lost) (void)drain(e);
     if (e->lost) return fail(error, CF_ERROR_DEVICE, "device", -1, 0, cudaErrorNotReady, "made no progress in time");
     return CF_OK;

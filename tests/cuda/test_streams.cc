@@ -121,6 +121,20 @@ TEST(policies) {
     CHECK_INT(seen.size(), 6); /* all that the two streams allow */
 }
 
+TEST(random_devices_work_while_the_host_goes_on) {
+    fresh_machine machine;
+    bool seen[5] = {false};
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        cudaStream_t stream = new_stream();
+        cuda_emu_set_policy(CUDA_EMU_RANDOM, seed);
+        for (int i = 0; i < 4; i++) note(stream, 'a');
+        seen[cuda_emu_pending()] = true;
+        OK(cudaStreamSynchronize(stream));
+        OK(cudaStreamDestroy(stream));
+    }
+    for (const bool one : seen) CHECK(one);
+}
+
 TEST(events_order_streams) {
     fresh_machine machine;
     cuda_emu_each_policy(20, [] {
@@ -316,7 +330,11 @@ TEST(copies_and_the_host) {
     CHECK(pageable[0] == 5 && pageable[1] == 6 && cuda_emu_pending() == 0);
     OK(cudaMemcpy(device, pageable, 8, cudaMemcpyHostToDevice)); /* the bytes are taken, but may not have arrived */
     CHECK_INT(cuda_emu_pending(), 1);
+    pinned[0] = -1;
     OK(cudaMemcpy(pinned, device, 8, cudaMemcpyDeviceToHost));
+    CHECK(pinned[0] == 5);
+    OK(cudaMemcpy(device, pinned, 8, cudaMemcpyHostToDevice));
+    CHECK_INT(cuda_emu_pending(), 0);
     OK(cudaFree(device));
     OK(cudaFree(second));
     OK(cudaFreeHost(pinned));
@@ -382,7 +400,11 @@ TEST(freed_while_in_use) {
     OK(cudaMemcpyAsync(device, pinned, 4, cudaMemcpyHostToDevice, stream));
     OK(cudaFreeHost(pinned)); /* waits for nothing */
     expect_fault(CUDA_EMU_IN_USE);
-    OK(launch(stream, set_kernel, 1, device, 3)); /* seen in the arguments */
+    OK(cudaMallocHost(&pinned, 4));
+    OK(launch(stream, set_kernel, 1, pinned, 3)); /* seen in the arguments */
+    OK(cudaFreeHost(pinned));
+    expect_fault(CUDA_EMU_IN_USE);
+    OK(launch(stream, set_kernel, 1, device, 3));
     CHECK_INT(cuda_emu_pending(), 1);
     OK(cudaFree(device)); /* waits for its device */
     CHECK_INT(cuda_emu_pending(), 0);
@@ -443,6 +465,7 @@ TEST(where_pointers_point) {
 /* ---- several devices ---- */
 
 static void check_kernel(const char *address) { (void)cuda_emu_check_global(address, 16); }
+static void check_listed_kernel(const std::vector<const char *> *list) { check_kernel((*list)[0]); }
 
 TEST(contexts) {
     fresh_machine machine;
@@ -489,7 +512,13 @@ TEST(peers) {
     OK(cudaMemcpyAsync(on_1, on_0, 16, cudaMemcpyDefault, stream));
     CHECK(cudaMemcpyPeerAsync(on_1, 0, on_0, 1, 16, stream) == cudaErrorInvalidValue);
     expect_fault(CUDA_EMU_COPY);
-    OK(launch(stream, check_kernel, 1, (const char *)on_0));
+    OK(launch(stream, check_kernel, 1, (const char *)on_0)); /* seen in the arguments, and when it is used */
+    OK(cudaStreamSynchronize(stream));
+    CHECK_INT(cuda_emu_faults(), 2);
+    CHECK_INT(cuda_emu_faults(CUDA_EMU_PEER), 2);
+    cuda_emu_reset();
+    const std::vector<const char *> table = {on_0}; /* in no argument */
+    OK(launch(stream, check_listed_kernel, 1, &table));
     OK(cudaStreamSynchronize(stream));
     expect_fault(CUDA_EMU_PEER);
     CHECK(cudaMemsetAsync(on_0, 0, 16, stream) == cudaErrorInvalidValue);
@@ -503,7 +532,7 @@ TEST(peers) {
     OK(cudaStreamSynchronize(stream));
     CHECK_INT(cuda_emu_faults(), 0);
     OK(cudaSetDevice(0)); /* not in the other direction */
-    OK(launch(nullptr, check_kernel, 1, (const char *)on_1));
+    OK(launch(nullptr, set_kernel, 1, (int *)(void *)on_1, 3));
     OK(cudaDeviceSynchronize());
     expect_fault(CUDA_EMU_PEER);
     cuda_emu_set_peer_access(false);
@@ -800,7 +829,8 @@ TEST(products_are_queued) {
     OK(cudaStreamDestroy(stream));
 }
 
-SUITE(streams, CASE(nothing_runs_until_the_host_waits), CASE(policies), CASE(events_order_streams), CASE(legacy_stream),
+SUITE(streams, CASE(nothing_runs_until_the_host_waits), CASE(policies),
+      CASE(random_devices_work_while_the_host_goes_on), CASE(events_order_streams), CASE(legacy_stream),
       CASE(queries_advance_the_device), CASE(destroyed_streams_finish_their_work), CASE(missing_waits_show),
       CASE(copies_and_the_host), CASE(copies_in_two_dimensions), CASE(copies_that_contradict_themselves),
       CASE(freed_while_in_use), CASE(memory_is_limited), CASE(where_pointers_point), CASE(contexts), CASE(peers),

@@ -13,17 +13,6 @@
 #include <deque>
 #include <map>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EMU_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMU_ASAN 1
-#endif
-#endif
-#ifndef EMU_ASAN
-#define EMU_ASAN 0
-#endif
-
 typedef cuda_emu_operation_ref operation_ref;
 
 /* ================================================================================================================
@@ -56,6 +45,8 @@ static size_t memory_limit = DEFAULT_MEMORY;
 static cudaError_t last_error;
 static bool in_host_function;
 
+void (*cuda_emu_progress)();
+
 static int64_t n_calls, calls_to_failure, kernels_to_failure;
 static std::map<std::string, int64_t> calls_by_name;
 static cudaError_t call_failure, kernel_failure;
@@ -64,6 +55,7 @@ static bool failed_as_planned;
 cudaError_t cuda_emu_begin_call(const char *name, int device) {
     n_calls++;
     calls_by_name[name]++;
+    if (cuda_emu_progress) cuda_emu_progress();
     if (in_host_function) {
         cuda_emu_add_fault(CUDA_EMU_HOST_FUNCTION, "%s is called by a host function", name);
         return cudaErrorNotPermitted;
@@ -80,8 +72,8 @@ cudaError_t cuda_emu_finish_call(cudaError_t error) {
     return error;
 }
 
-/* The first is for calls that do nothing when they fail, the second for those that wait, free or destroy: they go on and
-   return `begun` in the end. */
+/* The first is for calls that do nothing when they fail, the second for those that wait, free or destroy: they go on
+   and return `begun` in the end. */
 #define BEGIN_CALL(device)                                                 \
     do {                                                                   \
         const cudaError_t begun = cuda_emu_begin_call(__func__, (device)); \
@@ -267,23 +259,34 @@ void cuda_emu_issue(CUstream_st *stream, const operation_ref &operation) {
 static bool can_run(const cuda_emu_operation &operation) {
     for (const operation_ref &one : operation.after)
         if (!one->done) return false;
-    return !operation.ready || devices[operation.stream->device].sticky != cudaSuccess || operation.ready();
+    return operation.begin || !operation.ready || devices[operation.stream->device].sticky != cudaSuccess ||
+           operation.ready();
 }
 
 static void end_operation(cuda_emu_operation *operation) {
     operation->done = true;
     operation->after.clear(); /* chains of records must not keep one another alive */
+    operation->begin = nullptr;
     operation->run = nullptr;
     operation->ready = nullptr;
     operation->uses.clear();
 }
 
+static void find_start(const CUstream_st *stream, cuda_emu_operation *operation) {
+    operation->start = std::max({stream->clock, operation->host_time, operation->not_before});
+    for (const operation_ref &one : operation->after) operation->start = std::max(operation->start, one->end);
+}
+
 static void run_first_of(CUstream_st *stream) {
     const operation_ref operation = stream->queue.front();
     device_state *device = &devices[stream->device];
+    find_start(stream, operation.get());
+    if (operation->begin && device->sticky == cudaSuccess) {
+        operation->begin();
+        operation->begin = nullptr;
+        return;
+    }
     stream->queue.pop_front();
-    operation->start = std::max(stream->clock, operation->host_time);
-    for (const operation_ref &one : operation->after) operation->start = std::max(operation->start, one->end);
     stream->clock = operation->end = operation->start + operation->seconds;
     running_device = stream->device;
     if (device->sticky == cudaSuccess && operation->fails != cudaSuccess) device->sticky = operation->fails;
@@ -297,6 +300,7 @@ static void run_first_of(CUstream_st *stream) {
 
 static cuda_emu_policy policy = CUDA_EMU_IN_ORDER;
 static uint64_t policy_choice, random_state;
+static uint64_t eagerness; /* of a random device: how likely it does something before the host goes on, of 8 */
 static std::string &policy_text = *new std::string();
 
 static uint64_t random_number() {
@@ -352,7 +356,7 @@ static CUstream_st *choose(const cuda_emu_operation *target) {
 static void run_while_host_goes_on() {
     CUstream_st *next;
     if (policy != CUDA_EMU_IMMEDIATE && policy != CUDA_EMU_RANDOM) return;
-    while ((policy == CUDA_EMU_IMMEDIATE || random_number() % 4 == 0) && (next = choose(nullptr)) != nullptr)
+    while ((policy == CUDA_EMU_IMMEDIATE || random_number() % 8 < eagerness) && (next = choose(nullptr)) != nullptr)
         run_first_of(next);
 }
 
@@ -385,6 +389,7 @@ void cuda_emu_wait_for(const operation_ref &target) {
             continue;
         }
         const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - since;
+        if (cuda_emu_progress) cuda_emu_progress();
         if (!waits_for_others() || idle.count() > timeout) give_up(target.get());
         else usleep(100);
     }
@@ -1008,12 +1013,15 @@ cudaError_t cuda_emu_func_set_attribute(const void *kernel, cudaFuncAttribute at
     return cudaSuccess;
 }
 
-/* Addresses of allocations among the arguments. */
-static void find_uses(const void *values, size_t bytes, std::vector<cuda_emu_range> *uses) {
+/* Addresses of allocations among the arguments; a fault for one that the device cannot use. */
+static void find_uses(const char *name, int device, const void *values, size_t bytes,
+                      std::vector<cuda_emu_range> *uses) {
     for (size_t at = 0; at + sizeof(void *) <= bytes; at += sizeof(void *)) {
         const void *address;
         memcpy(&address, (const char *)values + at, sizeof address);
-        if (find_block((uintptr_t)address)) uses->push_back({address, 1});
+        if (!find_block((uintptr_t)address)) continue;
+        uses->push_back({address, 1});
+        (void)cuda_emu_check_range(address, 1, device, name);
     }
 }
 
@@ -1033,7 +1041,7 @@ cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel
     operation->work.threads = (int64_t)block.x * block.y * block.z;
     operation->run = [call] { cuda_emu_run_kernel(call); };
     if (kernels_to_failure > 0 && --kernels_to_failure == 0) operation->fails = kernel_failure;
-    find_uses(values, bytes, &operation->uses);
+    find_uses(name.c_str(), stream->device, values, bytes, &operation->uses);
     cuda_emu_issue(stream, operation);
     return cudaSuccess;
 }
@@ -1111,6 +1119,7 @@ void cuda_emu_set_policy(cuda_emu_policy new_policy, uint64_t choice) {
     static const char *const names[] = {"in order", "immediate", "lazy", "newest first", "stream late", "random"};
     policy = new_policy;
     policy_choice = random_state = choice;
+    eagerness = random_number() % 8;
     policy_text = names[policy];
     if (policy == CUDA_EMU_STREAM_LATE || policy == CUDA_EMU_RANDOM) policy_text += " " + std::to_string(choice);
 }
@@ -1167,6 +1176,7 @@ void cuda_emu_fail_kernel(int64_t n, cudaError_t error) {
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &new_rule) { rule = new_rule; }
 double cuda_emu_host_time() { return host_time; }
 void cuda_emu_set_timeout(double seconds) { timeout = seconds; }
+double cuda_emu_timeout() { return timeout; }
 
 void cuda_emu_set_host_time(double seconds) {
     host_time = seconds;
