@@ -12,13 +12,21 @@
 #include <cstring>
 #include <vector>
 
-template <typename... P, typename... A>
-static cudaError_t run(void (*kernel)(P...), int blocks, int threads, size_t shared, const A &...arguments) {
+template <typename... P, typename... A> static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), int blocks,
+                                                                  int threads, size_t shared, const A &...arguments) {
     cudaLaunchConfig_t config;
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = shared;
+    config.stream = stream;
     return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/* Launches and waits. */
+template <typename... P, typename... A>
+static cudaError_t run(void (*kernel)(P...), int blocks, int threads, size_t shared, const A &...arguments) {
+    const cudaError_t error = launch(nullptr, kernel, blocks, threads, shared, arguments...);
+    return error == cudaSuccess ? cudaDeviceSynchronize() : error;
 }
 
 static float load(uint32_t address) {
@@ -28,6 +36,28 @@ static float load(uint32_t address) {
 }
 
 static void store(uint32_t address, float x) { cuda_emu_shared_store(address, &x, 4); }
+
+/* Floats on the current device. */
+struct device_floats {
+    float *data = nullptr;
+    size_t n;
+
+    explicit device_floats(const std::vector<float> &from) : n(from.size()) {
+        CHECK(cudaMalloc(&data, n * 4) == cudaSuccess);
+        CHECK(cudaMemcpy(data, from.data(), n * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    }
+    explicit device_floats(size_t count) : n(count) { CHECK(cudaMalloc(&data, n * 4) == cudaSuccess); }
+    device_floats(const device_floats &) = delete;
+    device_floats &operator=(const device_floats &) = delete;
+    ~device_floats() { cudaFree(data); }
+
+    std::vector<float> host() const {
+        std::vector<float> to(n);
+        CHECK(cudaMemcpy(to.data(), data, n * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+        return to;
+    }
+};
 
 /* Exactly one kind of fault, at least once. */
 static void check_only(cuda_emu_fault kind) {
@@ -217,11 +247,13 @@ TEST(cublas) {
         const float alpha = 2.0f, zero = 0.0f, one = 1.0f;
         for (float &x : a) x = (float)harness_unit(&rng);
         for (float &x : b) x = (float)harness_unit(&rng);
+        device_floats on_a(a), on_b(b), on_c(c);
         for (int pass = 0; pass < 2; pass++)
-            CHECK(cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &alpha, a.data(), CUDA_R_32F, lda, 169,
-                                             b.data(), CUDA_R_32F, ldb, 169, pass ? &one : &zero, c.data(), CUDA_R_32F,
-                                             ldc, ldc * n, batch, CUBLAS_COMPUTE_32F,
+            CHECK(cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, &alpha, on_a.data, CUDA_R_32F, lda, 169,
+                                             on_b.data, CUDA_R_32F, ldb, 169, pass ? &one : &zero, on_c.data,
+                                             CUDA_R_32F, ldc, ldc * n, batch, CUBLAS_COMPUTE_32F,
                                              CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+        c = on_c.host();
         for (int s = 0; s < batch; s++)
             for (int i = 0; i < ldc; i++)
                 for (int j = 0; j < n; j++) {

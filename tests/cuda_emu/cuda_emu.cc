@@ -1,13 +1,11 @@
-/* cuda_emu.cc - see cuda_emu.h. Sections: >>faults >>fibers >>schedule >>collectives >>shared >>copies >>launch
-   >>runtime
-   >>numbers >>mma >>cublas. */
+/* cuda_emu.cc - kernels on the host; see cuda_emu.h. Sections: >>faults >>fibers >>schedule >>collectives >>shared
+   >>copies >>launch >>numbers >>mma. Streams and memory are in runtime_emu.cc. */
 
-#include "cuda_emu.h"
+#include "cuda_emu_private.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -45,12 +43,11 @@ static int64_t fault_counts[CUDA_EMU_FAULTS];
 static std::string first_fault;
 static std::map<std::string, cuda_emu_counts> counts_by_kernel;
 static cuda_emu_counts *counts; /* of the running kernel */
-static std::string kernel_name, next_name;
-static bool running; /* inside a launch */
+static std::string kernel_name;
+static bool running; /* inside a kernel */
 
-static void add_fault(cuda_emu_fault kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void add_fault(cuda_emu_fault kind, const char *format, ...) {
-    if (fault_counts[kind]++ > 0 && !first_fault.empty()) return;
+void cuda_emu_add_fault(cuda_emu_fault kind, const char *format, ...) {
+    fault_counts[kind]++;
     if (!first_fault.empty()) return;
     char text[300], place[200] = "";
     va_list arguments;
@@ -63,11 +60,10 @@ static void add_fault(cuda_emu_fault kind, const char *format, ...) {
     first_fault = std::string(place) + text;
 }
 
-void cuda_emu_reset() {
+void cuda_emu_reset_kernels() {
     memset(fault_counts, 0, sizeof fault_counts);
     first_fault.clear();
     counts_by_kernel.clear();
-    next_name.clear();
 }
 
 int64_t cuda_emu_faults(cuda_emu_fault kind) { return fault_counts[kind]; }
@@ -97,8 +93,6 @@ cuda_emu_counts cuda_emu_total() {
     }
     return sum;
 }
-
-void cuda_emu_name_next_launch(const char *name) { next_name = name; }
 
 /* ================================================================================================================
    >>fibers    stacks and the switch between them
@@ -328,12 +322,12 @@ static fiber *find_ready() {
 static void report_deadlock() {
     for (size_t i = 0; i < warps.size(); i++) {
         if (warps[i].kind == NONE) continue;
-        add_fault(CUDA_EMU_DIVERGED, "%s waits for lanes %08x of warp %d, only %08x came",
-                  collective_names[warps[i].kind], warps[i].wanted, (int)i, warps[i].arrived);
+        cuda_emu_add_fault(CUDA_EMU_DIVERGED, "%s waits for lanes %08x of warp %d, only %08x came",
+                           collective_names[warps[i].kind], warps[i].wanted, (int)i, warps[i].arrived);
         return;
     }
-    add_fault(CUDA_EMU_BARRIER, "__syncthreads reached by %d of %d threads; %d have ended", n_at_barrier, n_threads,
-              n_done);
+    cuda_emu_add_fault(CUDA_EMU_BARRIER, "__syncthreads reached by %d of %d threads; %d have ended", n_at_barrier,
+                       n_threads, n_done);
 }
 
 static void abandon_block() {
@@ -399,8 +393,9 @@ static void meet(collective_kind kind, unsigned mask, void *argument, collective
     unsigned lane = (unsigned)now->id % 32;
     if (w->n_lanes < 32) mask &= (1u << w->n_lanes) - 1;
     if (!(mask >> lane & 1) || (w->kind != NONE && (w->kind != kind || w->wanted != mask))) {
-        add_fault(CUDA_EMU_DIVERGED, "lane %u comes to %s with mask %08x while its warp is at %s with mask %08x", lane,
-                  collective_names[kind], mask, collective_names[w->kind], w->wanted);
+        cuda_emu_add_fault(CUDA_EMU_DIVERGED,
+                           "lane %u comes to %s with mask %08x while its warp is at %s with mask %08x", lane,
+                           collective_names[kind], mask, collective_names[w->kind], w->wanted);
         abandon_block();
     }
     w->kind = kind;
@@ -438,7 +433,7 @@ static void shuffle_work(warp *w, bool exclusive) {
         int from = exclusive ? lane ^ s->lane : base + (s->lane & (s->width - 1));
         if (exclusive && (from & ~(s->width - 1)) != base) from = lane;
         if (from < 0 || from > 31 || !(w->arrived >> from & 1)) {
-            add_fault(CUDA_EMU_DIVERGED, "lane %d shuffles from lane %d, which takes no part", lane, from);
+            cuda_emu_add_fault(CUDA_EMU_DIVERGED, "lane %d shuffles from lane %d, which takes no part", lane, from);
             from = lane;
         }
         s->out = ((shuffle *)w->arguments[from])->in;
@@ -524,12 +519,12 @@ static std::vector<granule> granules;
 
 static bool in_bounds(uint32_t address, int bytes, const char *what) {
     if (address % (unsigned)bytes != 0) {
-        add_fault(CUDA_EMU_MISALIGNED, "%s of %d bytes at shared address %u", what, bytes, address);
+        cuda_emu_add_fault(CUDA_EMU_MISALIGNED, "%s of %d bytes at shared address %u", what, bytes, address);
         return false;
     }
     if ((uint64_t)address + (uint64_t)bytes > shared_bytes.size()) {
-        add_fault(CUDA_EMU_OUT_OF_BOUNDS, "%s of %d bytes at shared address %u of %llu", what, bytes, address,
-                  (unsigned long long)shared_bytes.size());
+        cuda_emu_add_fault(CUDA_EMU_OUT_OF_BOUNDS, "%s of %d bytes at shared address %u of %llu", what, bytes, address,
+                           (unsigned long long)shared_bytes.size());
         return false;
     }
     return true;
@@ -578,10 +573,10 @@ static const unsigned char *read_shared(uint32_t address, int bytes, bool exact,
         granule *g = &granules[at / 4];
         memcpy(&written, &shared_written[at], 4);
         if (written != 0x01010101u)
-            add_fault(CUDA_EMU_UNINITIALISED, "%s of shared address %u, which was not written", what, at);
+            cuda_emu_add_fault(CUDA_EMU_UNINITIALISED, "%s of shared address %u, which was not written", what, at);
         else if (read_races(g, exact))
-            add_fault(CUDA_EMU_RACE, "%s of shared address %u, written by thread %d with no barrier between", what, at,
-                      g->writer);
+            cuda_emu_add_fault(CUDA_EMU_RACE, "%s of shared address %u, written by thread %d with no barrier between",
+                               what, at, g->writer);
         note_read(g, exact);
     }
     return &shared_bytes[address];
@@ -591,15 +586,15 @@ static void check_write(uint32_t address, int bytes, const char *what) {
     for (uint32_t at = address; at < address + (uint32_t)bytes; at += 4) {
         granule *g = &granules[at / 4];
         if (write_races(g))
-            add_fault(CUDA_EMU_RACE, "%s to shared address %u, used by thread %d with no barrier between", what, at,
-                      g->write_epoch == epoch && g->writer != now->id ? g->writer : g->reader);
+            cuda_emu_add_fault(CUDA_EMU_RACE, "%s to shared address %u, used by thread %d with no barrier between",
+                               what, at, g->write_epoch == epoch && g->writer != now->id ? g->writer : g->reader);
         note_write(g);
     }
 }
 
 static bool access_bytes_ok(int bytes, const char *what) {
     if (bytes == 4 || bytes == 8 || bytes == 16) return true;
-    add_fault(CUDA_EMU_MISALIGNED, "%s of %d bytes", what, bytes);
+    cuda_emu_add_fault(CUDA_EMU_MISALIGNED, "%s of %d bytes", what, bytes);
     return false;
 }
 
@@ -701,33 +696,31 @@ extern "C" __attribute__((weak)) char __start_cuda_emu_shared[], __stop_cuda_emu
 
 void cuda_emu_set_arch(int new_arch) { arch = new_arch; }
 
-static int most_shared_memory() {
+int cuda_emu_arch() { return arch; }
+
+int cuda_emu_most_shared_memory() {
     if (arch == 80) return 166912;
     return arch >= 90 && arch < 120 ? 232448 : 101376;
 }
 
-cudaError_t cuda_emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > most_shared_memory())
-        return cudaErrorInvalidValue;
-    dynamic_limits[kernel] = value;
-    return cudaSuccess;
-}
+void cuda_emu_set_dynamic_limit(const void *kernel, int bytes) { dynamic_limits[kernel] = bytes; }
 
-static bool launch_ok(const cudaLaunchConfig_t *config, const void *kernel) {
-    const dim3 &g = config->gridDim, &b = config->blockDim;
+bool cuda_emu_launch_ok(const cuda_emu_kernel_call &call) {
+    const dim3 &g = call.grid, &b = call.block;
+    const char *name = call.name.c_str();
     int64_t threads = (int64_t)b.x * b.y * b.z;
-    int limit = dynamic_limits.count(kernel) ? dynamic_limits[kernel] : 49152;
+    int limit = dynamic_limits.count(call.kernel) ? dynamic_limits[call.kernel] : 49152;
     if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > INT32_MAX || g.y > 65535 || g.z > 65535) {
-        add_fault(CUDA_EMU_LAUNCH, "%s: grid of %u x %u x %u blocks", kernel_name.c_str(), g.x, g.y, g.z);
+        cuda_emu_add_fault(CUDA_EMU_LAUNCH, "%s: grid of %u x %u x %u blocks", name, g.x, g.y, g.z);
         return false;
     }
     if (threads < 1 || threads > 1024) {
-        add_fault(CUDA_EMU_LAUNCH, "%s: block of %lld threads", kernel_name.c_str(), (long long)threads);
+        cuda_emu_add_fault(CUDA_EMU_LAUNCH, "%s: block of %lld threads", name, (long long)threads);
         return false;
     }
-    if (config->dynamicSmemBytes > (size_t)(limit > 49152 ? limit : 49152)) {
-        add_fault(CUDA_EMU_LAUNCH, "%s: %llu bytes of dynamic shared memory, %d are allowed", kernel_name.c_str(),
-                  (unsigned long long)config->dynamicSmemBytes, limit);
+    if (call.shared_bytes > (size_t)(limit > 49152 ? limit : 49152)) {
+        cuda_emu_add_fault(CUDA_EMU_LAUNCH, "%s: %llu bytes of dynamic shared memory, %d are allowed", name,
+                           (unsigned long long)call.shared_bytes, limit);
         return false;
     }
     return true;
@@ -778,189 +771,24 @@ static void run_block(const dim3 &b) {
         if (fibers[(size_t)i]->state != DONE) start_fiber(fibers[(size_t)i]);
 }
 
-cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel, const std::function<void()> &thread) {
-    const dim3 &g = config->gridDim;
-    kernel_name = next_name.empty() ? "kernel" : next_name;
-    next_name.clear();
+void cuda_emu_run_kernel(const cuda_emu_kernel_call &call) {
+    const dim3 &g = call.grid;
+    kernel_name = call.name;
     counts = &counts_by_kernel[kernel_name];
-    if (!launch_ok(config, kernel)) return cudaErrorInvalidConfiguration;
     counts->launches++;
     running = true;
-    thread_body = &thread;
-    blockDim = config->blockDim;
-    gridDim = config->gridDim;
-    shared_bytes.resize(config->dynamicSmemBytes);
-    shared_written.resize(config->dynamicSmemBytes);
-    granules.resize(config->dynamicSmemBytes / 4 + 1);
+    thread_body = &call.thread;
+    blockDim = call.block;
+    gridDim = call.grid;
+    shared_bytes.resize(call.shared_bytes);
+    shared_written.resize(call.shared_bytes);
+    granules.resize(call.shared_bytes / 4 + 1);
     for (uint64_t i = 0, n = (uint64_t)g.x * g.y * g.z; i < n; i++) {
         uint64_t at = order_backwards ? n - 1 - i : i;
         blockIdx = {(unsigned)(at % g.x), (unsigned)(at / g.x % g.y), (unsigned)(at / g.x / g.y)};
-        run_block(config->blockDim);
+        run_block(call.block);
     }
     running = false;
-    return cudaSuccess;
-}
-
-/* ================================================================================================================
-   >>runtime
-   ================================================================================================================ */
-
-/* Live blocks from cudaMalloc: first byte -> bytes. */
-static std::map<uintptr_t, size_t> allocations, sparse;
-#define GUARD (EMU_ASAN ? 0u : 256u) /* AddressSanitizer has bands of its own */
-#define GUARD_BYTE 0xA5
-
-struct CUstream_st {
-    int id;
-};
-struct CUevent_st {
-    std::chrono::steady_clock::time_point when;
-};
-static cudaError_t last_error;
-
-static cudaError_t finish_call(cudaError_t error) {
-    if (error != cudaSuccess) last_error = error;
-    return error;
-}
-
-int64_t cuda_emu_live_allocations() { return (int64_t)allocations.size(); }
-
-bool cuda_emu_check_global(const void *address, int bytes) {
-    uintptr_t at = (uintptr_t)address;
-    if (at % (unsigned)bytes != 0) {
-        add_fault(CUDA_EMU_MISALIGNED, "access of %d bytes to global memory at an address that ends in %x", bytes,
-                  (unsigned)(at % 256));
-        return false;
-    }
-    auto next = allocations.upper_bound(at);
-    if (next != allocations.begin()) {
-        --next;
-        if (at - next->first + (unsigned)bytes <= next->second) return true;
-    }
-    add_fault(CUDA_EMU_OUT_OF_BOUNDS, "access of %d bytes to global memory outside every allocation", bytes);
-    return false;
-}
-
-const char *cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess: return "cudaSuccess";
-        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-        case cudaErrorNoDevice: return "cudaErrorNoDevice";
-        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    }
-    return "cudaErrorUnknown";
-}
-
-const char *cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
-
-cudaError_t cudaGetLastError() {
-    cudaError_t error = last_error;
-    last_error = cudaSuccess;
-    return error;
-}
-
-cudaError_t cudaPeekAtLastError() { return last_error; }
-cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return finish_call(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-cudaError_t cudaDeviceSynchronize() { return last_error; }
-
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    if (device != 0) return finish_call(cudaErrorInvalidDevice);
-    switch (attribute) {
-        case cudaDevAttrMultiProcessorCount: *value = 4; return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMajor: *value = arch / 10; return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor: *value = arch % 10; return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = most_shared_memory(); return cudaSuccess;
-    }
-    return finish_call(cudaErrorInvalidValue);
-}
-
-cudaError_t cudaMalloc(void **memory, size_t bytes) {
-    void *block = nullptr;
-    if (!memory) return finish_call(cudaErrorInvalidValue);
-    *memory = nullptr;
-    if (bytes == 0) return cudaSuccess;
-    if (bytes > SIZE_MAX / 2 || posix_memalign(&block, 256, bytes + 2 * GUARD) != 0)
-        return finish_call(cudaErrorMemoryAllocation);
-    memset(block, GUARD_BYTE, bytes + 2 * GUARD);
-    *memory = (char *)block + GUARD;
-    memset(*memory, 0xFF, bytes);
-    allocations[(uintptr_t)*memory] = bytes;
-    return cudaSuccess;
-}
-
-void *cuda_emu_sparse_malloc(size_t bytes) {
-    void *block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (block == MAP_FAILED) return nullptr;
-    allocations[(uintptr_t)block] = bytes;
-    sparse[(uintptr_t)block] = bytes;
-    return block;
-}
-
-cudaError_t cudaFree(void *memory) {
-    if (!memory) return cudaSuccess;
-    auto found = allocations.find((uintptr_t)memory);
-    if (found == allocations.end()) return finish_call(cudaErrorInvalidValue);
-    if (sparse.erase(found->first)) {
-        munmap(memory, found->second);
-        allocations.erase(found);
-        return cudaSuccess;
-    }
-    unsigned char *block = (unsigned char *)memory - GUARD;
-    for (size_t i = 0; i < GUARD; i++) {
-        if (block[i] == GUARD_BYTE && block[GUARD + found->second + i] == GUARD_BYTE) continue;
-        add_fault(CUDA_EMU_OUT_OF_BOUNDS, "a block of %llu bytes was written to outside its bounds",
-                  (unsigned long long)found->second);
-        break;
-    }
-    allocations.erase(found);
-    free(block);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMallocHost(void **memory, size_t bytes) { return cudaMalloc(memory, bytes); }
-cudaError_t cudaFreeHost(void *memory) { return cudaFree(memory); }
-
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
-    if (bytes > 0) memcpy(to, from, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
-
-cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (bytes > 0) memset(to, value, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t) { return cudaMemset(to, value, bytes); }
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = new CUstream_st{1}, cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return cudaStreamCreate(stream); }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return last_error; }
-cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return *event = new CUevent_st(), cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return cudaEventCreate(event); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-    event->when = std::chrono::steady_clock::now();
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    *milliseconds = std::chrono::duration<float, std::milli>(end->when - start->when).count();
-    return cudaSuccess;
 }
 
 /* ================================================================================================================
@@ -1043,116 +871,4 @@ mma_work(warp *w, int) {
 void cuda_emu_mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bf16) {
     mma_call call = {c, a, b, bf16};
     meet(MMA, 0xFFFFFFFFu, &call, mma_work);
-}
-
-/* ================================================================================================================
-   >>cublas
-   ================================================================================================================ */
-
-struct cublasContext {
-    cudaStream_t stream;
-    cublasPointerMode_t mode;
-};
-
-const char *cublasGetStatusName(cublasStatus_t status) {
-    switch (status) {
-        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    }
-    return "CUBLAS_STATUS_UNKNOWN";
-}
-
-cublasStatus_t cublasCreate(cublasHandle_t *handle) {
-    *handle = new cublasContext{nullptr, CUBLAS_POINTER_MODE_HOST};
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasDestroy(cublasHandle_t handle) { return delete handle, CUBLAS_STATUS_SUCCESS; }
-
-cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
-    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    handle->stream = stream;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t *stream) {
-    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    *stream = handle->stream;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode) {
-    handle->mode = mode;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasGetPointerMode(cublasHandle_t handle, cublasPointerMode_t *mode) {
-    *mode = handle->mode;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t) { return CUBLAS_STATUS_SUCCESS; }
-
-static float load_number(const void *array, cudaDataType type, int64_t at) {
-    if (type == CUDA_R_32F) return ((const float *)array)[at];
-    uint16_t bits = ((const uint16_t *)array)[at];
-    return type == CUDA_R_16BF ? cuda_emu_bf16_to_float(bits) : cuda_emu_half_to_float(bits);
-}
-
-static void store_number(void *array, cudaDataType type, int64_t at, float value) {
-    if (type == CUDA_R_32F) ((float *)array)[at] = value;
-    else ((uint16_t *)array)[at] = type == CUDA_R_16BF ? cuda_emu_float_to_bf16(value) : cuda_emu_float_to_half(value);
-}
-
-/* rows x columns of op(source), row by row. */
-static std::vector<float> gather(const void *source, cudaDataType type, cublasOperation_t op, int rows, int columns,
-                                 int ld, int64_t offset) {
-    std::vector<float> out((size_t)rows * (size_t)columns);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++)
-            out[(size_t)i * (size_t)columns + (size_t)j] =
-                load_number(source, type, offset + (op == CUBLAS_OP_N ? i + (int64_t)j * ld : j + (int64_t)i * ld));
-    return out;
-}
-
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
-                                          int n, int k, const void *alpha, const void *a, cudaDataType type_a, int lda,
-                                          long long stride_a, const void *b, cudaDataType type_b, int ldb,
-                                          long long stride_b, const void *beta, void *c, cudaDataType type_c, int ldc,
-                                          long long stride_c, int batch, cublasComputeType_t, cublasGemmAlgo_t) {
-    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (m < 0 || n < 0 || k < 0 || batch < 0 || type_a != type_b || lda < (op_a == CUBLAS_OP_N ? m : k) ||
-        ldb < (op_b == CUBLAS_OP_N ? k : n) || ldc < m)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    float scale = *(const float *)alpha, keep = *(const float *)beta;
-    std::vector<float> sums((size_t)m);
-    for (int64_t one = 0; one < batch; one++) {
-        std::vector<float> left =
-            gather(a, type_a, op_a == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, k, m, lda, one * stride_a);
-        std::vector<float> right =
-            gather(b, type_b, op_b == CUBLAS_OP_N ? CUBLAS_OP_T : CUBLAS_OP_N, n, k, ldb, one * stride_b);
-        for (int j = 0; j < n; j++) {
-            std::fill(sums.begin(), sums.end(), 0.0f);
-            for (int p = 0; p < k; p++) {
-                float r = right[(size_t)j * (size_t)k + (size_t)p];
-                const float *row = &left[(size_t)p * (size_t)m];
-                for (size_t i = 0; i < (size_t)m; i++) sums[i] += row[i] * r;
-            }
-            for (int i = 0; i < m; i++) {
-                int64_t at = one * stride_c + i + (int64_t)j * ldc;
-                float old = keep != 0.0f ? keep * load_number(c, type_c, at) : 0.0f; /* beta 0 does not read C */
-                store_number(c, type_c, at, scale * sums[(size_t)i] + old);
-            }
-        }
-    }
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
-                            const void *alpha, const void *a, cudaDataType type_a, int lda, const void *b,
-                            cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
-                            cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
-    return cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, alpha, a, type_a, lda, 0, b, type_b, ldb, 0, beta, c,
-                                      type_c, ldc, 0, 1, compute, algorithm);
 }

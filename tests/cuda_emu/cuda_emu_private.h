@@ -1,0 +1,74 @@
+/* cuda_emu_private.h - what the parts of the emulation know of one another - MIT or public domain
+
+   cuda_emu.cc runs one kernel. runtime_emu.cc holds the queues that say when, memory, and everything else that a program
+   calls; cublas_emu.cc and nccl_emu.cc put their work on its queues. */
+
+#ifndef CUDA_EMU_PRIVATE_H
+#define CUDA_EMU_PRIVATE_H
+
+#include "cuda_emu.h"
+
+#include <memory>
+
+/* ---- kernels ---- */
+
+struct cuda_emu_kernel_call {
+    std::string name;
+    const void *kernel;
+    dim3 grid, block;
+    size_t shared_bytes;
+    std::function<void()> thread;
+};
+
+void cuda_emu_add_fault(cuda_emu_fault kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool cuda_emu_launch_ok(const cuda_emu_kernel_call &call); /* or a fault */
+void cuda_emu_run_kernel(const cuda_emu_kernel_call &call);
+void cuda_emu_reset_kernels();
+int cuda_emu_arch();
+int cuda_emu_most_shared_memory();
+void cuda_emu_set_dynamic_limit(const void *kernel, int bytes);
+
+/* ---- queues ---- */
+
+/* Bytes that an operation uses; one byte, where only an address is known. */
+struct cuda_emu_range {
+    const void *first;
+    size_t bytes;
+};
+
+/* One operation of a stream. It may run when it is the first in its queue, all of `after` are done, and it is ready. */
+struct cuda_emu_operation {
+    cuda_emu_work work;
+    std::function<void()> run;   /* empty: nothing to do */
+    std::function<bool()> ready; /* empty: always */
+    bool external = false;       /* another process makes it ready */
+    std::vector<std::shared_ptr<cuda_emu_operation>> after;
+    std::vector<cuda_emu_range> uses;
+    cudaError_t fails = cudaSuccess; /* with this error, instead of running */
+    CUstream_st *stream = nullptr;
+    uint64_t number = 0; /* in the order of issue */
+    double seconds = 0.0, host_time = 0.0, start = 0.0, end = 0.0;
+    bool done = false;
+};
+typedef std::shared_ptr<cuda_emu_operation> cuda_emu_operation_ref;
+
+/* How every call begins: it is counted, and the error that it must return is found; cudaSuccess: go on. The device is
+   that of the object concerned. How it ends: the error is remembered. */
+cudaError_t cuda_emu_begin_call(const char *name, int device);
+cudaError_t cuda_emu_finish_call(cudaError_t error);
+int cuda_emu_current_device();
+/* NULL, with a fault, if there is no such stream. NULL stands for the legacy stream of the current device. */
+CUstream_st *cuda_emu_find_stream(cudaStream_t handle);
+int cuda_emu_device_of(const CUstream_st *stream);
+/* Puts an operation at the end of the stream's queue. */
+void cuda_emu_issue(CUstream_st *stream, const cuda_emu_operation_ref &operation);
+void cuda_emu_wait_for(
+    const cuda_emu_operation_ref &operation); /* runs what must run, and more, as the policy has it */
+void cuda_emu_wait_for_device(int device);
+/* A fault unless all bytes are memory that kernels of the device can use. */
+bool cuda_emu_check_range(const void *first, size_t bytes, int device, const char *what);
+
+/* Objects of the other files that are still alive. */
+extern int64_t cuda_emu_live_handles, cuda_emu_live_communicators;
+
+#endif /* CUDA_EMU_PRIVATE_H */
