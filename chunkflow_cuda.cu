@@ -2089,6 +2089,552 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
    >>state    rows of K and V between projections, state and host memory
    ================================================================================================================ */
 
+namespace {
+
+const int STATE_THREADS = 256;
+const int64_t APPEND_THREADS = (int64_t)1 << 18; /* fill the largest devices once */
+const int64_t MOST_PITCH = INT32_MAX;            /* of CUDA's copies in two dimensions, on every device so far */
+const int64_t MOST_POSITIONS = (int64_t)1 << 31; /* a position is an int32_t */
+
+/* The rotary table: rows of (cosine, sine) for `pairs` pairs. First the 2^shift fine rows, for positions below 2^shift;
+   then the coarse rows, for multiples of 2^shift. */
+struct rope_table {
+    const float *rows;    /* NULL: nothing turns */
+    int32_t pairs, shift;
+    int32_t last;         /* greatest position */
+    int32_t interleaved;
+};
+
+/* Everything that the kernel between projections and state is told. Strides are in elements. */
+struct append_params {
+    view q, k, v, q_out, k_out, v_out;
+    const int32_t *positions;
+    int64_t rows;
+    rope_table rope;
+    divisor units, slots;
+    int32_t block_rows;
+    int32_t n_heads, n_kv_heads, head_size;
+    int32_t backward;
+};
+
+/* V numbers as fp32: in accesses of 16 bytes, or one by one where V is 1. */
+template <typename T, int V> CF_DEVICE void load_numbers(float (&x)[V], const char *from) {
+    const int PER = 16 / (int)sizeof(T);
+    if (V == 1) {
+        x[0] = to_float<T>(*reinterpret_cast<const T *>(from));
+        return;
+    }
+    CF_UNROLL
+    for (int i = 0; i < V / PER; i++) {
+        const uint4 bits = global_load_16(from + i * 16);
+        T part[PER];
+        memcpy(part, &bits, 16);
+        CF_UNROLL
+        for (int j = 0; j < PER; j++) x[(i * PER + j) % V] = to_float<T>(part[j]);
+    }
+}
+
+template <typename T, int V> CF_DEVICE void store_numbers(char *to, const float (&x)[V]) {
+    const int PER = 16 / (int)sizeof(T);
+    if (V == 1) {
+        *reinterpret_cast<T *>(to) = from_float<T>(x[0]);
+        return;
+    }
+    CF_UNROLL
+    for (int i = 0; i < V / PER; i++) {
+        uint4 bits;
+        T part[PER];
+        CF_UNROLL
+        for (int j = 0; j < PER; j++) part[j] = from_float<T>(x[(i * PER + j) % V]);
+        memcpy(&bits, part, 16);
+        global_store_16(to + i * 16, bits);
+    }
+}
+
+/* Cosines and sines of V pairs, from `pair` on, at a position: of the sum of a coarse and a fine angle; of minus that
+   sum in the backward. A position past the table is taken for the last one, so that nothing outside of it is read. */
+template <int V>
+CF_DEVICE void load_turns(float (&cosines)[V], float (&sines)[V], const rope_table &rope, int position, int pair,
+                          bool backward) {
+    const int at = position < rope.last ? position : rope.last;
+    const int64_t fine_row = at & ((1 << rope.shift) - 1), coarse_row = ((int64_t)1 << rope.shift) + (at >> rope.shift);
+    const float *fine = rope.rows + (fine_row * rope.pairs + pair) * 2;
+    const float *coarse = rope.rows + (coarse_row * rope.pairs + pair) * 2;
+    const int STEP = V == 1 ? 1 : 2; /* pairs of a load */
+    CF_UNROLL
+    for (int i = 0; i < V; i += STEP) {
+        float f[2 * STEP], c[2 * STEP];
+        if (V == 1) {
+            f[0] = fine[0], f[1] = fine[1];
+            c[0] = coarse[0], c[1] = coarse[1];
+        } else {
+            const uint4 fine_bits = global_load_16(fine + 2 * i), coarse_bits = global_load_16(coarse + 2 * i);
+            memcpy(f, &fine_bits, sizeof f);
+            memcpy(c, &coarse_bits, sizeof c);
+        }
+        CF_UNROLL
+        for (int j = 0; j < STEP; j++) {
+            cosines[i + j] = f[2 * j] * c[2 * j] - f[2 * j + 1] * c[2 * j + 1];
+            const float sine = f[2 * j + 1] * c[2 * j] + f[2 * j] * c[2 * j + 1];
+            sines[i + j] = backward ? -sine : sine;
+        }
+    }
+}
+
+CF_DEVICE void turn(float &x, float &y, float cosine, float sine) {
+    const float before = x;
+    x = before * cosine - y * sine;
+    y = y * cosine + before * sine;
+}
+
+/* V pairs of the 2 V numbers x, y: of number i of x and number i of y, or of neighbours. */
+template <int V>
+CF_DEVICE void turn_pairs(float (&x)[V], float (&y)[V], const float (&cosines)[V], const float (&sines)[V],
+                          bool interleaved) {
+    if (V == 1 || !interleaved) {
+        CF_UNROLL
+        for (int i = 0; i < V; i++) turn(x[i], y[i], cosines[i], sines[i]);
+        return;
+    }
+    CF_UNROLL
+    for (int i = 0; i < V / 2; i++) {
+        turn(x[2 * i], x[(2 * i + 1) % V], cosines[i], sines[i]);
+        turn(y[2 * i], y[(2 * i + 1) % V], cosines[V / 2 + i], sines[V / 2 + i]);
+    }
+}
+
+/* What a thread does in every head: V numbers from `first` on and V from `second` on (none where that is past the
+   head). Both ends of a pair are always the same thread's, so an array may be turned in place. */
+template <int V> struct unit_work {
+    int first, second;
+    bool turning;
+    float cosines[V], sines[V];
+};
+
+template <typename From, typename To, int V>
+CF_DEVICE void move_unit(const view &from, const view &to, int64_t row, int head, int head_size,
+                         const unit_work<V> &work, bool turning, bool interleaved, bool padding) {
+    const char *in = from.data + (row * from.row + head * from.head) * (int64_t)sizeof(From);
+    char *out = to.data + (row * to.row + head * to.head) * (int64_t)sizeof(To);
+    const bool both = work.second < head_size;
+    float x[V], y[V];
+    CF_UNROLL
+    for (int i = 0; i < V; i++) x[i] = y[i] = 0.0f;
+    if (!padding) {
+        load_numbers<From, V>(x, in + work.first * (int)sizeof(From));
+        if (both) load_numbers<From, V>(y, in + work.second * (int)sizeof(From));
+        if (turning) turn_pairs<V>(x, y, work.cosines, work.sines, interleaved);
+    }
+    store_numbers<To, V>(out + work.first * (int)sizeof(To), x);
+    if (both) store_numbers<To, V>(out + work.second * (int)sizeof(To), y);
+}
+
+/* Rows between projections and state. A head is cut into units of 2 V numbers; a thread has one unit of one row and
+   walks over every `slots`-th head of q, k and v, so that its cosines and sines are computed once. Neighbouring threads
+   have neighbouring units, then neighbouring heads. KV: type of k and v where they are read. */
+template <typename T, typename KV, int V>
+__global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_constant__ append_params p) {
+    const int thread = (int)threadIdx.x, unit = thread - thread / p.units * p.units.by;
+    const int rest = thread / p.units, block_row = rest / p.slots, slot = rest - block_row * p.slots.by;
+    const int64_t row = (int64_t)blockIdx.x * p.block_rows + block_row;
+    if (block_row >= p.block_rows || row >= p.rows) return;
+    const int position = p.positions[row], pair = unit * V;
+    const bool padding = position < 0, interleaved = p.rope.interleaved != 0;
+    unit_work<V> work;
+    work.turning = p.rope.rows != NULL && pair < p.rope.pairs && !padding;
+    const bool split = pair < p.rope.pairs && !interleaved;
+    work.first = split ? pair : 2 * pair;
+    work.second = split ? p.rope.pairs + pair : 2 * pair + V;
+    if (work.turning) load_turns<V>(work.cosines, work.sines, p.rope, position, pair, p.backward != 0);
+    const int upto = padding && !p.backward ? p.n_heads : p.n_heads + 2 * p.n_kv_heads;
+    for (int head = slot; head < upto; head += p.slots.by) {
+        const int k_head = head - p.n_heads, v_head = k_head - p.n_kv_heads;
+        if (k_head < 0)
+            move_unit<T, T, V>(p.q, p.q_out, row, head, p.head_size, work, work.turning, interleaved, padding);
+        else if (v_head < 0)
+            move_unit<KV, T, V>(p.k, p.k_out, row, k_head, p.head_size, work, work.turning, interleaved, padding);
+        else move_unit<KV, T, V>(p.v, p.v_out, row, v_head, p.head_size, work, false, interleaved, padding);
+    }
+}
+
+/* One warp a row; 16 bytes a lane, or one where `wide` is 0. */
+struct padding_params {
+    char *data;
+    const int32_t *positions;
+    int64_t rows, row_bytes, stride_bytes;
+    int32_t wide;
+};
+
+__global__ void __launch_bounds__(STATE_THREADS) padding_kernel(const __grid_constant__ padding_params p) {
+    const int64_t row = (int64_t)blockIdx.x * (STATE_THREADS / 32) + (int64_t)threadIdx.x / 32;
+    if (row >= p.rows || p.positions[row] >= 0) return;
+    const int64_t lane = (int64_t)threadIdx.x % 32;
+    char *to = p.data + row * p.stride_bytes;
+    if (p.wide) {
+        for (int64_t i = lane * 16; i < p.row_bytes; i += 32 * 16) global_store_16(to + i, make_uint4(0, 0, 0, 0));
+    } else {
+        for (int64_t i = lane; i < p.row_bytes; i += 32) to[i] = 0;
+    }
+}
+
+/* ---- planes ---- */
+
+int64_t bytes_of(cf_dtype dtype) { return dtype == CF_DTYPE_FP32 ? 4 : 2; }
+
+/* A checked state, in bytes. */
+struct planes {
+    int64_t n, row_bytes;
+    int64_t stride; /* from plane to plane */
+};
+
+/* True if a x b, neither negative, is more than `most`. */
+bool product_above(int64_t a, int64_t b, int64_t most) { return b > 0 && a > most / b; }
+
+cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
+    if (s == NULL) return fail(error, CF_ERROR_ARGUMENT, "state", -1, 1, 0, "must not be NULL");
+    if (s->n_layers < 0) return fail(error, CF_ERROR_ARGUMENT, "n_layers", -1, 0, s->n_layers, "must not be negative");
+    if (s->n_kv_heads < 1)
+        return fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, 1, s->n_kv_heads, "must be positive");
+    if (s->head_size < 1) return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 1, s->head_size, "must be positive");
+    if (number_of(s->dtype) < 0 || number_of(s->dtype) > CF_DTYPE_FP32)
+        return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(s->dtype), "unknown");
+    if (s->rows < 0) return fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, s->rows, "must not be negative");
+    if (n_rows < 0) return fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, 0, n_rows, "must not be negative");
+    if (product_above(s->n_kv_heads, s->head_size, INT64_MAX / 4))
+        return fail(error, CF_ERROR_OVERFLOW, "n_kv_heads", -1, INT64_MAX / 4 / s->head_size, s->n_kv_heads,
+                    "too large for this head_size");
+    if (s->n_kv_heads * s->head_size % 8 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 8, s->n_kv_heads * s->head_size,
+                    "times n_kv_heads must be a multiple of 8");
+    if (s->n_layers > INT64_MAX / 2)
+        return fail(error, CF_ERROR_OVERFLOW, "n_layers", -1, INT64_MAX / 2, s->n_layers, "too large");
+    to->n = s->n_layers > 0 && s->one_layer ? 2 : 2 * s->n_layers;
+    to->row_bytes = s->n_kv_heads * s->head_size * bytes_of(s->dtype);
+    const int64_t most = INT64_MAX / to->row_bytes / std::max<int64_t>(1, to->n);
+    if (s->rows > most) return fail(error, CF_ERROR_OVERFLOW, "rows", -1, most, s->rows, "too many bytes");
+    if (n_rows > most) return fail(error, CF_ERROR_OVERFLOW, "n_rows", -1, most, n_rows, "too many bytes");
+    to->stride = s->rows * to->row_bytes;
+    return CF_OK;
+}
+
+/* The same for rows that will be touched. */
+cf_result check_rows(const cf_state *s, int64_t first_row, int64_t n_rows, planes *to, cf_error *error) {
+    const cf_result code = check_state(s, n_rows, to, error);
+    if (code != CF_OK) return code;
+    if (first_row < 0 || first_row > s->rows)
+        return fail(error, CF_ERROR_ARGUMENT, "first_row", -1, s->rows, first_row, "out of range");
+    if (n_rows > s->rows - first_row)
+        return fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows - first_row, n_rows, "past the last row");
+    if (s->data == NULL && n_rows > 0 && to->n > 0)
+        return fail(error, CF_ERROR_ARGUMENT, "data", -1, 1, 0, "must not be NULL");
+    if (reinterpret_cast<uintptr_t>(s->data) % 16 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "data", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(s->data) % 16),
+                    "address must be a multiple of 16");
+    return CF_OK;
+}
+
+/* n pieces of `width` bytes, `stride` bytes apart on either side: in one call, unless CUDA takes no such stride. */
+cf_result copy_pieces(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t width, int64_t n,
+                      cudaMemcpyKind kind, cf_cuda_stream stream, const char *what, cf_error *error) {
+    cudaError_t status = cudaSuccess;
+    if (width == 0 || n == 0) return CF_OK;
+    if (n == 1 || (to_stride == width && from_stride == width)) {
+        status = cudaMemcpyAsync(to, from, (size_t)(n * width), kind, stream);
+    } else if (to_stride <= MOST_PITCH && from_stride <= MOST_PITCH) {
+        status = cudaMemcpy2DAsync(to, (size_t)to_stride, from, (size_t)from_stride, (size_t)width, (size_t)n, kind,
+                                   stream);
+    } else {
+        for (int64_t i = 0; i < n && status == cudaSuccess; i++)
+            status = cudaMemcpyAsync(to + i * to_stride, from + i * from_stride, (size_t)width, kind, stream);
+    }
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, what);
+}
+
+cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_t which) {
+    cf_tensor t = {NULL, 0, 0};
+    planes p;
+    if (check_state(state, 0, &p, NULL) != CF_OK || state->data == NULL) return t;
+    if (layer < 0 || layer >= state->n_layers || row < 0 || row >= state->rows) return t;
+    const int64_t plane = 2 * (state->one_layer ? 0 : layer) + which;
+    t.data = static_cast<char *>(state->data) + plane * p.stride + row * p.row_bytes;
+    t.row_stride = state->n_kv_heads * state->head_size;
+    t.head_stride = state->head_size;
+    return t;
+}
+
+/* ---- rotary table ---- */
+
+cf_result check_rope(const cf_rope *rope, int64_t head_size, rope_table *to, cf_error *error) {
+    if (rope == NULL) return fail(error, CF_ERROR_ARGUMENT, "rope", -1, 1, 0, "must not be NULL");
+    if (head_size < 8 || head_size > 256 || head_size % 8 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, head_size, "must be a multiple of 8, at most 256");
+    if (rope->rotated < 0 || rope->rotated > head_size || rope->rotated % 2 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "rotated", -1, head_size, rope->rotated,
+                    "must be even, and at most head_size");
+    if (rope->n_positions < 1 || rope->n_positions > MOST_POSITIONS)
+        return fail(error, CF_ERROR_ARGUMENT, "n_positions", -1, MOST_POSITIONS, rope->n_positions, "out of range");
+    if (reinterpret_cast<uintptr_t>(rope->table) % 16 != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "table", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(rope->table) % 16),
+                    "address must be a multiple of 16");
+    to->rows = rope->table;
+    to->pairs = (int32_t)((rope->rotated != 0 ? rope->rotated : head_size) / 2);
+    to->shift = 0;
+    while ((int64_t)1 << 2 * to->shift < rope->n_positions) to->shift++;
+    to->last = (int32_t)(rope->n_positions - 1);
+    to->interleaved = rope->interleaved != 0;
+    return CF_OK;
+}
+
+int64_t fine_rows(const rope_table &t) { return (int64_t)1 << t.shift; }
+int64_t coarse_rows(const rope_table &t) { return ((int64_t)t.last >> t.shift) + 1; }
+
+size_t table_bytes(const rope_table &t) {
+    return (size_t)(fine_rows(t) + coarse_rows(t)) * (size_t)t.pairs * 2 * sizeof(float);
+}
+
+cf_result check_frequencies(const cf_rope *rope, const rope_table &t, cf_error *error) {
+    if (rope->frequencies == NULL && rope->base != 0.0 && !(rope->base > 0.0 && rope->base <= DBL_MAX))
+        return fail(error, CF_ERROR_ARGUMENT, "base", -1, 10000, 0, "must be a positive finite number");
+    for (int32_t i = 0; i < t.pairs && rope->frequencies != NULL; i++)
+        if (!(std::fabs(rope->frequencies[i]) <= 1e6))
+            return fail(error, CF_ERROR_ARGUMENT, "frequencies", i, 1, 0, "must be finite, at most 1e6");
+    return CF_OK;
+}
+
+/* ---- append ---- */
+
+cf_result check_moved(const cf_tensor &t, const char *name, int64_t number, int64_t rows, int64_t heads,
+                      cf_error *error) {
+    const cf_result code = check_tensor(t, name, number, rows, error);
+    if (code != CF_OK) return code;
+    /* check_tensor lets strides be 2^40 at most, so neither sum here can overflow. */
+    const int64_t most = (INT64_MAX / 8 - t.head_stride * heads) / std::max<int64_t>(1, rows);
+    if (t.row_stride > most)
+        return fail(error, CF_ERROR_OVERFLOW, name, -1, most, t.row_stride, "row stride too large for this many rows");
+    return CF_OK;
+}
+
+/* The descriptor, checked and laid out for the kernel. *vector: whether every access can be of 16 bytes. */
+cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_dtype *dtype, bool *vector,
+                         cf_error *error) {
+    cf_attention_desc d = {};
+    if (a == NULL) return fail(error, CF_ERROR_ARGUMENT, "append", -1, 1, 0, "must not be NULL");
+    if (a->rows < 0) return fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, a->rows, "must not be negative");
+    if (a->rows > MOST_ROWS) return fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, a->rows, "too many rows");
+    d.n_heads = a->n_heads;
+    d.n_kv_heads = a->n_kv_heads;
+    d.head_size = a->head_size;
+    memcpy(&d.dtype, &a->dtype, sizeof d.dtype); /* any int, until it is checked */
+    cf_result code = check_numbers(&d, error);
+    if (code != CF_OK) return code;
+    if (a->rows > 0 && a->positions == NULL)
+        return fail(error, CF_ERROR_ARGUMENT, "positions", -1, 1, 0, "must not be NULL");
+    if (reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t) != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "positions", -1, 0,
+                    (int64_t)(reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t)), "misaligned");
+    *p = append_params();
+    if (a->rope.table != NULL) code = check_rope(&a->rope, d.head_size, &p->rope, error);
+    const int64_t number = bytes_of(d.dtype), kv_number = backward ? 4 : number;
+    if (code == CF_OK) code = check_moved(a->q, "q", number, a->rows, d.n_heads, error);
+    if (code == CF_OK) code = check_moved(a->k, "k", kv_number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_moved(a->v, "v", kv_number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_moved(a->q_out, "q_out", number, a->rows, d.n_heads, error);
+    if (code == CF_OK) code = check_moved(a->k_out, "k_out", number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_moved(a->v_out, "v_out", number, a->rows, d.n_kv_heads, error);
+    if (code != CF_OK) return code;
+    p->q = view_of(a->q, d.n_heads, d.head_size);
+    p->k = view_of(a->k, d.n_kv_heads, d.head_size);
+    p->v = view_of(a->v, d.n_kv_heads, d.head_size);
+    p->q_out = view_of(a->q_out, d.n_heads, d.head_size);
+    p->k_out = view_of(a->k_out, d.n_kv_heads, d.head_size);
+    p->v_out = view_of(a->v_out, d.n_kv_heads, d.head_size);
+    p->positions = a->positions;
+    p->rows = a->rows;
+    p->n_heads = (int32_t)d.n_heads;
+    p->n_kv_heads = (int32_t)d.n_kv_heads;
+    p->head_size = (int32_t)d.head_size;
+    p->backward = backward;
+    *dtype = d.dtype;
+    const int32_t per_access = (int32_t)(16 / number);
+    *vector = p->rope.pairs % per_access == 0;
+    /* Threads of a row: enough that each walks over 8 heads, and more where rows are few. */
+    const int32_t units = div_up(d.head_size, 2 * (*vector ? per_access : 1));
+    const int64_t heads = d.n_heads + 2 * d.n_kv_heads, most = std::min<int64_t>(heads, STATE_THREADS / units);
+    const int64_t fill = APPEND_THREADS / (std::max<int64_t>(1, a->rows) * units);
+    const int32_t slots = (int32_t)std::min(most, std::max<int64_t>(div_up(heads, 8), fill));
+    p->units = make_divisor(units);
+    p->slots = make_divisor(slots);
+    p->block_rows = STATE_THREADS / (units * slots);
+    return CF_OK;
+}
+
+template <typename T, typename KV, int V>
+cf_result launch_append(const append_params &p, cf_cuda_stream stream, cf_error *error) {
+    return launch(p.backward ? "append_backward" : "append_forward", append_kernel<T, KV, V>,
+                  div_up(p.rows, p.block_rows), STATE_THREADS, 0, stream, error, p);
+}
+
+template <typename T, typename KV>
+cf_result launch_append_of(const append_params &p, bool vector, cf_cuda_stream stream, cf_error *error) {
+    return vector ? launch_append<T, KV, 16 / (int)sizeof(T)>(p, stream, error)
+                  : launch_append<T, KV, 1>(p, stream, error);
+}
+
+cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_error *error) {
+    append_params p;
+    cf_dtype dtype;
+    bool vector;
+    const cf_result code = resolve_append(a, backward, &p, &dtype, &vector, error);
+    if (code != CF_OK) return code;
+    if (dtype == CF_DTYPE_FP32) return launch_append_of<float, float>(p, vector, stream, error);
+    if (dtype == CF_DTYPE_BF16)
+        return backward ? launch_append_of<__nv_bfloat16, float>(p, vector, stream, error)
+                        : launch_append_of<__nv_bfloat16, __nv_bfloat16>(p, vector, stream, error);
+    return backward ? launch_append_of<__half, float>(p, vector, stream, error)
+                    : launch_append_of<__half, __half>(p, vector, stream, error);
+}
+
+/* Rows of bytes; a stride of 0 means no gaps. */
+cf_result check_byte_rows(const void *data, const char *name, int64_t *stride, const char *stride_name, int64_t rows,
+                          int64_t row_bytes, cf_error *error) {
+    if (rows < 0) return fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, rows, "must not be negative");
+    if (row_bytes < 0) return fail(error, CF_ERROR_ARGUMENT, "row_bytes", -1, 0, row_bytes, "must not be negative");
+    if (*stride == 0) *stride = row_bytes;
+    if (*stride < row_bytes)
+        return fail(error, CF_ERROR_ARGUMENT, stride_name, -1, row_bytes, *stride, "must not be less than row_bytes");
+    if (product_above(rows, *stride, INT64_MAX))
+        return fail(error, CF_ERROR_OVERFLOW, stride_name, -1, INT64_MAX / rows, *stride, "too many bytes");
+    if (data == NULL && rows > 0 && row_bytes > 0)
+        return fail(error, CF_ERROR_ARGUMENT, name, -1, 1, 0, "must not be NULL");
+    return CF_OK;
+}
+
+} /* namespace */
+
+extern "C" {
+
+cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error) {
+    planes p;
+    if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
+    const cf_result code = check_state(state, n_rows, &p, error);
+    if (code == CF_OK) *bytes = p.n * n_rows * p.row_bytes;
+    return code;
+}
+
+cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 0); }
+cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 1); }
+
+cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows, cf_cuda_stream stream,
+                         cf_error *error) {
+    planes p;
+    const cf_result code = check_rows(state, first_row, n_rows, &p, error);
+    if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
+    char *to = static_cast<char *>(state->data) + first_row * p.row_bytes;
+    const size_t width = (size_t)(n_rows * p.row_bytes);
+    cudaError_t status = cudaSuccess;
+    if (n_rows == state->rows) {
+        status = cudaMemsetAsync(to, 0, (size_t)p.n * width, stream);
+    } else if (p.stride <= MOST_PITCH) {
+        status = cudaMemset2DAsync(to, (size_t)p.stride, 0, width, (size_t)p.n, stream);
+    } else {
+        for (int64_t i = 0; i < p.n && status == cudaSuccess; i++)
+            status = cudaMemsetAsync(to + i * p.stride, 0, width, stream);
+    }
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "state");
+}
+
+cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host, cf_cuda_stream stream,
+                           cf_error *error) {
+    planes p;
+    const cf_result code = check_rows(state, first_row, n_rows, &p, error);
+    if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
+    if (host == NULL) return fail(error, CF_ERROR_ARGUMENT, "host", -1, 1, 0, "must not be NULL");
+    const int64_t width = n_rows * p.row_bytes;
+    return copy_pieces(static_cast<char *>(host), width, static_cast<const char *>(state->data) + first_row * p.row_bytes,
+                       p.stride, width, p.n, cudaMemcpyDeviceToHost, stream, "state", error);
+}
+
+cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows, const void *host,
+                            cf_cuda_stream stream, cf_error *error) {
+    planes p;
+    const cf_result code = check_rows(state, first_row, n_rows, &p, error);
+    if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
+    if (host == NULL) return fail(error, CF_ERROR_ARGUMENT, "host", -1, 1, 0, "must not be NULL");
+    const int64_t width = n_rows * p.row_bytes;
+    return copy_pieces(static_cast<char *>(state->data) + first_row * p.row_bytes, p.stride,
+                       static_cast<const char *>(host), width, width, p.n, cudaMemcpyHostToDevice, stream, "state",
+                       error);
+}
+
+cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error) {
+    rope_table t;
+    if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
+    const cf_result code = check_rope(rope, head_size, &t, error);
+    if (code == CF_OK) *bytes = table_bytes(t);
+    return code;
+}
+
+cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes, cf_error *error) {
+    rope_table t;
+    cf_result code = check_rope(rope, head_size, &t, error);
+    if (code == CF_OK) code = check_frequencies(rope, t, error);
+    if (code != CF_OK) return code;
+    if (memory == NULL) return fail(error, CF_ERROR_ARGUMENT, "memory", -1, 1, 0, "must not be NULL");
+    if (reinterpret_cast<uintptr_t>(memory) % sizeof(float) != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "memory", -1, 0,
+                    (int64_t)(reinterpret_cast<uintptr_t>(memory) % sizeof(float)), "misaligned");
+    if (bytes < table_bytes(t))
+        return fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)table_bytes(t), (int64_t)bytes, "too small");
+    const int64_t fine = fine_rows(t), n_rows = fine + coarse_rows(t);
+    const double base = rope->base != 0.0 ? rope->base : 10000.0;
+    for (int32_t i = 0; i < t.pairs; i++) {
+        const double frequency = rope->frequencies ? rope->frequencies[i] : std::pow(base, -(double)i / t.pairs);
+        float *to = static_cast<float *>(memory) + 2 * i;
+        for (int64_t row = 0; row < n_rows; row++, to += 2 * t.pairs) {
+            const double angle = frequency * (double)(row < fine ? row : (row - fine) << t.shift);
+            to[0] = (float)std::cos(angle);
+            to[1] = (float)std::sin(angle);
+        }
+    }
+    return CF_OK;
+}
+
+cf_result cf_append_forward(const cf_append *rows, cf_cuda_stream stream, cf_error *error) {
+    return append(rows, 0, stream, error);
+}
+
+cf_result cf_append_backward(const cf_append *rows, cf_cuda_stream stream, cf_error *error) {
+    return append(rows, 1, stream, error);
+}
+
+cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes, const int32_t *positions,
+                           cf_cuda_stream stream, cf_error *error) {
+    padding_params p = {};
+    const cf_result code = check_byte_rows(data, "data", &stride_bytes, "stride_bytes", rows, row_bytes, error);
+    if (code != CF_OK || rows == 0 || row_bytes == 0) return code;
+    if (rows > MOST_ROWS) return fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, rows, "too many rows");
+    if (positions == NULL || reinterpret_cast<uintptr_t>(positions) % sizeof(int32_t) != 0)
+        return fail(error, CF_ERROR_ARGUMENT, "positions", -1, 1, 0, "must be device memory, aligned to 4");
+    p.data = static_cast<char *>(data);
+    p.positions = positions;
+    p.rows = rows;
+    p.row_bytes = row_bytes;
+    p.stride_bytes = stride_bytes;
+    p.wide = (reinterpret_cast<uintptr_t>(data) | (uintptr_t)row_bytes | (uintptr_t)stride_bytes) % 16 == 0;
+    return launch("padding", padding_kernel, div_up(rows, STATE_THREADS / 32), STATE_THREADS, 0, stream, error, p);
+}
+
+cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t rows,
+                           int64_t row_bytes, cf_cuda_stream stream, cf_error *error) {
+    cf_result code = check_byte_rows(to, "to", &to_stride, "to_stride", rows, row_bytes, error);
+    if (code == CF_OK) code = check_byte_rows(from, "from", &from_stride, "from_stride", rows, row_bytes, error);
+    if (code != CF_OK) return code;
+    return copy_pieces(static_cast<char *>(to), to_stride, static_cast<const char *>(from), from_stride, row_bytes,
+                       rows, cudaMemcpyDefault, stream, "boundary", error);
+}
+
+} /* extern "C" */
+
 /* ================================================================================================================
    >>arena    where everything that a stage holds lies, worked out before it runs
    ================================================================================================================ */

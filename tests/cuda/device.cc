@@ -10,7 +10,7 @@
 
 /* ---- the host's view of 16-bit numbers; rounding is the reference's ---- */
 
-static uint16_t to_bits(cf_dtype dtype, float x) {
+uint16_t to_bits(cf_dtype dtype, float x) {
     uint32_t wide;
     if (dtype == CF_DTYPE_BF16) {
         memcpy(&wide, &x, 4);
@@ -24,7 +24,7 @@ static uint16_t to_bits(cf_dtype dtype, float x) {
     return (uint16_t)(sign | (uint16_t)((exponent + 14) << 10) | (uint16_t)((fraction * 2.0f - 1.0f) * 1024.0f));
 }
 
-static float from_bits(cf_dtype dtype, uint16_t bits) {
+float from_bits(cf_dtype dtype, uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float x;
     if (dtype == CF_DTYPE_BF16) {

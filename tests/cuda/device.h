@@ -29,6 +29,10 @@ struct device_results {
    changed. */
 bool run_on_device(const host_problem &p, const host_inputs &in, const run_options &o, device_results *to);
 
+/* A 16-bit number's bits, where the type has that number, and back. */
+uint16_t to_bits(cf_dtype dtype, float x);
+float from_bits(cf_dtype dtype, uint16_t bits);
+
 /* Random inputs of the problem's type; rows outside slices are 0. */
 host_inputs random_inputs(const host_problem &p, uint64_t seed);
 

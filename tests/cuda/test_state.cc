@@ -1,0 +1,1587 @@
+/* The rows of K and V between projections and state, against float64: rotary positions, padding, planes, host copies.
+   And what all of it is for: a sequence that goes chunk by chunk through append, attention, its backward and back to
+   the projections gives what it gives in one piece. Runs under the emulation, and as it is on a device. */
+
+#include "../harness.h"
+#include "device.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+static bool call_ok(cf_result code, const cf_error &error) {
+    if (code == CF_OK) return true;
+    FAIL("%s: %s", cf_result_name(code), error.text);
+    return false;
+}
+
+static void start_clean() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_reset();
+#endif
+}
+
+static void check_faults() {
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaGetLastError() == cudaSuccess);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    if (cuda_emu_faults() > 0) FAIL("%lld faults; the first: %s", (long long)cuda_emu_faults(), cuda_emu_first_fault());
+#endif
+}
+
+/* ---- arrays: a host copy and a device copy, NaN wherever nothing was put, guard bands on either side ---- */
+
+static const size_t BAND = 256;
+
+struct array {
+    cf_dtype dtype = CF_DTYPE_BF16;
+    int rows = 0, heads = 0, size = 0;
+    int64_t row = 0, head = 0; /* strides, in elements */
+    std::vector<unsigned char> host, before;
+    unsigned char *device = nullptr;
+
+    array(cf_dtype dtype_, int rows_, int heads_, int size_, int row_gap = 0, int head_gap = 0)
+        : dtype(dtype_), rows(rows_), heads(heads_), size(size_), head(size_ + head_gap) {
+        row = head * heads + row_gap;
+        host.assign(2 * BAND + (size_t)(row * rows) * number(), 0xFF);
+        CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
+        upload();
+    }
+    array(const array &) = delete;
+    array &operator=(const array &) = delete;
+    ~array() { cudaFree(device); }
+
+    size_t number() const { return dtype == CF_DTYPE_FP32 ? 4 : 2; }
+    size_t at(int r, int h, int c) const { return BAND + (size_t)(r * row + h * head + c) * number(); }
+
+    void put(int r, int h, int c, float x) {
+        const uint16_t bits = dtype == CF_DTYPE_FP32 ? (uint16_t)0 : to_bits(dtype, x);
+        if (dtype == CF_DTYPE_FP32) memcpy(&host[at(r, h, c)], &x, 4);
+        else memcpy(&host[at(r, h, c)], &bits, 2);
+    }
+
+    double get(int r, int h, int c) const {
+        float x;
+        uint16_t bits;
+        memcpy(&bits, &host[at(r, h, c)], 2);
+        if (dtype != CF_DTYPE_FP32) return from_bits(dtype, bits);
+        memcpy(&x, &host[at(r, h, c)], 4);
+        return x;
+    }
+
+    void upload() {
+        before = host;
+        CHECK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+    }
+    void download() {
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+        CHECK(cudaMemcpy(host.data(), device, host.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+    }
+
+    /* After a download: these numbers were checked and may differ from what was uploaded. */
+    void forget(int r, int h) { memcpy(&host[at(r, h, 0)], &before[at(r, h, 0)], (size_t)size * number()); }
+    bool unchanged() const { return host == before; }
+
+    cf_tensor tensor(int first_row = 0, int first_head = 0) const {
+        const cf_tensor t = {device + at(first_row, first_head, 0), row, head};
+        return t;
+    }
+    cf_tensor dense() const {
+        const cf_tensor t = {device + BAND, 0, 0};
+        return t;
+    }
+};
+
+struct int_array {
+    std::vector<int32_t> host;
+    int32_t *device = nullptr;
+
+    explicit int_array(const std::vector<int32_t> &from) : host(from) {
+        CHECK(cudaMalloc((void **)&device, from.size() * 4 + 4) == cudaSuccess);
+        CHECK(cudaMemcpy(device, from.data(), from.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+    }
+    int_array(const int_array &) = delete;
+    int_array &operator=(const int_array &) = delete;
+    ~int_array() { cudaFree(device); }
+};
+
+static float normal(harness_rng *rng, cf_dtype dtype) {
+    double sum = 0.0;
+    for (int j = 0; j < 4; j++) sum += harness_unit(rng) - 0.5;
+    return round_to(dtype, (float)(1.73 * sum));
+}
+
+static void fill_normal(array *a, harness_rng *rng) {
+    for (int r = 0; r < a->rows; r++)
+        for (int h = 0; h < a->heads; h++)
+            for (int c = 0; c < a->size; c++) a->put(r, h, c, normal(rng, a->dtype));
+    a->upload();
+}
+
+/* ---- rotary reference ---- */
+
+struct rotary {
+    int rotated = 0; /* 0: all */
+    bool interleaved = false;
+    double base = 10000.0;
+    std::vector<double> frequencies; /* empty: from base */
+
+    int pairs(int size) const { return (rotated ? rotated : size) / 2; }
+
+    long double angle(int size, int pair, int64_t position) const {
+        const long double frequency = frequencies.empty()
+                                          ? powl((long double)base, -(long double)pair / pairs(size))
+                                          : (long double)frequencies[(size_t)pair];
+        return frequency * (long double)position;
+    }
+
+    /* One head, forwards or back (way = -1). */
+    std::vector<double> turn(const std::vector<double> &x, int64_t position, int way) const {
+        const int size = (int)x.size(), n = pairs(size);
+        std::vector<double> y = x;
+        for (int i = 0; i < n; i++) {
+            const size_t a = (size_t)(interleaved ? 2 * i : i), b = (size_t)(interleaved ? 2 * i + 1 : i + n);
+            const long double t = way * angle(size, i, position);
+            y[a] = (double)(x[a] * cosl(t) - x[b] * sinl(t));
+            y[b] = (double)(x[b] * cosl(t) + x[a] * sinl(t));
+        }
+        return y;
+    }
+};
+
+/* The library's record, with its table on the device. */
+struct rotary_table {
+    cf_rope rope;
+    void *device = nullptr;
+
+    rotary_table(const rotary &r, int size, int64_t n_positions) {
+        cf_error error;
+        size_t bytes = 0;
+        memset(&rope, 0, sizeof rope);
+        memset(&error, 0, sizeof error);
+        rope.n_positions = n_positions;
+        rope.rotated = r.rotated;
+        rope.base = r.base == 10000.0 ? 0.0 : r.base;
+        rope.frequencies = r.frequencies.empty() ? nullptr : r.frequencies.data();
+        rope.interleaved = r.interleaved;
+        if (!call_ok(cf_rope_size(&rope, size, &bytes, &error), error)) return;
+        float *host = (float *)harness_guard_new(bytes);
+        call_ok(cf_rope_fill(&rope, size, host, bytes, &error), error);
+        CHECK(harness_guard_ok(host));
+        CHECK(cudaMalloc(&device, bytes) == cudaSuccess);
+        CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        harness_guard_free(host);
+        rope.table = (const float *)device;
+        rope.frequencies = nullptr; /* no longer read */
+    }
+    rotary_table(const rotary_table &) = delete;
+    rotary_table &operator=(const rotary_table &) = delete;
+    ~rotary_table() { cudaFree(device); }
+};
+
+/* Half a unit of the type, and what cosines of fp32 excuse: each is off by at most 2.5 x 2^-24, as is shown below, and
+   each product and sum by half a unit more. */
+static double tolerance(cf_dtype dtype, double wanted, double greatest) {
+    const double half_unit = dtype == CF_DTYPE_FP32 ? 0x1p-24 : dtype == CF_DTYPE_FP16 ? 0x1p-11 : 0x1p-8;
+    return half_unit * std::fabs(wanted) + (dtype == CF_DTYPE_FP16 ? 0x1p-25 : 0.0) + 8.0 * 0x1p-24 * greatest;
+}
+
+/* One head of an output against its input turned by the reference. Returns whether it fits. */
+static bool check_head(const char *what, const array &out, int row, int head, const std::vector<double> &x,
+                       const rotary *r, int64_t position, int way) {
+    const std::vector<double> wanted = r ? r->turn(x, position, way) : x;
+    double greatest = 0.0;
+    for (double one : x) greatest = std::fabs(one) > greatest ? std::fabs(one) : greatest;
+    for (int c = 0; c < out.size; c++) {
+        const double got = out.get(row, head, c), gap = std::fabs(got - wanted[(size_t)c]);
+        const bool same = r == nullptr && out.dtype != CF_DTYPE_FP32 ? gap <= tolerance(out.dtype, wanted[(size_t)c], 0)
+                                                                      : gap <= tolerance(out.dtype, wanted[(size_t)c], greatest);
+        if (same) continue;
+        FAIL("%s: row %d, head %d, number %d at position %lld is %.9g, wanted %.9g", what, row, head, c,
+             (long long)position, got, wanted[(size_t)c]);
+        return false;
+    }
+    return true;
+}
+
+static std::vector<double> head_of(const array &a, int row, int head) {
+    std::vector<double> x((size_t)a.size);
+    for (int c = 0; c < a.size; c++) x[(size_t)c] = a.get(row, head, c);
+    return x;
+}
+
+/* ---- append ---- */
+
+struct append_case {
+    cf_dtype dtype = CF_DTYPE_BF16;
+    int n_heads = 2, n_kv_heads = 1, size = 64;
+    rotary rope;
+    bool no_table = false, packed = true, in_place = true;
+    std::vector<int32_t> positions;
+};
+
+static const int STATE_ROW = 2; /* where the chunk starts in the state of these tests */
+
+static cf_append describe(const append_case &c, const rotary_table &table, const int_array &positions) {
+    cf_append a;
+    memset(&a, 0, sizeof a);
+    a.rows = (int64_t)c.positions.size();
+    a.n_heads = c.n_heads;
+    a.n_kv_heads = c.n_kv_heads;
+    a.head_size = c.size;
+    a.dtype = c.dtype;
+    a.positions = positions.device;
+    a.rope = table.rope;
+    if (c.no_table) a.rope.table = nullptr;
+    return a;
+}
+
+static void note_case(const append_case &c) {
+    harness_note("dtype %d, heads %d/%d of %d, rotated %d%s%s%s%s, %d rows", (int)c.dtype, c.n_heads, c.n_kv_heads, c.size,
+                 c.rope.rotated, c.rope.interleaved ? ", interleaved" : "", c.no_table ? ", no table" : "",
+                 c.packed ? ", packed" : "", c.in_place ? ", in place" : "", (int)c.positions.size());
+}
+
+/* Forward into a state, twice: right numbers, the same bits again, and not a byte elsewhere. */
+static void check_forward(const append_case &c, uint64_t seed) {
+    harness_rng rng = {seed};
+    const int rows = (int)c.positions.size(), kv = c.n_kv_heads;
+    const rotary_table table(c.rope, c.size, 1000);
+    const int_array positions(c.positions);
+    array qkv(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8), q_out(c.dtype, rows, c.n_heads, c.size, 16);
+    array k_state(c.dtype, rows + 5, kv, c.size), v_state(c.dtype, rows + 5, kv, c.size);
+    note_case(c);
+    fill_normal(&qkv, &rng);
+    cf_append a = describe(c, table, positions);
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    a.q = qkv.tensor();
+    a.k = qkv.tensor(0, c.n_heads);
+    a.v = qkv.tensor(0, c.n_heads + kv);
+    a.q_out = c.in_place ? a.q : q_out.tensor();
+    a.k_out = k_state.tensor(STATE_ROW);
+    a.v_out = v_state.tensor(STATE_ROW);
+    start_clean();
+    call_ok(cf_append_forward(&a, nullptr, &error), error);
+    check_faults();
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK_INT(cuda_emu_total().launches, rows > 0);
+    CHECK_INT(cuda_emu_kernel("append_forward").launches, rows > 0);
+#endif
+    array &q_done = c.in_place ? qkv : q_out;
+    array inputs(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8);
+    inputs.host = qkv.before;
+    for (array *one : {&qkv, &q_out, &k_state, &v_state}) one->download();
+    const std::vector<unsigned char> first_q = q_done.host, first_k = k_state.host, first_v = v_state.host;
+    for (int r = 0; r < rows; r++) {
+        const int64_t position = c.positions[(size_t)r];
+        const rotary *turned = c.no_table ? nullptr : &c.rope;
+        bool ok = true;
+        for (int h = 0; h < c.n_heads && ok; h++) {
+            if (position < 0)
+                for (double one : head_of(q_done, r, h)) ok = CHECK(one == 0.0) && ok;
+            else ok = check_head("q_out", q_done, r, h, head_of(inputs, r, h), turned, position, 1);
+            q_done.forget(r, h);
+        }
+        for (int h = 0; h < kv && position >= 0 && ok; h++) {
+            ok = check_head("k_out", k_state, r + STATE_ROW, h, head_of(inputs, r, c.n_heads + h), turned, position, 1);
+            ok = ok && check_head("v_out", v_state, r + STATE_ROW, h, head_of(inputs, r, c.n_heads + kv + h), nullptr, 0, 1);
+            k_state.forget(r + STATE_ROW, h);
+            v_state.forget(r + STATE_ROW, h);
+        }
+        if (!ok) return;
+    }
+    for (array *one : {&qkv, &q_out, &k_state, &v_state}) CHECK(one->unchanged());
+
+    qkv.host = inputs.host; /* as a replay's projections make them again */
+    qkv.upload();
+    call_ok(cf_append_forward(&a, nullptr, &error), error);
+    for (array *one : {&qkv, &q_out, &k_state, &v_state}) one->download();
+    CHECK(q_done.host == first_q && k_state.host == first_k && v_state.host == first_v);
+    check_faults();
+}
+
+/* Backward from fp32 gradients of the state. */
+static void check_backward(const append_case &c, uint64_t seed) {
+    harness_rng rng = {seed};
+    const int rows = (int)c.positions.size(), kv = c.n_kv_heads;
+    const rotary_table table(c.rope, c.size, 1000);
+    const int_array positions(c.positions);
+    array dq(c.dtype, rows, c.n_heads, c.size, 8), k_gradient(CF_DTYPE_FP32, rows + 5, kv, c.size);
+    array v_gradient(CF_DTYPE_FP32, rows + 5, kv, c.size);
+    array out(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8);
+    note_case(c);
+    for (array *one : {&dq, &k_gradient, &v_gradient}) fill_normal(one, &rng);
+    for (int r = 0; r < rows; r++)
+        for (int h = 0; h < c.n_heads && c.positions[(size_t)r] < 0; h++)
+            for (int i = 0; i < c.size; i++) { /* what attention leaves in padding is anything */
+                dq.put(r, h, i, INFINITY);
+                if (h < kv) k_gradient.put(r + STATE_ROW, h, i, NAN), v_gradient.put(r + STATE_ROW, h, i, NAN);
+            }
+    for (array *one : {&dq, &k_gradient, &v_gradient}) one->upload();
+    cf_append a = describe(c, table, positions);
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    a.q = dq.tensor();
+    a.k = k_gradient.tensor(STATE_ROW);
+    a.v = v_gradient.tensor(STATE_ROW);
+    a.q_out = c.in_place ? a.q : out.tensor();
+    a.k_out = out.tensor(0, c.n_heads);
+    a.v_out = out.tensor(0, c.n_heads + kv);
+    start_clean();
+    call_ok(cf_append_backward(&a, nullptr, &error), error);
+    check_faults();
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK_INT(cuda_emu_total().launches, rows > 0);
+    CHECK_INT(cuda_emu_kernel("append_backward").launches, rows > 0);
+#endif
+    array q_in(c.dtype, rows, c.n_heads, c.size, 8);
+    q_in.host = dq.before;
+    array &q_done = c.in_place ? dq : out;
+    for (array *one : {&dq, &k_gradient, &v_gradient, &out}) one->download();
+    for (int r = 0; r < rows; r++) {
+        const int64_t position = c.positions[(size_t)r];
+        const rotary *turned = c.no_table ? nullptr : &c.rope;
+        bool ok = true;
+        for (int h = 0; h < c.n_heads + 2 * kv && ok; h++) {
+            array &to = h < c.n_heads ? q_done : out;
+            const int gradient_row = r + STATE_ROW;
+            if (position < 0)
+                for (double one : head_of(to, r, h)) ok = CHECK(one == 0.0) && ok;
+            else if (h < c.n_heads) ok = check_head("dq", to, r, h, head_of(q_in, r, h), turned, position, -1);
+            else if (h < c.n_heads + kv)
+                ok = check_head("dk", to, r, h, head_of(k_gradient, gradient_row, h - c.n_heads), turned, position, -1);
+            else
+                ok = check_head("dv", to, r, h, head_of(v_gradient, gradient_row, h - c.n_heads - kv), nullptr, 0, -1);
+            to.forget(r, h);
+        }
+        if (!ok) return;
+    }
+    for (array *one : {&dq, &k_gradient, &v_gradient, &out}) CHECK(one->unchanged());
+}
+
+static std::vector<int32_t> some_positions(int rows, uint64_t seed) {
+    harness_rng rng = {seed};
+    std::vector<int32_t> positions;
+    for (int i = 0; i < rows; i++)
+        positions.push_back(harness_chance(&rng, 0.15) ? -1 - (int32_t)(i % 3) * 1000 : (int32_t)harness_between(&rng, 0, 999));
+    return positions;
+}
+
+TEST(appends) {
+    const int sizes[] = {8, 24, 64, 80, 128, 256}, heads[][2] = {{1, 1}, {4, 2}, {7, 1}, {3, 3}, {16, 2}};
+    const int rows[] = {1, 7, 13, 37};
+    const cf_dtype types[] = {CF_DTYPE_BF16, CF_DTYPE_FP16, CF_DTYPE_FP32};
+    int n = 0;
+    for (int size : sizes)
+        for (cf_dtype dtype : types)
+            for (int part = 0; part < 4; part++, n++) {
+                append_case c;
+                c.dtype = dtype;
+                c.size = size;
+                c.rope.rotated = part == 0 ? 0 : part == 1 ? size / 16 * 8 : part == 2 ? size / 2 + 2 : 2;
+                c.rope.interleaved = n % 2 != 0;
+                if (n % 5 == 0) c.rope.base = 500000.0;
+                c.n_heads = heads[n % 5][0];
+                c.n_kv_heads = heads[n % 5][1];
+                c.packed = n % 3 != 0;
+                c.in_place = n % 4 < 2;
+                c.positions = some_positions(rows[n % 4], (uint64_t)n);
+                check_forward(c, (uint64_t)(100 + n));
+                check_backward(c, (uint64_t)(200 + n));
+            }
+}
+
+TEST(appends_without_a_table) {
+    for (int i = 0; i < 3; i++) {
+        append_case c;
+        c.dtype = (cf_dtype)(CF_DTYPE_BF16 + i);
+        c.no_table = true;
+        c.n_heads = 3;
+        c.positions = some_positions(19, (uint64_t)i);
+        check_forward(c, (uint64_t)i);
+        check_backward(c, (uint64_t)i);
+    }
+}
+
+/* More rows than a block, than a wave of the heads' slots, and none. */
+TEST(appends_many_rows) {
+    append_case c;
+    c.n_heads = 5;
+    c.positions = some_positions(1031, 5);
+    check_forward(c, 1);
+    check_backward(c, 2);
+    c.positions.clear();
+    check_forward(c, 3);
+    check_backward(c, 4);
+    c.positions.assign(9, -1); /* nothing but padding */
+    check_forward(c, 5);
+    check_backward(c, 6);
+}
+
+/* <R q, g> = <q, R^T g>, and R^T R q = q: the backward is the forward's transpose and its inverse. In fp32 the sums
+   agree to its rounding. */
+TEST(backward_is_the_transpose) {
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        const int rows = 23, heads = 3, size = 32;
+        harness_rng rng = {77};
+        rotary r;
+        r.interleaved = interleaved != 0;
+        r.rotated = 24;
+        append_case c;
+        c.dtype = CF_DTYPE_FP32;
+        c.n_heads = c.n_kv_heads = heads;
+        c.size = size;
+        for (int i = 0; i < rows; i++) c.positions.push_back(i * 41);
+        const rotary_table table(r, size, 1000);
+        const int_array positions(c.positions);
+        array q(CF_DTYPE_FP32, rows, heads, size), g(CF_DTYPE_FP32, rows, heads, size), other(CF_DTYPE_FP32, rows, heads, size);
+        array rq(CF_DTYPE_FP32, rows, heads, size), rg(CF_DTYPE_FP32, rows, heads, size), back(CF_DTYPE_FP32, rows, heads, size);
+        fill_normal(&q, &rng);
+        fill_normal(&g, &rng);
+        fill_normal(&other, &rng);
+        cf_append a = describe(c, table, positions);
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        start_clean();
+        a.q = a.k = a.v = q.dense(); /* read only, so it may be all three */
+        a.q_out = rq.dense(), a.k_out = back.dense(), a.v_out = rg.dense();
+        call_ok(cf_append_forward(&a, nullptr, &error), error);
+        a.q = g.dense(), a.k = rq.dense(), a.v = other.dense();
+        a.q_out = rg.dense(), a.k_out = back.dense(), a.v_out = other.dense();
+        call_ok(cf_append_backward(&a, nullptr, &error), error);
+        check_faults();
+        for (array *one : {&q, &g, &rq, &rg, &back}) one->download();
+        double forward = 0.0, backward = 0.0, size_of_terms = 0.0;
+        for (int row = 0; row < rows; row++)
+            for (int h = 0; h < heads; h++)
+                for (int i = 0; i < size; i++) {
+                    forward += rq.get(row, h, i) * g.get(row, h, i);
+                    backward += q.get(row, h, i) * rg.get(row, h, i);
+                    size_of_terms += std::fabs(rq.get(row, h, i) * g.get(row, h, i));
+                    if (!CHECK(std::fabs(back.get(row, h, i) - q.get(row, h, i)) <= 16 * 0x1p-24)) return;
+                }
+        CHECK(std::fabs(forward - backward) <= 0x1p-22 * size_of_terms);
+        CHECK(std::fabs(forward) > 0.1);
+    }
+}
+
+/* The cosines and sines that the kernel sees, up to millions of positions: a head of (1, 0) pairs shows them. Both
+   tables are rounded to fp32, which is off by at most 2^-25 each; the greatest sum of the four products' errors is then
+   2 sqrt(2) 2^-25, and two roundings of fp32 add 2^-25 each: 2.42 x 2^-24 in all. */
+TEST(rope_accuracy) {
+    const int64_t n_positions[] = {1, 2, 1000, (int64_t)1 << 18, 8000000};
+    const int size = 64;
+    for (int i = 0; i < 5; i++)
+        for (int scaled = 0; scaled < 2; scaled++) {
+            rotary r;
+            r.base = scaled ? 500000.0 : 10000.0;
+            if (scaled) { /* Llama 3's: long wavelengths 8 times as long, those between blended */
+                for (int pair = 0; pair < size / 2; pair++) {
+                    const double f = std::pow(r.base, -2.0 * pair / size), wave = 6.283185307179586 / f;
+                    const double blend = (8192.0 / wave - 1.0) / 3.0;
+                    r.frequencies.push_back(wave < 2048.0 ? f : wave > 8192.0 ? f / 8.0 : f * ((1.0 - blend) / 8.0 + blend));
+                }
+            }
+            const int64_t n = n_positions[i];
+            int64_t fine = 1;
+            while (fine * fine < n) fine *= 2;
+            append_case c;
+            c.dtype = CF_DTYPE_FP32;
+            c.n_heads = c.n_kv_heads = 1;
+            c.size = size;
+            harness_rng rng = {3};
+            for (int64_t p : {(int64_t)0, (int64_t)1, fine - 1, fine, fine + 1, 2 * fine - 1, 2 * fine, n - 2, n - 1})
+                if (p >= 0 && p < n) c.positions.push_back((int32_t)p);
+            for (int j = 0; j < 300; j++) c.positions.push_back((int32_t)harness_between(&rng, 0, n - 1));
+            const int rows = (int)c.positions.size();
+            const rotary_table table(r, size, n);
+            const int_array positions(c.positions);
+            array q(CF_DTYPE_FP32, rows, 1, size), k(CF_DTYPE_FP32, rows, 1, size), v(CF_DTYPE_FP32, rows, 1, size);
+            array q_out(CF_DTYPE_FP32, rows, 1, size);
+            for (int row = 0; row < rows; row++)
+                for (int j = 0; j < size; j++) q.put(row, 0, j, j < size / 2 ? 1.0f : 0.0f);
+            q.upload();
+            cf_append a = describe(c, table, positions);
+            cf_error error;
+            memset(&error, 0, sizeof error);
+            size_t bytes = 0;
+            CHECK_INT(cf_rope_size(&a.rope, size, &bytes, nullptr), CF_OK);
+            CHECK_INT(bytes, (fine + (n + fine - 1) / fine) * size * 4); /* about 2 sqrt(n) rows */
+            start_clean();
+            a.q = a.k = a.v = q.dense();
+            a.q_out = q_out.dense(), a.k_out = k.dense(), a.v_out = v.dense();
+            call_ok(cf_append_forward(&a, nullptr, &error), error);
+            check_faults();
+            k.download();
+            double most = 0.0;
+            for (int row = 0; row < rows; row++)
+                for (int j = 0; j < size / 2; j++) {
+                    const long double t = r.angle(size, j, c.positions[(size_t)row]);
+                    const double off_cosine = std::fabs(k.get(row, 0, j) - (double)cosl(t));
+                    const double off_sine = std::fabs(k.get(row, 0, j + size / 2) - (double)sinl(t));
+                    most = std::fmax(most, std::fmax(off_cosine, off_sine));
+                }
+            if (most > 2.43 * 0x1p-24) FAIL("positions below %lld: off by %.3g ulp", (long long)n, most * 0x1p24);
+            CHECK(k.get(0, 0, 0) == 1.0 && k.get(0, 0, size / 2) == 0.0); /* position 0 turns nothing */
+        }
+}
+
+/* A position past the table is taken for the last one: nothing outside of the table is read. */
+TEST(positions_past_the_table) {
+    append_case c;
+    c.dtype = CF_DTYPE_FP32;
+    c.positions = {69, 70, 71, 5000, INT32_MAX, 69};
+    const rotary_table table(c.rope, c.size, 70);
+    const int_array positions(c.positions);
+    array q(c.dtype, 6, 4, c.size), k(c.dtype, 6, 1, c.size), v(c.dtype, 6, 1, c.size);
+    for (int r = 0; r < 6; r++)
+        for (int h = 0; h < 4; h++)
+            for (int i = 0; i < c.size; i++) q.put(r, h, i, (float)(i + h));
+    q.upload();
+    cf_append a = describe(c, table, positions);
+    a.q = q.tensor(), a.k = q.tensor(0, 2), a.v = q.tensor(0, 3);
+    a.q_out = a.q, a.k_out = k.dense(), a.v_out = v.dense();
+    start_clean();
+    CHECK_INT(cf_append_forward(&a, nullptr, nullptr), CF_OK);
+    check_faults();
+    k.download();
+    for (int r = 1; r < 6; r++) CHECK(head_of(k, r, 0) == head_of(k, 0, 0));
+}
+
+/* ---- planes ---- */
+
+static cf_state state_of(void *data, int layers, int heads, int size, cf_dtype dtype, int64_t rows) {
+    cf_state s;
+    memset(&s, 0, sizeof s);
+    s.data = data;
+    s.n_layers = layers;
+    s.n_kv_heads = heads;
+    s.head_size = size;
+    s.dtype = dtype;
+    s.rows = rows;
+    return s;
+}
+
+/* What cf_state_bytes says is what the memory model counts, for real models, cut into stages and over GPUs. */
+TEST(bytes_are_the_models) {
+    const char *names[] = {"qwen2.5-7b", "qwen3-32b", "llama-3-8b"};
+    int found = 0;
+    for (const char *name : names)
+        for (int64_t tp = 1; tp <= 4; tp *= 2) {
+            cf_memory_desc d;
+            cf_token_bytes tokens;
+            memset(&d, 0, sizeof d);
+            d.model = cf_model_find(name);
+            if (!d.model) continue;
+            found++;
+            d.parallel.tp = tp;
+            d.parallel.pp = 4;
+            for (int64_t stage = 0; stage < 4; stage++) {
+                int64_t bytes = 0;
+                const int64_t n_rows = 12345, head = d.model->head_dim ? d.model->head_dim : d.model->hidden / d.model->heads;
+                REQUIRE(cf_memory_token_bytes(&d, stage, &tokens, nullptr) == CF_OK);
+                REQUIRE(d.model->layers % 4 == 0);
+                cf_state s = state_of(nullptr, (int)(d.model->layers / 4), (int)(d.model->kv_heads / tp), (int)head,
+                                      CF_DTYPE_DEFAULT, 1 << 20);
+                CHECK_INT(cf_state_bytes(&s, n_rows, &bytes, nullptr), CF_OK);
+                CHECK_INT(bytes, n_rows * tokens.state);
+                s.dtype = CF_DTYPE_FP32;
+                CHECK_INT(cf_state_bytes(&s, n_rows, &bytes, nullptr), CF_OK);
+                CHECK_INT(bytes, n_rows * tokens.state_gradient);
+                s.one_layer = 1;
+                CHECK_INT(cf_state_bytes(&s, n_rows, &bytes, nullptr), CF_OK);
+                CHECK_INT(bytes * (d.model->layers / 4), n_rows * tokens.state_gradient);
+                /* What crosses a stage's edge is a row of the hidden size, split with sequence parallelism. */
+                CHECK_INT(tokens.boundary, 2 * d.model->hidden / tp);
+            }
+        }
+    CHECK_INT(found, 9);
+}
+
+TEST(planes_of_layers) {
+    char *base = (char *)(uintptr_t)4096;
+    cf_state s = state_of(base, 3, 2, 24, CF_DTYPE_BF16, 100);
+    for (int layer = 0; layer < 3; layer++) {
+        const cf_tensor k = cf_state_k(&s, layer, 7), v = cf_state_v(&s, layer, 7);
+        CHECK_INT((char *)k.data - base, ((2 * layer) * 100 + 7) * 96);
+        CHECK_INT((char *)v.data - base, ((2 * layer + 1) * 100 + 7) * 96);
+        CHECK_INT(k.row_stride, 48);
+        CHECK_INT(v.head_stride, 24);
+    }
+    CHECK(cf_state_k(&s, 3, 0).data == nullptr);
+    CHECK(cf_state_k(&s, -1, 0).data == nullptr);
+    CHECK(cf_state_v(&s, 0, 100).data == nullptr);
+    CHECK(cf_state_v(&s, 0, -1).data == nullptr);
+    CHECK(cf_state_k(nullptr, 0, 0).data == nullptr);
+    s.one_layer = 1;
+    CHECK_INT((char *)cf_state_v(&s, 2, 7).data - base, (100 + 7) * 96);
+    s.dtype = CF_DTYPE_FP32;
+    s.rows = (int64_t)1 << 40; /* addresses past 2^32 */
+    s.one_layer = 0;
+    CHECK_INT((char *)cf_state_v(&s, 2, 5).data - base, (5 * s.rows + 5) * 192);
+    s.head_size = 20; /* 40 numbers a row: still a multiple of 16 bytes */
+    CHECK(cf_state_k(&s, 1, 1).data != nullptr);
+    s.head_size = 21;
+    CHECK(cf_state_k(&s, 1, 1).data == nullptr);
+    s.data = nullptr;
+    CHECK(cf_state_k(&s, 1, 1).data == nullptr);
+}
+
+/* Rows of all planes, as bytes. */
+struct plane_memory {
+    cf_state state;
+    size_t row_bytes, n_planes;
+    std::vector<unsigned char> host;
+    unsigned char *device = nullptr;
+
+    plane_memory(int layers, int heads, int size, cf_dtype dtype, int rows, bool one_layer, uint64_t seed) {
+        harness_rng rng = {seed};
+        row_bytes = (size_t)(heads * size) * (dtype == CF_DTYPE_FP32 ? 4 : 2);
+        n_planes = one_layer ? 2 : 2 * (size_t)layers;
+        host.resize(2 * BAND + n_planes * (size_t)rows * row_bytes);
+        for (unsigned char &one : host) one = (unsigned char)harness_random(&rng);
+        CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
+        CHECK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        state = state_of(device + BAND, layers, heads, size, dtype, rows);
+        state.one_layer = one_layer;
+    }
+    plane_memory(const plane_memory &) = delete;
+    plane_memory &operator=(const plane_memory &) = delete;
+    ~plane_memory() { cudaFree(device); }
+
+    unsigned char *row(std::vector<unsigned char> *from, size_t plane, size_t r) const {
+        return from->data() + BAND + (plane * (size_t)state.rows + r) * row_bytes;
+    }
+    std::vector<unsigned char> now() const {
+        std::vector<unsigned char> bytes(host.size());
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+        CHECK(cudaMemcpy(bytes.data(), device, bytes.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+        return bytes;
+    }
+};
+
+TEST(clears_rows) {
+    const int ranges[][2] = {{0, 1}, {3, 5}, {0, 17}, {16, 1}, {17, 0}, {4, 0}};
+    for (int one_layer = 0; one_layer < 2; one_layer++)
+        for (const auto &range : ranges) {
+            plane_memory m(3, 2, 20, one_layer ? CF_DTYPE_FP32 : CF_DTYPE_FP16, 17, one_layer != 0, 4);
+            CHECK_INT(cf_state_clear(&m.state, range[0], range[1], nullptr, nullptr), CF_OK);
+            for (size_t plane = 0; plane < m.n_planes; plane++)
+                memset(m.row(&m.host, plane, (size_t)range[0]), 0, (size_t)range[1] * m.row_bytes);
+            CHECK(m.now() == m.host);
+        }
+}
+
+/* Chunk after chunk goes to pinned memory while the others are written to, its rows are used for something else, and it
+   comes back: on a stream of its own, with the waits that a caller needs. K, V, and gradients. */
+TEST(offload_and_prefetch) {
+    const int cuts[] = {0, 5, 6, 19, 19, 32}; /* chunks of 5, 1, 13, 0 and 13 rows, and 5 rows that belong to nobody */
+    for (int gradients = 0; gradients < 2; gradients++) {
+        plane_memory m(2, 3, 16, gradients ? CF_DTYPE_FP32 : CF_DTYPE_BF16, 37, false, 9 + (uint64_t)gradients);
+        const std::vector<unsigned char> kept = m.host;
+        cudaStream_t compute, copy;
+        cudaEvent_t used, arrived;
+        cf_error error;
+        unsigned char *pinned[5];
+        int64_t bytes[5];
+        memset(&error, 0, sizeof error);
+        CHECK(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(cudaEventCreateWithFlags(&used, cudaEventDisableTiming) == cudaSuccess);
+        CHECK(cudaEventCreateWithFlags(&arrived, cudaEventDisableTiming) == cudaSuccess);
+        for (int i = 0; i < 5; i++) {
+            CHECK_INT(cf_state_bytes(&m.state, cuts[i + 1] - cuts[i], &bytes[i], nullptr), CF_OK);
+            CHECK_INT(bytes[i], (int64_t)(m.n_planes * m.row_bytes) * (cuts[i + 1] - cuts[i]));
+            CHECK(cudaMallocHost((void **)&pinned[i], (size_t)bytes[i] + 16) == cudaSuccess);
+            memset(pinned[i], 0xA5, (size_t)bytes[i] + 16);
+        }
+        start_clean();
+        for (int i = 0; i < 5; i++) {
+            const int64_t n = cuts[i + 1] - cuts[i];
+            /* The last pass that used the rows is done on `compute`; the copy waits for it. */
+            CHECK(cudaEventRecord(used, compute) == cudaSuccess);
+            CHECK(cudaStreamWaitEvent(copy, used, 0) == cudaSuccess);
+            call_ok(cf_state_offload(&m.state, cuts[i], n, pinned[i], copy, &error), error);
+            /* The rows' next user waits for the copy. */
+            CHECK(cudaEventRecord(arrived, copy) == cudaSuccess);
+            CHECK(cudaStreamWaitEvent(compute, arrived, 0) == cudaSuccess);
+            call_ok(cf_state_clear(&m.state, cuts[i], n, compute, &error), error);
+        }
+        CHECK(cudaStreamSynchronize(copy) == cudaSuccess);
+        for (int i = 0; i < 5; i++) { /* planes one after the other, without gaps, and not a byte more */
+            const size_t width = (size_t)(cuts[i + 1] - cuts[i]) * m.row_bytes;
+            for (size_t plane = 0; plane < m.n_planes; plane++)
+                if (!CHECK(memcmp(pinned[i] + plane * width, m.row(&m.host, plane, (size_t)cuts[i]), width) == 0)) break;
+            for (size_t j = 0; j < 16; j++) CHECK(pinned[i][(size_t)bytes[i] + j] == 0xA5);
+        }
+        CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
+        for (size_t plane = 0; plane < m.n_planes; plane++) memset(m.row(&m.host, plane, 0), 0, 32 * m.row_bytes);
+        CHECK(m.now() == m.host); /* the five rows after them are as they were */
+        for (int i = 4; i >= 0; i--) {
+            const int64_t n = cuts[i + 1] - cuts[i];
+            CHECK(cudaEventRecord(used, compute) == cudaSuccess);
+            CHECK(cudaStreamWaitEvent(copy, used, 0) == cudaSuccess);
+            call_ok(cf_state_prefetch(&m.state, cuts[i], n, pinned[i], copy, &error), error);
+            CHECK(cudaEventRecord(arrived, copy) == cudaSuccess);
+            CHECK(cudaStreamWaitEvent(compute, arrived, 0) == cudaSuccess);
+            CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
+            for (size_t plane = 0; plane < m.n_planes; plane++) {
+                std::vector<unsigned char> whole = kept;
+                memcpy(m.row(&m.host, plane, (size_t)cuts[i]), m.row(&whole, plane, (size_t)cuts[i]), (size_t)n * m.row_bytes);
+            }
+            CHECK(m.now() == m.host);
+        }
+        CHECK(m.host == kept);
+        check_faults();
+        for (unsigned char *one : pinned) cudaFreeHost(one);
+        cudaEventDestroy(used);
+        cudaEventDestroy(arrived);
+        cudaStreamDestroy(compute);
+        cudaStreamDestroy(copy);
+    }
+}
+
+TEST(padding_rows_are_cleared) {
+    const int widths[] = {16, 1040, 6, 33}, gaps[] = {0, 32, 2, 1};
+    for (int i = 0; i < 4; i++)
+        for (int shift = 0; shift < 2; shift++) {
+            const int rows = 21;
+            const size_t stride = (size_t)(widths[i] + gaps[i]);
+            std::vector<unsigned char> host(BAND * 2 + stride * (size_t)rows, 0xFF), got(host.size());
+            const int_array positions(some_positions(rows, 8));
+            unsigned char *device = nullptr;
+            const size_t first = BAND + (size_t)shift; /* also misaligned */
+            CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
+            CHECK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+            start_clean();
+            CHECK_INT(cf_padding_clear(device + first, rows, widths[i], gaps[i] ? (int64_t)stride : 0, positions.device,
+                                       nullptr, nullptr), CF_OK);
+            check_faults();
+            CHECK(cudaMemcpy(got.data(), device, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+            for (int r = 0; r < rows; r++)
+                if (positions.host[(size_t)r] < 0) memset(&host[first + (size_t)r * stride], 0, (size_t)widths[i]);
+            CHECK(got == host);
+            cudaFree(device);
+        }
+}
+
+TEST(boundary_is_saved) {
+    const int64_t cases[][4] = {{13, 48, 48, 48}, {13, 48, 64, 48}, {1, 7, 9, 7}, {5, 33, 33, 100}, {0, 16, 16, 16}, {4, 0, 0, 0}};
+    for (const auto &one : cases) {
+        const int64_t rows = one[0], width = one[1], to_stride = one[2], from_stride = one[3];
+        std::vector<unsigned char> from((size_t)(rows * from_stride) + BAND), to((size_t)(rows * to_stride) + BAND, 0xFF), got(to);
+        unsigned char *device_from = nullptr, *device_to = nullptr;
+        for (size_t i = 0; i < from.size(); i++) from[i] = (unsigned char)(i * 37 + 11);
+        CHECK(cudaMalloc((void **)&device_from, from.size()) == cudaSuccess);
+        CHECK(cudaMalloc((void **)&device_to, to.size()) == cudaSuccess);
+        CHECK(cudaMemcpy(device_from, from.data(), from.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaMemcpy(device_to, to.data(), to.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK_INT(cf_boundary_save(device_to, to_stride == width ? 0 : to_stride, device_from, from_stride, rows, width,
+                                   nullptr, nullptr), CF_OK);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+        CHECK(cudaMemcpy(got.data(), device_to, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(to.data() + r * to_stride, from.data() + r * from_stride, (size_t)width);
+        CHECK(got == to);
+        cudaFree(device_from);
+        cudaFree(device_to);
+    }
+}
+
+/* ---- chunk by chunk ---- */
+
+/* One batch: sequence 0 is split into chunks, the others are whole and follow its last slice. Arrays are by token, the
+   sequences one after the other. */
+struct batch {
+    cf_dtype dtype = CF_DTYPE_BF16;
+    cf_attention_path path = CF_ATTENTION_MMA;
+    int n_heads = 2, n_kv_heads = 1, size = 64;
+    rotary rope;
+    int align = 1;           /* slices start at multiples of this; rows between are padding */
+    bool replay = false;     /* one chunk's activations at a time: each backward is preceded by its forward again */
+    bool add = false;        /* gradients are added to numbers that are there; otherwise the first backward overwrites */
+    bool deterministic = false;
+    std::vector<int> lengths;
+    std::vector<float> q, k, v, dout;
+
+    int tokens() const {
+        int sum = 0;
+        for (int length : lengths) sum += length;
+        return sum;
+    }
+    int first_token(int sequence) const {
+        int sum = 0;
+        for (int s = 0; s < sequence; s++) sum += lengths[(size_t)s];
+        return sum;
+    }
+    void make(uint64_t seed) {
+        harness_rng rng = {seed};
+        for (std::vector<float> *one : {&q, &k, &v, &dout}) {
+            const int heads = one == &q || one == &dout ? n_heads : n_kv_heads;
+            for (int i = 0; i < tokens() * heads * size; i++) one->push_back(normal(&rng, dtype));
+        }
+    }
+    float initial(int row, int head, int c, bool of_v) const {
+        return 0.25f * (float)((row * 5 + head * 3 + c + of_v) % 7) - 0.75f;
+    }
+};
+
+/* By token; q and k as attention got them, dk and dv as they reach the projections, `sums` as they lie in the state. */
+struct batch_results {
+    std::vector<double> q, k, out, lse, dq, dk, dv, dk_sums, dv_sums;
+};
+
+struct slice {
+    int sequence, begin, length, row;
+};
+
+/* One chunk's tensors on the device. */
+struct chunk_memory {
+    std::vector<slice> slices;
+    int rows = 0, prefix = 0;
+    array *qkv = nullptr, *out = nullptr, *dout = nullptr, *gradient = nullptr; /* gradient: packed as qkv */
+    float *lse = nullptr;
+    int_array *positions = nullptr;
+    std::vector<uint64_t> memory;
+    const cf_attention *attention = nullptr;
+    void *tiles = nullptr;
+
+    ~chunk_memory() {
+        delete qkv;
+        delete out;
+        delete dout;
+        delete gradient;
+        delete positions;
+        cudaFree(lse);
+        cudaFree(tiles);
+    }
+
+    size_t token(const batch &b, const slice &s, int i) const { return (size_t)(b.first_token(s.sequence) + s.begin + i); }
+
+    void make(const batch &b) {
+        cf_attention_desc d;
+        std::vector<int32_t> cu_q = {0}, cu_k = {0}, starts_q, starts_k, places((size_t)rows, -1);
+        cf_error error;
+        size_t bytes = 0;
+        memset(&d, 0, sizeof d);
+        memset(&error, 0, sizeof error);
+        for (size_t i = 0; i < slices.size(); i++) {
+            const slice &s = slices[i];
+            const bool carried = i == 0 && s.sequence == 0; /* this one sees the prefix */
+            cu_q.push_back(cu_q.back() + s.length);
+            cu_k.push_back(cu_k.back() + s.length + (carried ? prefix : 0));
+            starts_q.push_back(s.row);
+            starts_k.push_back(carried ? 0 : prefix + s.row);
+            for (int j = 0; j < s.length; j++) places[(size_t)(s.row + j)] = s.begin + j;
+        }
+        d.n_heads = b.n_heads, d.n_kv_heads = b.n_kv_heads, d.head_size = b.size;
+        d.n_slices = (int64_t)slices.size();
+        d.cu_seqlens_q = cu_q.data(), d.cu_seqlens_k = cu_k.data();
+        d.starts_q = starts_q.data(), d.starts_k = starts_k.data();
+        d.dtype = b.dtype, d.path = b.path, d.deterministic = b.deterministic;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        d.arch = 80;
+#endif
+        if (!call_ok(cf_attention_size(&d, &bytes, &error), error)) return;
+        memory.resize(bytes / 8 + 3);
+        void *place = (void *)(((uintptr_t)memory.data() + 15) / 16 * 16);
+        if (!call_ok(cf_attention_prepare(&d, place, bytes, &attention, &error), error)) return;
+        CHECK(cudaMalloc(&tiles, attention->tiles_bytes + 16) == cudaSuccess);
+        CHECK(cudaMemcpy(tiles, attention->tiles, attention->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        positions = new int_array(places);
+        qkv = new array(b.dtype, rows, b.n_heads + 2 * b.n_kv_heads, b.size);
+        gradient = new array(b.dtype, rows, b.n_heads + 2 * b.n_kv_heads, b.size);
+        out = new array(b.dtype, rows, b.n_heads, b.size);
+        dout = new array(b.dtype, rows, b.n_heads, b.size);
+        for (const slice &s : slices)
+            for (int i = 0; i < s.length; i++)
+                for (int h = 0; h < b.n_heads; h++)
+                    for (int c = 0; c < b.size; c++)
+                        dout->put(s.row + i, h, c,
+                                  b.dout[(token(b, s, i) * (size_t)b.n_heads + (size_t)h) * (size_t)b.size + (size_t)c]);
+        dout->upload();
+        CHECK(cudaMalloc((void **)&lse, (size_t)(rows * b.n_heads + 1) * 4) == cudaSuccess);
+    }
+
+    /* What the projections make: the same for a forward and its replay. Padding rows are NaN. */
+    void project(const batch &b) {
+        const int kv = b.n_kv_heads;
+        std::fill(qkv->host.begin(), qkv->host.end(), (unsigned char)0xFF);
+        for (const slice &s : slices)
+            for (int i = 0; i < s.length; i++)
+                for (int h = 0; h < b.n_heads + 2 * kv; h++) {
+                    const size_t t = token(b, s, i), size = (size_t)b.size;
+                    const float *from = h < b.n_heads ? &b.q[(t * (size_t)b.n_heads + (size_t)h) * size]
+                                        : h < b.n_heads + kv
+                                            ? &b.k[(t * (size_t)kv + (size_t)(h - b.n_heads)) * size]
+                                            : &b.v[(t * (size_t)kv + (size_t)(h - b.n_heads - kv)) * size];
+                    for (int c = 0; c < b.size; c++) qkv->put(s.row + i, h, c, from[c]);
+                }
+        qkv->upload();
+    }
+    void drop() { /* activations */
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+        CHECK(cudaMemset(qkv->device, 0xFF, qkv->host.size()) == cudaSuccess);
+        CHECK(cudaMemset(out->device, 0xFF, out->host.size()) == cudaSuccess);
+        CHECK(cudaMemset(lse, 0xFF, (size_t)(rows * attention->desc.n_heads) * 4) == cudaSuccess);
+    }
+};
+
+static const int LAYER = 1, N_LAYERS = 2, FIRST_ROW = 3; /* of the group, in a state that it does not have alone */
+
+struct chunked_batch {
+    const batch &b;
+    std::vector<chunk_memory> chunks;
+    cf_state state, gradient;
+    unsigned char *state_memory = nullptr, *gradient_memory = nullptr;
+    size_t state_bytes = 0, gradient_bytes = 0;
+    rotary_table table;
+    void *workspace = nullptr;
+    size_t workspace_bytes = 0;
+    cublasHandle_t cublas = nullptr;
+    cudaStream_t stream = nullptr;
+
+    chunked_batch(const batch &b_, const std::vector<int> &sizes) : b(b_), chunks(sizes.size()), table(b_.rope, b_.size, 2048) {
+        int prefix = 0, rows = 0;
+        for (size_t i = 0; i < sizes.size(); i++) {
+            chunk_memory &c = chunks[i];
+            int row = 0;
+            c.prefix = prefix;
+            if (sizes[i] > 0) c.slices.push_back({0, prefix, sizes[i], 0});
+            row = (sizes[i] + b.align - 1) / b.align * b.align;
+            for (int s = 1; s < (int)b.lengths.size() && i + 1 == sizes.size(); s++) {
+                c.slices.push_back({s, 0, b.lengths[(size_t)s], row});
+                row += (b.lengths[(size_t)s] + b.align - 1) / b.align * b.align;
+            }
+            c.rows = row;
+            c.make(b);
+            prefix += sizes[i];
+            rows = c.prefix + row > rows ? c.prefix + row : rows;
+            if (c.attention->forward_bytes > workspace_bytes) workspace_bytes = c.attention->forward_bytes;
+            if (c.attention->backward_bytes > workspace_bytes) workspace_bytes = c.attention->backward_bytes;
+        }
+        rows += FIRST_ROW + 2;
+        state = make_state(b.dtype, rows, &state_memory, &state_bytes);
+        gradient = make_state(CF_DTYPE_FP32, rows, &gradient_memory, &gradient_bytes);
+        CHECK(cudaMalloc(&workspace, workspace_bytes + 16) == cudaSuccess);
+        CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    }
+    ~chunked_batch() {
+        cudaFree(state_memory);
+        cudaFree(gradient_memory);
+        cudaFree(workspace);
+        cublasDestroy(cublas);
+        cudaStreamDestroy(stream);
+    }
+
+    cf_state make_state(cf_dtype dtype, int rows, unsigned char **memory, size_t *bytes) {
+        cf_state s = state_of(nullptr, N_LAYERS, b.n_kv_heads, b.size, dtype, rows);
+        int64_t n = 0;
+        CHECK_INT(cf_state_bytes(&s, rows, &n, nullptr), CF_OK);
+        *bytes = (size_t)n;
+        CHECK(cudaMalloc((void **)memory, *bytes) == cudaSuccess);
+        CHECK(cudaMemset(*memory, 0xFF, *bytes) == cudaSuccess);
+        s.data = *memory;
+        return s;
+    }
+
+    std::vector<unsigned char> copy_of(const unsigned char *device, size_t bytes) {
+        std::vector<unsigned char> host(bytes);
+        CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+        CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+        return host;
+    }
+
+    cf_append rows_of(const chunk_memory &c) {
+        cf_append a;
+        memset(&a, 0, sizeof a);
+        a.rows = c.rows;
+        a.n_heads = b.n_heads, a.n_kv_heads = b.n_kv_heads, a.head_size = b.size, a.dtype = b.dtype;
+        a.positions = c.positions->device;
+        a.rope = table.rope;
+        return a;
+    }
+
+    cf_attention_tensors tensors_of(const chunk_memory &c) {
+        cf_attention_tensors x;
+        memset(&x, 0, sizeof x);
+        x.q = c.qkv->tensor();
+        x.k = cf_state_k(&state, LAYER, FIRST_ROW);
+        x.v = cf_state_v(&state, LAYER, FIRST_ROW);
+        x.out = c.out->tensor();
+        x.lse = c.lse, x.lse_stride = c.rows;
+        x.tiles = c.tiles, x.workspace = workspace, x.workspace_bytes = workspace_bytes, x.cublas = cublas;
+        return x;
+    }
+
+    bool forward(chunk_memory *c) {
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        c->project(b);
+        cf_append a = rows_of(*c);
+        a.q = a.q_out = c->qkv->tensor();
+        a.k = c->qkv->tensor(0, b.n_heads);
+        a.v = c->qkv->tensor(0, b.n_heads + b.n_kv_heads);
+        a.k_out = cf_state_k(&state, LAYER, FIRST_ROW + c->prefix);
+        a.v_out = cf_state_v(&state, LAYER, FIRST_ROW + c->prefix);
+        if (!call_ok(cf_append_forward(&a, stream, &error), error)) return false;
+        const cf_attention_tensors x = tensors_of(*c);
+        CHECK(cudaMemsetAsync(workspace, 0xFF, workspace_bytes, stream) == cudaSuccess);
+        if (!call_ok(cf_attention_forward(c->attention, &x, stream, &error), error)) return false;
+        const int64_t row_bytes = c->out->row * (int64_t)c->out->number();
+        return call_ok(cf_padding_clear(x.out.data, c->rows, row_bytes, 0, c->positions->device, stream, &error), error);
+    }
+
+    bool backward(chunk_memory *c, bool overwrite) {
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        cf_attention_tensors x = tensors_of(*c);
+        x.dout = c->dout->tensor();
+        x.dq = c->gradient->tensor();
+        x.dk = cf_state_k(&gradient, LAYER, FIRST_ROW);
+        x.dv = cf_state_v(&gradient, LAYER, FIRST_ROW);
+        x.overwrite = overwrite;
+        CHECK(cudaMemsetAsync(workspace, 0xFF, workspace_bytes, stream) == cudaSuccess);
+        if (!call_ok(cf_attention_backward(c->attention, &x, stream, &error), error)) return false;
+        cf_append a = rows_of(*c);
+        a.q = a.q_out = x.dq;
+        a.k = cf_state_k(&gradient, LAYER, FIRST_ROW + c->prefix);
+        a.v = cf_state_v(&gradient, LAYER, FIRST_ROW + c->prefix);
+        a.k_out = c->gradient->tensor(0, b.n_heads);
+        a.v_out = c->gradient->tensor(0, b.n_heads + b.n_kv_heads);
+        return call_ok(cf_append_backward(&a, stream, &error), error);
+    }
+
+    /* Numbers that gradients are added to: in the rows of all sequences. */
+    void fill_gradients() {
+        std::vector<float> host(gradient_bytes / 4, NAN);
+        for (const chunk_memory &c : chunks)
+            for (const slice &s : c.slices)
+                for (int i = 0; i < s.length; i++)
+                    for (int h = 0; h < b.n_kv_heads; h++)
+                        for (int n = 0; n < b.size; n++)
+                            for (int of_v = 0; of_v < 2; of_v++)
+                                host[sum_index(c, s, i, h, n, of_v != 0)] = b.initial((int)c.token(b, s, i), h, n, of_v != 0);
+        CHECK(cudaMemcpy(gradient_memory, host.data(), gradient_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    }
+
+    size_t sum_index(const chunk_memory &c, const slice &s, int i, int h, int n, bool of_v) const {
+        const size_t row = (size_t)(FIRST_ROW + c.prefix + s.row + i), plane = 2 * LAYER + (of_v ? 1 : 0);
+        return ((plane * (size_t)gradient.rows + row) * (size_t)b.n_kv_heads + (size_t)h) * (size_t)b.size + (size_t)n;
+    }
+
+    /* Collects by token, and checks that padding is 0 and that rows of nobody are untouched. */
+    void collect(batch_results *to, const std::vector<unsigned char> &state_now) {
+        const int kv = b.n_kv_heads, tokens = b.tokens();
+        const size_t size = (size_t)b.size;
+        std::vector<unsigned char> bytes = copy_of(gradient_memory, gradient_bytes);
+        std::vector<float> sums(gradient_bytes / 4);
+        memcpy(sums.data(), bytes.data(), gradient_bytes);
+        array rows(b.dtype, (int)state.rows, kv, b.size); /* K, as the state has it */
+        memcpy(&rows.host[BAND], &state_now[2 * LAYER * (state_now.size() / (2 * N_LAYERS))], state_now.size() / (2 * N_LAYERS));
+        for (std::vector<double> *one : {&to->q, &to->out, &to->dq})
+            one->assign((size_t)(tokens * b.n_heads) * size, NAN);
+        for (std::vector<double> *one : {&to->k, &to->dk, &to->dv, &to->dk_sums, &to->dv_sums})
+            one->assign((size_t)(tokens * kv) * size, NAN);
+        to->lse.assign((size_t)(tokens * b.n_heads), NAN);
+        for (chunk_memory &c : chunks) {
+            std::vector<float> lse((size_t)(c.rows * b.n_heads));
+            for (array *one : {c.qkv, c.out, c.gradient}) one->download();
+            CHECK(cudaMemcpy(lse.data(), c.lse, lse.size() * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+            std::vector<bool> real((size_t)c.rows, false);
+            for (const slice &s : c.slices)
+                for (int i = 0; i < s.length; i++) {
+                    const size_t t = c.token(b, s, i);
+                    const int row = s.row + i;
+                    real[(size_t)row] = true;
+                    for (int h = 0; h < b.n_heads; h++) {
+                        to->lse[(size_t)(h * tokens) + t] = lse[(size_t)(h * c.rows + row)];
+                        for (size_t n = 0; n < size; n++) {
+                            const size_t at = (t * (size_t)b.n_heads + (size_t)h) * size + n;
+                            to->q[at] = c.qkv->get(row, h, (int)n);
+                            to->out[at] = c.out->get(row, h, (int)n);
+                            to->dq[at] = c.gradient->get(row, h, (int)n);
+                        }
+                    }
+                    for (int h = 0; h < kv; h++)
+                        for (size_t n = 0; n < size; n++) {
+                            const size_t at = (t * (size_t)kv + (size_t)h) * size + n;
+                            float *dk = &sums[sum_index(c, s, i, h, (int)n, false)], *dv = &sums[sum_index(c, s, i, h, (int)n, true)];
+                            to->k[at] = rows.get(FIRST_ROW + c.prefix + row, h, (int)n);
+                            to->dk[at] = c.gradient->get(row, b.n_heads + h, (int)n);
+                            to->dv[at] = c.gradient->get(row, b.n_heads + kv + h, (int)n);
+                            to->dk_sums[at] = *dk;
+                            to->dv_sums[at] = *dv;
+                            memset(dk, 0xFF, 4);
+                            memset(dv, 0xFF, 4);
+                        }
+                }
+            for (int row = 0; row < c.rows; row++)
+                for (int h = 0; h < b.n_heads + 2 * kv && !real[(size_t)row]; h++)
+                    for (double one : head_of(*c.gradient, row, h))
+                        if (!CHECK(one == 0.0)) return;
+        }
+        if (!b.add) CHECK(harness_is_poison(sums.data(), gradient_bytes)); /* with add, NaN in another form */
+        else
+            for (float one : sums)
+                if (!CHECK(std::isnan(one))) return;
+    }
+
+    bool run(batch_results *to) {
+        start_clean();
+        if (b.add) fill_gradients();
+        for (chunk_memory &c : chunks) {
+            if (!forward(&c)) return false;
+            if (b.replay) c.drop();
+        }
+        const std::vector<unsigned char> after_forward = copy_of(state_memory, state_bytes);
+        for (size_t i = chunks.size(); i-- > 0;) {
+            if (b.replay && !forward(&chunks[i])) return false;
+            if (!backward(&chunks[i], !b.add && i + 1 == chunks.size())) return false;
+        }
+        /* The replays wrote the same bits, and nothing else wrote to the state. */
+        CHECK(copy_of(state_memory, state_bytes) == after_forward);
+        collect(to, after_forward);
+        check_state_rows(after_forward);
+        check_faults();
+        return true;
+    }
+
+    /* Rows of the state outside the sequences, and the other layer, are as they were. */
+    void check_state_rows(std::vector<unsigned char> bytes) {
+        const size_t row_bytes = (size_t)(b.n_kv_heads * b.size) * (b.dtype == CF_DTYPE_FP32 ? 4 : 2);
+        for (const chunk_memory &c : chunks)
+            for (const slice &s : c.slices)
+                for (size_t of_v = 0; of_v < 2; of_v++)
+                    memset(&bytes[((2 * LAYER + of_v) * (size_t)state.rows + (size_t)(FIRST_ROW + c.prefix + s.row)) * row_bytes],
+                           0xFF, (size_t)s.length * row_bytes);
+        CHECK(harness_is_poison(bytes.data(), bytes.size()));
+    }
+};
+
+/* Turns every head of a (tokens, heads, size) array, each token at its place in its sequence; stored as `dtype`. */
+template <typename From>
+static std::vector<double> turn_all(const batch &b, const std::vector<From> &x, int heads, int way, cf_dtype dtype, bool store) {
+    std::vector<double> to(x.size());
+    const size_t size = (size_t)b.size;
+    for (int s = 0, t = 0; s < (int)b.lengths.size(); s++)
+        for (int i = 0; i < b.lengths[(size_t)s]; i++, t++)
+            for (int h = 0; h < heads; h++) {
+                const size_t at = ((size_t)t * (size_t)heads + (size_t)h) * size;
+                const std::vector<double> y = b.rope.turn(std::vector<double>(x.begin() + (long)at, x.begin() + (long)(at + size)), i, way);
+                for (size_t c = 0; c < size; c++) to[at + c] = store ? (double)round_to(dtype, (float)y[c]) : y[c];
+            }
+    return to;
+}
+
+static std::vector<float> as_floats(const std::vector<double> &x) { return std::vector<float>(x.begin(), x.end()); }
+
+/* q and k as they should be, but for the rounding to the type, where fp32 may fall on the other side of a half. */
+static void check_turned(const char *what, const batch &b, const std::vector<float> &x, const std::vector<double> &got, int heads) {
+    const std::vector<double> wanted = turn_all(b, x, heads, 1, b.dtype, false);
+    REQUIRE(got.size() == wanted.size());
+    for (size_t i = 0; i < got.size(); i++)
+        if (!(std::fabs(got[i] - wanted[i]) <= tolerance(b.dtype, wanted[i], 4.0))) {
+            FAIL("%s: number %d is %.9g, wanted %.9g", what, (int)i, got[i], wanted[i]);
+            return;
+        }
+}
+
+/* The batch in double, from q and k as attention got them, and as an unfused implementation in its type would have it.
+ */
+static void reference_results(const batch &b, const batch_results &stored, batch_results *exact, batch_results *rounded) {
+    host_problem p;
+    host_inputs in;
+    p.dtype = b.dtype;
+    p.n_heads = b.n_heads, p.n_kv_heads = b.n_kv_heads, p.head_size = b.size;
+    for (int length : b.lengths) p.add_slice(length, length);
+    in.q = as_floats(stored.q);
+    in.k = as_floats(stored.k);
+    in.v = b.v;
+    in.dout = b.dout;
+    for (batch_results *to : {exact, rounded}) {
+        const bool store = to == rounded;
+        host_results r = store ? reference_rounded(p, in) : reference_exact(p, in);
+        for (int t = 0; t < b.tokens() && b.add; t++)
+            for (int h = 0; h < b.n_kv_heads; h++)
+                for (int c = 0; c < b.size; c++) {
+                    const size_t at = (size_t)((t * b.n_kv_heads + h) * b.size + c);
+                    r.dk[at] += b.initial(t, h, c, false);
+                    r.dv[at] += b.initial(t, h, c, true);
+                }
+        to->out = r.out;
+        to->lse = r.lse;
+        to->dk_sums = r.dk;
+        to->dv_sums = r.dv;
+        to->dq = turn_all(b, r.dq, b.n_heads, -1, b.dtype, store);
+        to->dk = turn_all(b, r.dk, b.n_kv_heads, -1, b.dtype, store);
+        to->dv = r.dv;
+        if (store)
+            for (double &one : to->dv) one = round_to(b.dtype, (float)one);
+    }
+}
+
+static void check_results(const batch &b, const batch_results &got, const batch_results &exact, const batch_results &rounded) {
+    check_accuracy("out", b.dtype, got.out, exact.out, rounded.out, 2.0);
+    check_accuracy("lse", CF_DTYPE_FP32, got.lse, exact.lse, rounded.lse, 2.0);
+    check_accuracy("dq", b.dtype, got.dq, exact.dq, rounded.dq, 3.0);
+    check_accuracy("dk", b.dtype, got.dk, exact.dk, rounded.dk, 3.0);
+    check_accuracy("dv", b.dtype, got.dv, exact.dv, rounded.dv, 3.0);
+    check_accuracy("sums of dk", b.dtype, got.dk_sums, exact.dk_sums, rounded.dk_sums, 3.0);
+    check_accuracy("sums of dv", b.dtype, got.dv_sums, exact.dv_sums, rounded.dv_sums, 3.0);
+}
+
+/* Greatest gap between two results, in units of the greatest number. */
+static double gap_of(const std::vector<double> &x, const std::vector<double> &y) {
+    double gap = x.size() == y.size() ? 0.0 : 1.0, size = 0.0;
+    for (size_t i = 0; i < x.size() && i < y.size(); i++) {
+        if (!(std::fabs(x[i] - y[i]) <= gap)) gap = std::fabs(x[i] - y[i]);
+        size = std::fmax(size, std::fabs(y[i]));
+    }
+    return size > 0.0 ? gap / size : gap;
+}
+
+static void check_chunks(batch b, const std::vector<int> &sizes, const std::vector<int> &others, uint64_t seed) {
+    int length = 0;
+    for (int size : sizes) length += size;
+    b.lengths = {length};
+    b.lengths.insert(b.lengths.end(), others.begin(), others.end());
+    b.make(seed);
+    harness_note("%s, dtype %d, heads %d/%d of %d, align %d%s%s%s, %d chunks", cf_attention_path_name(b.path), (int)b.dtype,
+                 b.n_heads, b.n_kv_heads, b.size, b.align, b.replay ? ", replay" : "", b.add ? ", add" : "",
+                 b.deterministic ? ", deterministic" : "", (int)sizes.size());
+    batch_results exact, rounded, chunked, whole;
+    {
+        chunked_batch run(b, sizes);
+        if (!run.run(&chunked)) return;
+    }
+    {
+        chunked_batch run(b, {length});
+        if (!run.run(&whole)) return;
+    }
+    check_turned("q", b, b.q, whole.q, b.n_heads);
+    check_turned("k", b, b.k, whole.k, b.n_kv_heads);
+    CHECK(chunked.q == whole.q);
+    CHECK(chunked.k == whole.k);
+    reference_results(b, whole, &exact, &rounded);
+    check_results(b, chunked, exact, rounded);
+    check_results(b, whole, exact, rounded);
+    if (b.path != CF_ATTENTION_MMA) return;
+    /* A row meets its keys in the same tiles and in the same order, however the sequence is cut: the forward's bits are
+       the same. The gradients' sums have the same hundreds of terms in another order, which only fp32 tells apart. */
+    CHECK(chunked.out == whole.out);
+    CHECK(chunked.lse == whole.lse);
+    CHECK(gap_of(chunked.dk_sums, whole.dk_sums) <= 0x1p-18);
+    CHECK(gap_of(chunked.dv_sums, whole.dv_sums) <= 0x1p-18);
+}
+
+/* Chunks of sizes around tiles (64 and 128 rows), primes, and of one token. */
+TEST(chunks_bf16) {
+    batch b;
+    check_chunks(b, {61, 63, 1, 64, 65, 37}, {}, 1);
+    b.replay = true;
+    b.add = true;
+    b.deterministic = true;
+    check_chunks(b, {37, 64, 1, 127, 31}, {}, 2);
+}
+
+TEST(chunks_fp16) {
+    batch b;
+    b.dtype = CF_DTYPE_FP16;
+    b.n_heads = 4;
+    b.n_kv_heads = 2;
+    b.rope.interleaved = true;
+    b.rope.rotated = 32;
+    b.replay = true;
+    check_chunks(b, {1, 63, 33, 65, 2}, {}, 3);
+}
+
+/* The last chunk holds whole sequences too, every slice starts at a multiple of 16, and what lies between is NaN in all
+   that may hold anything. */
+TEST(chunks_hybrid_padded) {
+    for (int add = 0; add < 2; add++) {
+        batch b;
+        b.n_heads = 3;
+        b.align = 16;
+        b.add = add != 0;
+        b.replay = add == 0;
+        check_chunks(b, {64, 32, 16, 48, 29}, {7, 1, 33, 16}, 4);
+    }
+}
+
+TEST(chunks_head_128) {
+    batch b;
+    b.size = 128;
+    b.rope.base = 1000000.0;
+    check_chunks(b, {64, 1, 63, 65, 19}, {13}, 5);
+}
+
+TEST(chunks_unfused) {
+    batch b;
+    b.path = CF_ATTENTION_UNFUSED;
+    b.n_heads = 4;
+    b.n_kv_heads = 2;
+    for (int i = 0; i < 3; i++) {
+        b.dtype = (cf_dtype)(CF_DTYPE_BF16 + i);
+        b.size = i == 1 ? 40 : 64;
+        b.replay = i != 1;
+        b.add = i == 0;
+        b.align = i == 2 ? 8 : 1;
+        if (i == 2) check_chunks(b, {40, 16, 8, 56, 21}, {11, 9}, 6);
+        else check_chunks(b, {41, 17, 1, 64, 23}, {}, 7);
+    }
+}
+
+/* ---- far addresses ---- */
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Rows 2^30 elements apart, and planes so far apart that CUDA refuses to copy them in one call. */
+TEST(rows_past_32_bits) {
+    const int64_t far_row = (int64_t)1 << 30;
+    const int rows = 5, size = 64;
+    append_case c;
+    rotary r;
+    for (int i = 0; i < rows; i++) c.positions.push_back(i == 1 ? -1 : i * 7);
+    const rotary_table table(r, size, 1000);
+    const int_array positions(c.positions);
+    harness_rng rng = {1};
+    array qkv(CF_DTYPE_BF16, rows, 4, size), near_k(CF_DTYPE_BF16, rows, 1, size), near_v(CF_DTYPE_BF16, rows, 1, size);
+    fill_normal(&qkv, &rng);
+    array q_out(CF_DTYPE_BF16, rows, 2, size);
+    cf_append a = describe(c, table, positions);
+    a.q = qkv.tensor(), a.k = qkv.tensor(0, 2), a.v = qkv.tensor(0, 3);
+    a.q_out = q_out.dense(), a.k_out = near_k.dense(), a.v_out = near_v.dense();
+    CHECK_INT(cf_append_forward(&a, nullptr, nullptr), CF_OK);
+    unsigned char *far = (unsigned char *)cuda_emu_sparse_malloc((size_t)(rows * far_row * 2));
+    if (!far) SKIP("no address space for sparse arrays");
+    a.k_out = {far, far_row, 0};
+    start_clean();
+    CHECK_INT(cf_append_forward(&a, nullptr, nullptr), CF_OK);
+    CHECK_STR(cuda_emu_first_fault(), "");
+    near_k.download();
+    for (int i = 0; i < rows; i++)
+        if (i != 1) CHECK(memcmp(far + (size_t)(i * far_row) * 2, &near_k.host[near_k.at(i, 0, 0)], (size_t)size * 2) == 0);
+    cudaFree(far);
+}
+
+TEST(planes_past_the_pitch) {
+    const int64_t rows = (int64_t)1 << 26; /* planes of 8 GiB */
+    cf_state s = state_of(nullptr, 2, 1, 64, CF_DTYPE_BF16, rows);
+    int64_t bytes = 0;
+    CHECK_INT(cf_state_bytes(&s, rows, &bytes, nullptr), CF_OK);
+    CHECK_INT(bytes, (int64_t)4 << 33);
+    unsigned char *memory = (unsigned char *)cuda_emu_sparse_malloc((size_t)bytes), host[4 * 3 * 128];
+    if (!memory) SKIP("no address space for sparse arrays");
+    s.data = memory;
+    const int64_t first = rows - 4;
+    for (int64_t plane = 0; plane < 4; plane++)
+        for (int64_t i = 0; i < 4 * 128; i++) memory[(plane * rows + first) * 128 + i] = (unsigned char)(plane * 50 + i % 47 + 1);
+    start_clean();
+    CHECK_INT(cf_state_offload(&s, first, 3, host, nullptr, nullptr), CF_OK);
+    CHECK_INT(cf_state_clear(&s, first, 3, nullptr, nullptr), CF_OK);
+    for (int64_t plane = 0; plane < 4; plane++)
+        for (int64_t i = 0; i < 4 * 128; i++) {
+            const unsigned char was = (unsigned char)(plane * 50 + i % 47 + 1), now = memory[(plane * rows + first) * 128 + i];
+            if (!CHECK(now == (i < 3 * 128 ? 0 : was)) || (i < 3 * 128 && !CHECK(host[plane * 3 * 128 + i] == was))) return;
+        }
+    CHECK_INT(cf_state_prefetch(&s, first, 3, host, nullptr, nullptr), CF_OK);
+    for (int64_t plane = 0; plane < 4; plane++) CHECK(memory[(plane * rows + first) * 128 + 46] == (unsigned char)(plane * 50 + 47));
+    CHECK_STR(cuda_emu_first_fault(), "");
+    cudaFree(memory);
+}
+#endif
+
+/* ---- what is refused ---- */
+
+#define REFUSED(change, call, result, name) \
+    do {                                    \
+        x = good;                           \
+        memset(&error, 0, sizeof error);    \
+        change;                             \
+        CHECK_INT(call, result);            \
+        CHECK_INT(error.code, result);      \
+        CHECK_STR(error.field, name);       \
+    } while (0)
+
+static void set_bytes(void *member, int value) { memcpy(member, &value, sizeof value); } /* any value, as from C */
+
+/* Addresses are never used: everything is refused before. */
+TEST(bad_states) {
+    const cf_state good = state_of((void *)(uintptr_t)4096, 2, 2, 64, CF_DTYPE_BF16, 100);
+    cf_state x = good;
+    cf_error error;
+    int64_t bytes = 777;
+#define BYTES cf_state_bytes(&x, 5, &bytes, &error)
+#define CLEAR(first, n) cf_state_clear(&x, first, n, nullptr, &error)
+    REFUSED((void)0, cf_state_bytes(nullptr, 1, &bytes, &error), CF_ERROR_ARGUMENT, "state");
+    REFUSED((void)0, cf_state_bytes(&x, 1, nullptr, &error), CF_ERROR_ARGUMENT, "bytes");
+    REFUSED((void)0, cf_state_bytes(&x, -1, &bytes, &error), CF_ERROR_ARGUMENT, "n_rows");
+    REFUSED((void)0, cf_state_bytes(&x, INT64_MAX, &bytes, &error), CF_ERROR_OVERFLOW, "n_rows");
+    REFUSED(x.n_layers = -1, BYTES, CF_ERROR_ARGUMENT, "n_layers");
+    REFUSED(x.n_layers = INT64_MAX, BYTES, CF_ERROR_OVERFLOW, "n_layers");
+    REFUSED(x.n_layers = INT64_MAX / 2, BYTES, CF_ERROR_OVERFLOW, "rows");
+    REFUSED(x.n_kv_heads = 0, BYTES, CF_ERROR_ARGUMENT, "n_kv_heads");
+    REFUSED(x.n_kv_heads = INT64_MAX, BYTES, CF_ERROR_OVERFLOW, "n_kv_heads");
+    REFUSED(x.head_size = 0, BYTES, CF_ERROR_ARGUMENT, "head_size");
+    REFUSED(x.head_size = 7, BYTES, CF_ERROR_ARGUMENT, "head_size");
+    REFUSED(set_bytes(&x.dtype, 4), BYTES, CF_ERROR_ARGUMENT, "dtype");
+    REFUSED(set_bytes(&x.dtype, -1), BYTES, CF_ERROR_ARGUMENT, "dtype");
+    REFUSED(x.rows = -1, BYTES, CF_ERROR_ARGUMENT, "rows");
+    REFUSED(x.rows = INT64_MAX / 4, BYTES, CF_ERROR_OVERFLOW, "rows");
+    REFUSED((void)0, CLEAR(-1, 1), CF_ERROR_ARGUMENT, "first_row");
+    REFUSED((void)0, CLEAR(101, 0), CF_ERROR_ARGUMENT, "first_row");
+    REFUSED((void)0, CLEAR(50, 51), CF_ERROR_ARGUMENT, "n_rows");
+    REFUSED((void)0, CLEAR(INT64_MAX, INT64_MAX / 4096), CF_ERROR_ARGUMENT, "first_row");
+    REFUSED(x.data = nullptr, CLEAR(0, 1), CF_ERROR_ARGUMENT, "data");
+    REFUSED(x.data = (void *)(uintptr_t)4104, CLEAR(0, 1), CF_ERROR_ARGUMENT, "data");
+    REFUSED((void)0, cf_state_offload(&x, 0, 1, nullptr, nullptr, &error), CF_ERROR_ARGUMENT, "host");
+    REFUSED((void)0, cf_state_prefetch(&x, 0, 1, nullptr, nullptr, &error), CF_ERROR_ARGUMENT, "host");
+    REFUSED((void)0, cf_state_offload(&x, 99, 2, &bytes, nullptr, &error), CF_ERROR_ARGUMENT, "n_rows");
+#undef BYTES
+#undef CLEAR
+    CHECK_INT(bytes, 777);
+    CHECK_INT(cf_state_clear(&good, 100, 0, nullptr, nullptr), CF_OK);
+    CHECK_INT(cf_state_clear(&good, -1, 0, nullptr, nullptr), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_state_offload(&good, 3, 0, nullptr, nullptr, nullptr), CF_OK);
+    x = good;
+    x.n_layers = 0; /* a stage of embeddings alone */
+    CHECK_INT(cf_state_bytes(&x, 5, &bytes, nullptr), CF_OK);
+    CHECK_INT(bytes, 0);
+    x.data = nullptr;
+    CHECK_INT(cf_state_prefetch(&x, 0, 5, nullptr, nullptr, nullptr), CF_OK);
+}
+
+TEST(bad_ropes) {
+    cf_rope good, x;
+    cf_error error;
+    size_t bytes = 777;
+    double frequencies[32] = {0};
+    memset(&good, 0, sizeof good);
+    good.n_positions = 1000;
+    std::vector<float> memory(32 * 2 * 64 * 2, 5.0f);
+#define SIZE cf_rope_size(&x, 64, &bytes, &error)
+#define FILL cf_rope_fill(&x, 64, memory.data(), memory.size() * 4, &error)
+    REFUSED((void)0, cf_rope_size(nullptr, 64, &bytes, &error), CF_ERROR_ARGUMENT, "rope");
+    REFUSED((void)0, cf_rope_size(&x, 64, nullptr, &error), CF_ERROR_ARGUMENT, "bytes");
+    REFUSED((void)0, cf_rope_size(&x, 20, &bytes, &error), CF_ERROR_ARGUMENT, "head_size");
+    REFUSED((void)0, cf_rope_size(&x, 264, &bytes, &error), CF_ERROR_ARGUMENT, "head_size");
+    REFUSED(x.rotated = 31, SIZE, CF_ERROR_ARGUMENT, "rotated");
+    REFUSED(x.rotated = 66, SIZE, CF_ERROR_ARGUMENT, "rotated");
+    REFUSED(x.rotated = -2, SIZE, CF_ERROR_ARGUMENT, "rotated");
+    REFUSED(x.n_positions = 0, SIZE, CF_ERROR_ARGUMENT, "n_positions");
+    REFUSED(x.n_positions = ((int64_t)1 << 31) + 1, SIZE, CF_ERROR_ARGUMENT, "n_positions");
+    REFUSED(x.table = (const float *)(uintptr_t)4100, SIZE, CF_ERROR_ARGUMENT, "table");
+    REFUSED(x.base = -1.0, FILL, CF_ERROR_ARGUMENT, "base");
+    REFUSED(x.base = NAN, FILL, CF_ERROR_ARGUMENT, "base");
+    REFUSED(x.base = INFINITY, FILL, CF_ERROR_ARGUMENT, "base");
+    REFUSED((frequencies[31] = NAN, x.frequencies = frequencies), FILL, CF_ERROR_ARGUMENT, "frequencies");
+    CHECK_INT(error.item, 31);
+    REFUSED((void)0, cf_rope_fill(&x, 64, nullptr, 100000, &error), CF_ERROR_ARGUMENT, "memory");
+    REFUSED((void)0, cf_rope_fill(&x, 64, (char *)memory.data() + 2, 100000, &error), CF_ERROR_ARGUMENT, "memory");
+    REFUSED((void)0, cf_rope_fill(&x, 64, memory.data(), 64 * 64 * 4 - 1, &error), CF_ERROR_SPACE, "bytes");
+    CHECK_INT(error.wanted, 64 * 64 * 4);
+#undef SIZE
+#undef FILL
+    CHECK_INT(bytes, 777);
+    for (float one : memory) CHECK(one == 5.0f);
+    x = good;
+    x.n_positions = (int64_t)1 << 31; /* all that an int32_t can be */
+    CHECK_INT(cf_rope_size(&x, 64, &bytes, nullptr), CF_OK);
+    CHECK_INT(bytes, ((1 << 16) + (1 << 15)) * 64 * 4);
+}
+
+TEST(bad_appends) {
+    cf_append good, x;
+    cf_error error;
+    void *somewhere = (void *)(uintptr_t)4096, *odd = (void *)(uintptr_t)4104;
+    memset(&good, 0, sizeof good);
+    good.rows = 10;
+    good.n_heads = 4;
+    good.n_kv_heads = 2;
+    good.head_size = 64;
+    good.positions = (const int32_t *)somewhere;
+    good.rope.n_positions = 100;
+    good.rope.table = (const float *)somewhere;
+    for (cf_tensor *one : {&good.q, &good.k, &good.v, &good.q_out, &good.k_out, &good.v_out}) one->data = somewhere;
+    REFUSED((void)0, cf_append_forward(nullptr, nullptr, &error), CF_ERROR_ARGUMENT, "append");
+#define BOTH(change, result, name)                                              \
+    do {                                                                        \
+        REFUSED(change, cf_append_forward(&x, nullptr, &error), result, name);  \
+        REFUSED(change, cf_append_backward(&x, nullptr, &error), result, name); \
+    } while (0)
+    BOTH(x.rows = -1, CF_ERROR_ARGUMENT, "rows");
+    BOTH(x.rows = ((int64_t)1 << 30) + 1, CF_ERROR_LIMIT, "rows");
+    BOTH(x.n_heads = 0, CF_ERROR_ARGUMENT, "n_heads");
+    BOTH(x.n_heads = INT64_MAX, CF_ERROR_ARGUMENT, "n_heads");
+    BOTH(x.n_kv_heads = 3, CF_ERROR_ARGUMENT, "n_kv_heads");
+    BOTH(x.head_size = 60, CF_ERROR_ARGUMENT, "head_size");
+    BOTH(x.head_size = 264, CF_ERROR_ARGUMENT, "head_size");
+    BOTH(set_bytes(&x.dtype, 9), CF_ERROR_ARGUMENT, "dtype");
+    BOTH(x.positions = nullptr, CF_ERROR_ARGUMENT, "positions");
+    BOTH(x.positions = (const int32_t *)(uintptr_t)4097, CF_ERROR_ARGUMENT, "positions");
+    BOTH(x.rope.rotated = 3, CF_ERROR_ARGUMENT, "rotated");
+    BOTH(x.rope.rotated = 65, CF_ERROR_ARGUMENT, "rotated");
+    BOTH(x.rope.rotated = 128, CF_ERROR_ARGUMENT, "rotated");
+    BOTH(x.rope.n_positions = -5, CF_ERROR_ARGUMENT, "n_positions");
+    BOTH(x.rope.table = (const float *)odd, CF_ERROR_ARGUMENT, "table");
+    BOTH(x.q.data = nullptr, CF_ERROR_ARGUMENT, "q");
+    BOTH(x.k.data = odd, CF_ERROR_ARGUMENT, "k");
+    BOTH(x.v.row_stride = -64, CF_ERROR_ARGUMENT, "v");
+    BOTH(x.q_out.head_stride = 68, CF_ERROR_ARGUMENT, "q_out");
+    BOTH(x.k_out.row_stride = INT64_MAX / 8 * 8, CF_ERROR_ARGUMENT, "k_out");
+    BOTH((x.rows = (int64_t)1 << 30, x.v_out.row_stride = (int64_t)1 << 40), CF_ERROR_OVERFLOW, "v_out");
+    /* Gradients are fp32, so a stride of 4 numbers is enough for them, and not for 16-bit rows. */
+    REFUSED(x.k.row_stride = 132, cf_append_forward(&x, nullptr, &error), CF_ERROR_ARGUMENT, "k");
+#undef BOTH
+    x = good;
+    x.rows = 0;
+    x.positions = nullptr;
+    for (cf_tensor *one : {&x.q, &x.k, &x.v, &x.q_out, &x.k_out, &x.v_out}) one->data = nullptr;
+    CHECK_INT(cf_append_forward(&x, nullptr, nullptr), CF_OK);
+    CHECK_INT(cf_append_backward(&x, nullptr, nullptr), CF_OK);
+}
+
+TEST(bad_copies) {
+    cf_error error;
+    int x = 0;
+    const int good = 0;
+    void *a = (void *)(uintptr_t)4096;
+    const int32_t *positions = (const int32_t *)a;
+#define PADDING(data, rows, width, stride, places) cf_padding_clear(data, rows, width, stride, places, nullptr, &error)
+    REFUSED((void)0, PADDING(a, -1, 8, 8, positions), CF_ERROR_ARGUMENT, "rows");
+    REFUSED((void)0, PADDING(a, ((int64_t)1 << 30) + 1, 8, 8, positions), CF_ERROR_LIMIT, "rows");
+    REFUSED((void)0, PADDING(a, 1, -8, 8, positions), CF_ERROR_ARGUMENT, "row_bytes");
+    REFUSED((void)0, PADDING(a, 1, 8, 7, positions), CF_ERROR_ARGUMENT, "stride_bytes");
+    REFUSED((void)0, PADDING(a, 1, 8, -8, positions), CF_ERROR_ARGUMENT, "stride_bytes");
+    REFUSED((void)0, PADDING(a, 4, 8, INT64_MAX / 2, positions), CF_ERROR_OVERFLOW, "stride_bytes");
+    REFUSED((void)0, PADDING(nullptr, 1, 8, 8, positions), CF_ERROR_ARGUMENT, "data");
+    REFUSED((void)0, PADDING(a, 1, 8, 8, nullptr), CF_ERROR_ARGUMENT, "positions");
+    CHECK_INT(cf_padding_clear(nullptr, 0, 8, 8, nullptr, nullptr, nullptr), CF_OK);
+#define SAVE(to, to_stride, from, from_stride, rows, width) \
+    cf_boundary_save(to, to_stride, from, from_stride, rows, width, nullptr, &error)
+    REFUSED((void)0, SAVE(nullptr, 0, a, 0, 1, 8), CF_ERROR_ARGUMENT, "to");
+    REFUSED((void)0, SAVE(a, 0, nullptr, 0, 1, 8), CF_ERROR_ARGUMENT, "from");
+    REFUSED((void)0, SAVE(a, 7, a, 0, 1, 8), CF_ERROR_ARGUMENT, "to_stride");
+    REFUSED((void)0, SAVE(a, 8, a, -8, 1, 8), CF_ERROR_ARGUMENT, "from_stride");
+    REFUSED((void)0, SAVE(a, 8, a, INT64_MAX, 2, 8), CF_ERROR_OVERFLOW, "from_stride");
+    REFUSED((void)0, SAVE(a, 8, a, 8, -2, 8), CF_ERROR_ARGUMENT, "rows");
+    REFUSED((void)0, SAVE(a, 8, a, 8, 2, -8), CF_ERROR_ARGUMENT, "row_bytes");
+    CHECK_INT(x, good);
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#define EMULATED_CASES CASE(rows_past_32_bits), CASE(planes_past_the_pitch),
+#else
+#define EMULATED_CASES
+#endif
+
+SUITE(state, EMULATED_CASES CASE(bad_states), CASE(bad_ropes), CASE(bad_appends), CASE(bad_copies),
+      CASE(bytes_are_the_models), CASE(planes_of_layers), CASE(clears_rows), CASE(offload_and_prefetch),
+      CASE(padding_rows_are_cleared), CASE(boundary_is_saved), CASE(appends), CASE(appends_without_a_table),
+      CASE(appends_many_rows), CASE(backward_is_the_transpose), CASE(rope_accuracy), CASE(positions_past_the_table),
+      CASE(chunks_bf16), CASE(chunks_fp16), CASE(chunks_hybrid_padded), CASE(chunks_head_128), CASE(chunks_unfused));
