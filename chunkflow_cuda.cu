@@ -39,10 +39,13 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <chrono>
 #include <climits>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <thread>
 
 namespace {
 
@@ -2639,6 +2642,2186 @@ cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_
    >>arena    where everything that a stage holds lies, worked out before it runs
    ================================================================================================================ */
 
+namespace {
+
+/* ---- host memory ---- */
+
+/* Plain items in memory from the application's allocator. Nothing throws: what could not grow says so and stays as it
+   was. All zero is an empty one. */
+template <typename T> struct array {
+    T *data;
+    int64_t n, room;
+    T &operator[](int64_t i) const { return data[i]; }
+};
+
+template <typename T> void drop(const cf_allocator &from, array<T> *a) {
+    if (a->data != NULL) from.release(a->data, from.user);
+    *a = array<T>();
+}
+
+template <typename T> bool reserve(const cf_allocator &from, array<T> *a, int64_t room) {
+    if (room <= a->room) return true;
+    if ((uint64_t)room > SIZE_MAX / 2 / sizeof(T)) return false;
+    T *data = static_cast<T *>(from.alloc((size_t)room * sizeof(T), from.user));
+    if (data == NULL) return false;
+    if (a->n > 0) memcpy(data, a->data, (size_t)a->n * sizeof(T));
+    if (a->data != NULL) from.release(a->data, from.user);
+    a->data = data;
+    a->room = room;
+    return true;
+}
+
+template <typename T> bool push(const cf_allocator &from, array<T> *a, const T &item) {
+    if (a->n == a->room && !reserve(from, a, 2 * a->room + 16)) return false;
+    a->data[a->n++] = item;
+    return true;
+}
+
+/* Makes it n items that all equal `item`. */
+template <typename T> bool fill(const cf_allocator &from, array<T> *a, int64_t n, const T &item) {
+    a->n = 0;
+    if (!reserve(from, a, n)) return false;
+    for (; a->n < n; a->n++) a->data[a->n] = item;
+    return true;
+}
+
+/* ---- what is placed ---- */
+
+/* A stage runs its actions in a known order, so the place of an action in the list serves as time, and everything that
+   the stage holds is a rectangle: a range of memory from one action to another. The rectangles of one body keep their
+   distances, as the rows of a group's chunks do, which lie one behind the other but do not live equally long; all
+   others are bodies of their own. */
+struct rect {
+    int64_t body;
+    int64_t offset, size; /* in the body */
+    int64_t begin, end;   /* nothing else may use the memory in actions begin .. end - 1 ... */
+    int64_t gone;         /* ... of which gone - 1 is the last that uses it. What lies between is so that transfers need
+                             not wait for a pass that is still running */
+};
+
+struct body {
+    int64_t first, n; /* its rectangles */
+    int64_t height;
+    int64_t begin;
+    double area;
+    int64_t place; /* found by place_bodies */
+};
+
+/* A stretch of memory, in bytes or rows. */
+struct space {
+    int64_t unit; /* places are multiples of it */
+    array<rect> rects;
+    array<body> bodies;
+    int64_t total;  /* of all sizes; -1 once it passed MOST_SIZE */
+    int64_t height; /* found by place_bodies: end of the highest body, a multiple of the unit */
+    int64_t live;   /* most in use at once: no placing needs less */
+};
+
+const int64_t MOST_SIZE = (int64_t)1 << 60; /* so that sums of places and sizes stay in range */
+
+void drop_space(const cf_allocator &from, space *s) {
+    drop(from, &s->rects);
+    drop(from, &s->bodies);
+}
+
+/* Adds a body without rectangles; returns its index, -1: no memory. */
+int64_t add_body(const cf_allocator &from, space *s) {
+    body b = {};
+    b.first = s->rects.n;
+    b.place = 0;
+    return push(from, &s->bodies, b) ? s->bodies.n - 1 : -1;
+}
+
+/* Adds a rectangle to the newest body. One without size takes no place. */
+bool add_rect(const cf_allocator &from, space *s, int64_t offset, int64_t size, int64_t begin, int64_t gone,
+              int64_t end) {
+    const rect r = {s->bodies.n - 1, offset, size, begin, end, gone};
+    if (size == 0) return true;
+    if (!push(from, &s->rects, r)) return false;
+    body *b = &s->bodies[s->bodies.n - 1];
+    b->n++;
+    b->height = std::max(b->height, offset + size);
+    s->total = s->total < 0 || size > MOST_SIZE - s->total ? -1 : s->total + size;
+    return true;
+}
+
+/* ---- which rectangles live at the same time ---- */
+
+/* Those of the rectangles placed so far that live at a time of a given one began either in that time or before it. The
+   former are a run of bits in the order of begins; the latter hang in a tree over time, each at the few nodes that
+   cover it, and are met on the way from one leaf to the root. */
+struct time_index {
+    int64_t n_times, n_leaves;
+    array<int64_t> by_begin;   /* rectangles in the order of their begins */
+    array<int64_t> rank;       /* of each rectangle in it */
+    array<int64_t> first_rank; /* (n_times + 1) how many begin before a time */
+    array<uint64_t> placed;    /* a bit by rank */
+    array<int64_t> newest;     /* (2 x n_leaves) the newest link at each node, -1: none */
+    array<int64_t> link_rect, link_next;
+};
+
+void drop_index(const cf_allocator &from, time_index *t) {
+    array<int64_t> *const arrays[] = {&t->by_begin, &t->rank, &t->first_rank, &t->newest, &t->link_rect, &t->link_next};
+    for (array<int64_t> *a : arrays) drop(from, a);
+    drop(from, &t->placed);
+}
+
+bool clear_index(const cf_allocator &from, time_index *t) {
+    t->link_rect.n = t->link_next.n = 0;
+    return fill<uint64_t>(from, &t->placed, t->by_begin.n / 64 + 1, 0) &&
+           fill<int64_t>(from, &t->newest, 2 * t->n_leaves, -1);
+}
+
+bool make_index(const cf_allocator &from, const space &s, int64_t n_times, time_index *t) {
+    const int64_t n = s.rects.n;
+    t->n_times = n_times;
+    for (t->n_leaves = 1; t->n_leaves <= n_times;) t->n_leaves *= 2;
+    if (!fill<int64_t>(from, &t->first_rank, n_times + 2, 0) || !fill<int64_t>(from, &t->by_begin, n, 0) ||
+        !fill<int64_t>(from, &t->rank, n, 0) || !clear_index(from, t))
+        return false;
+    for (int64_t i = 0; i < n; i++) t->first_rank[s.rects[i].begin + 1]++;
+    for (int64_t i = 0; i <= n_times; i++) t->first_rank[i + 1] += t->first_rank[i];
+    for (int64_t i = 0; i < n; i++) { /* first_rank runs ahead here ... */
+        t->rank[i] = t->first_rank[s.rects[i].begin]++;
+        t->by_begin[t->rank[i]] = i;
+    }
+    for (int64_t i = n_times; i > 0; i--) t->first_rank[i] = t->first_rank[i - 1]; /* ... and is put back */
+    t->first_rank[0] = 0;
+    return true;
+}
+
+bool add_link(const cf_allocator &from, time_index *t, int64_t node, int64_t r) {
+    if (!push(from, &t->link_rect, r) || !push(from, &t->link_next, t->newest[node])) return false;
+    t->newest[node] = t->link_rect.n - 1;
+    return true;
+}
+
+bool add_to_index(const cf_allocator &from, time_index *t, const space &s, int64_t r) {
+    const int64_t rank = t->rank[r];
+    t->placed[rank / 64] |= (uint64_t)1 << (rank % 64);
+    int64_t low = s.rects[r].begin + 1 + t->n_leaves, high = s.rects[r].end + t->n_leaves;
+    for (; low < high; low /= 2, high /= 2) {
+        if (low % 2 == 1 && !add_link(from, t, low++, r)) return false;
+        if (high % 2 == 1 && !add_link(from, t, --high, r)) return false;
+    }
+    return true;
+}
+
+template <typename F> void each_neighbour(const time_index &t, const space &s, const rect &r, F visit) {
+    for (int64_t node = r.begin + t.n_leaves; node > 0; node /= 2)
+        for (int64_t link = t.newest[node]; link >= 0; link = t.link_next[link]) visit(s.rects[t.link_rect[link]]);
+    const int64_t upto = t.first_rank[r.end];
+    for (int64_t rank = t.first_rank[r.begin]; rank < upto; rank++) {
+        if (rank % 64 == 0 && t.placed[rank / 64] == 0) rank += 63;
+        else if (t.placed[rank / 64] >> (rank % 64) & 1) visit(s.rects[t.by_begin[rank]]);
+    }
+}
+
+/* ---- the places ---- */
+
+/* Places strictly between the two are taken. */
+struct taken {
+    int64_t low, high;
+    bool operator<(const taken &other) const { return low != other.low ? low < other.low : high < other.high; }
+};
+
+/* The narrowest gap between taken places, or the lowest; where there is none, above all. `ranges` is sorted. */
+int64_t find_place(const array<taken> &ranges, int64_t unit, bool narrowest) {
+    int64_t place = 0, best = -1, best_width = INT64_MAX;
+    for (int64_t i = 0; i < ranges.n; i++) {
+        if (ranges[i].low >= place && ranges[i].low - place < best_width) {
+            best = place;
+            best_width = ranges[i].low - place;
+            if (!narrowest) return best;
+        }
+        if (ranges[i].high > place) place = (ranges[i].high + unit - 1) / unit * unit;
+    }
+    return best >= 0 ? best : place;
+}
+
+bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> *ranges, body *b, bool narrowest) {
+    bool ok = true;
+    ranges->n = 0;
+    for (int64_t i = b->first; i < b->first + b->n; i++) {
+        const rect r = s->rects[i];
+        each_neighbour(*t, *s, r, [&](const rect &other) {
+            const int64_t bottom = s->bodies[other.body].place + other.offset;
+            const taken range = {bottom - r.offset - r.size, bottom + other.size - r.offset};
+            ok = ok && push(from, ranges, range);
+        });
+    }
+    if (!ok) return false;
+    std::sort(ranges->data, ranges->data + ranges->n);
+    b->place = find_place(*ranges, s->unit, narrowest);
+    for (int64_t i = b->first; i < b->first + b->n; i++)
+        if (!add_to_index(from, t, *s, i)) return false;
+    return true;
+}
+
+enum body_order { BY_HEIGHT, BY_BEGIN, BY_AREA };
+
+struct body_before {
+    const space *s;
+    body_order order;
+
+    bool operator()(int64_t i, int64_t j) const {
+        const body &a = s->bodies[i], &b = s->bodies[j];
+        if (order == BY_AREA && (a.area > b.area || b.area > a.area)) return a.area > b.area;
+        if (order == BY_HEIGHT && a.height != b.height) return a.height > b.height;
+        if (a.begin != b.begin) return a.begin < b.begin;
+        if (a.height != b.height) return a.height > b.height;
+        return i < j;
+    }
+};
+
+bool place_in_order(const cf_allocator &from, space *s, time_index *t, array<taken> *ranges,
+                    const array<int64_t> &order, bool narrowest, int64_t *height) {
+    *height = 0;
+    if (!clear_index(from, t)) return false;
+    for (int64_t i = 0; i < order.n; i++) {
+        body *b = &s->bodies[order[i]];
+        if (b->n > 0 && !place_body(from, s, t, ranges, b, narrowest)) return false;
+        if (b->n > 0) *height = std::max(*height, b->place + b->height);
+    }
+    return true;
+}
+
+/* Most units in use at once, by what is really used. `change` is scratch; *sum is left with bytes per unit x use, so
+   that the peaks of several spaces can be found together. */
+bool find_live(const cf_allocator &from, space *s, int64_t n_times, int64_t bytes, array<int64_t> *change,
+               array<int64_t> *sum) {
+    int64_t now = 0;
+    if (!fill<int64_t>(from, change, n_times + 1, 0)) return false;
+    for (int64_t i = 0; i < s->rects.n; i++) {
+        (*change)[s->rects[i].begin] += s->rects[i].size;
+        (*change)[s->rects[i].gone] -= s->rects[i].size;
+    }
+    s->live = 0;
+    for (int64_t i = 0; i < n_times; i++) {
+        now += (*change)[i];
+        s->live = std::max(s->live, now);
+        (*sum)[i] += now * bytes;
+    }
+    return true;
+}
+
+void measure_bodies(space *s) {
+    for (int64_t i = 0; i < s->bodies.n; i++) {
+        body *b = &s->bodies[i];
+        b->begin = INT64_MAX;
+        b->area = 0.0;
+        for (int64_t j = b->first; j < b->first + b->n; j++) {
+            b->begin = std::min(b->begin, s->rects[j].begin);
+            b->area += (double)s->rects[j].size * (double)(s->rects[j].end - s->rects[j].begin);
+        }
+    }
+}
+
+/* Puts every body at the lowest or narrowest place that is free for all of its time, in a few orders, and keeps the
+   order that needs the least (dynamic storage allocation is NP-hard; "greedy by size" of Pisarchyk and Lee, 2020, is
+   one of these). Every order costs k log k for each rectangle that k others share time with: linear in the schedule
+   times what is held at once, quadratic only where all is held at once. s->live must be known. */
+bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
+    static const struct {
+        body_order order;
+        bool narrowest;
+    } tries[] = {{BY_BEGIN, false}, {BY_HEIGHT, true}, {BY_AREA, true}, {BY_HEIGHT, false}, {BY_AREA, false}};
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, many = 20000;
+    time_index index = {};
+    array<taken> ranges = {};
+    array<int64_t> order = {}, best = {};
+    int64_t best_height = INT64_MAX;
+    measure_bodies(s);
+    bool ok = make_index(from, *s, n_times, &index) && fill<int64_t>(from, &order, s->bodies.n, 0) &&
+              fill<int64_t>(from, &best, s->bodies.n, 0);
+    for (int64_t i = 0; ok && i < (s->rects.n > many ? 2 : 5) && best_height > least; i++) {
+        int64_t height = 0;
+        const body_before before = {s, tries[i].order};
+        for (int64_t j = 0; j < order.n; j++) order[j] = j;
+        std::sort(order.data, order.data + order.n, before);
+        ok = place_in_order(from, s, &index, &ranges, order, tries[i].narrowest, &height);
+        height = (height + s->unit - 1) / s->unit * s->unit;
+        if (!ok || height >= best_height) continue;
+        best_height = height;
+        for (int64_t j = 0; j < best.n; j++) best[j] = s->bodies[j].place;
+    }
+    for (int64_t j = 0; ok && j < best.n; j++) s->bodies[j].place = best[j];
+    s->height = best_height;
+    drop_index(from, &index);
+    drop(from, &ranges);
+    drop(from, &order);
+    drop(from, &best);
+    return ok;
+}
+
+/* ---- who used a place last ---- */
+
+/* Neighbouring ranges of a space, in order, each with the action that used it last. Whoever takes a range over must
+   come after all of its last users; what was there before them came before them already. */
+struct owned {
+    int64_t low, high;
+    int64_t user; /* position in the stage's list */
+};
+
+int64_t find_owned(const array<owned> &owners, int64_t low) {
+    int64_t from = 0, upto = owners.n;
+    while (from < upto) {
+        const int64_t middle = from + (upto - from) / 2;
+        if (owners[middle].high > low) upto = middle;
+        else from = middle + 1;
+    }
+    return from;
+}
+
+template <typename F> void each_owner(const array<owned> &owners, int64_t low, int64_t high, F visit) {
+    for (int64_t i = find_owned(owners, low); i < owners.n && owners[i].low < high; i++) visit(owners[i].user);
+}
+
+bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int64_t high, int64_t user) {
+    const int64_t first = find_owned(*owners, low);
+    int64_t last = first, n = 0;
+    owned pieces[3];
+    while (last < owners->n && (*owners)[last].low < high) last++;
+    if (first < last && (*owners)[first].low < low) pieces[n++] = {(*owners)[first].low, low, (*owners)[first].user};
+    pieces[n++] = {low, high, user};
+    if (first < last && (*owners)[last - 1].high > high)
+        pieces[n++] = {high, (*owners)[last - 1].high, (*owners)[last - 1].user};
+    if (owners->n + 2 > owners->room && !reserve(from, owners, 2 * owners->room + 16)) return false;
+    memmove(owners->data + first + n, owners->data + last, (size_t)(owners->n - last) * sizeof(owned));
+    memcpy(owners->data + first, pieces, (size_t)n * sizeof(owned));
+    owners->n += n - (last - first);
+    return true;
+}
+
+} /* namespace */
+
 /* ================================================================================================================
    >>executor    streams, events and transfers under the interpreter of chunkflow.h
    ================================================================================================================ */
+
+/* Load walks the lists once through the interpreter and works out, for each action: where its memory lies, which
+   earlier actions its stream must wait for, and in which order one host thread can put the actions of all stages on
+   their streams so that nothing waits for what is not issued yet. Run repeats the walk in that order and does no more
+   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock. */
+
+namespace {
+
+const int COMPUTE = 0, COPY = 1, FIRST_LINK = 2; /* streams of a stage; then the links, see link_stream */
+const int64_t MOST_LOCAL_STAGES = 256;          /* virtual stages in one process */
+const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
+
+/* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory), -1: none.
+   While they are being found, the numbers of the bodies stand there. */
+struct planned {
+    int64_t activations, input, output, host;
+    int64_t first_wait;
+    int32_t n_waits;
+    int32_t stream;
+    int64_t event;     /* index of its end event, its start event is the next one; -1: its RECV has it */
+    int64_t partner;   /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
+    int32_t peer;      /* index of the stage at the other end among the local ones, or its number with NCCL */
+    int32_t overwrite; /* the first backward that touches these rows of gradient */
+    int32_t with_gradient; /* a move takes rows of gradient along */
+};
+
+struct wait {
+    int32_t stage;    /* local */
+    int32_t stream;
+    int64_t position; /* in that stage's list */
+};
+
+/* K and V, or their gradients, of one virtual stage. */
+struct planes {
+    int64_t rows, row_bytes, n_layers;
+    int64_t at; /* in the stage's memory */
+};
+
+struct executor;
+
+struct stage {
+    executor *owner;
+    int64_t number;       /* in the pipeline */
+    int device;
+    int64_t metadata_set; /* index into executor.sets */
+    array<cudaStream_t> streams;
+    array<cudaEvent_t> events;
+    cudaEvent_t base;     /* timeline: time 0 of the run */
+    char *memory;         /* on the device */
+    int64_t memory_bytes;
+    char *host;           /* pinned */
+    int64_t host_bytes;
+
+    /* the batch */
+    const cf_action *actions;
+    int64_t n_actions;
+    array<planned> plan;
+    array<wait> waits;
+    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
+    array<planes> state, gradient;          /* by local virtual stage */
+    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
+    int64_t attention_bytes;                /* workspace of its largest problem */
+    int64_t arena_at, workspace_at, attention_at, standalone_at;
+    int64_t n_events;
+    cf_executor_memory memory_used;
+    array<unsigned char> run_memory;
+    cf_runner *runner;
+    int64_t n_issued;
+};
+
+/* Metadata of all chunks for one compute capability: the list of tiles depends on it. */
+struct metadata_set {
+    int64_t arch;
+    array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
+    array<int64_t> tiles_at;               /* in the device's copy */
+    array<unsigned char> memory;
+    size_t most_bytes;                     /* workspace of the largest problem */
+    int64_t bytes;                         /* of the device's copy: positions, then tiles */
+};
+
+/* Positions in the lists of all stages, by kind, virtual stage and chunk. -1: not there. */
+enum { AT_F, AT_R, AT_B, AT_RECV_F, AT_RECV_R, AT_RECV_B, AT_KINDS };
+
+struct executor {
+    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
+    cf_allocator allocator;
+    array<cf_cuda_stage> stage_descs;
+    array<int> devices;
+    array<stage> stages;   /* the local ones */
+    int64_t first_stage;   /* number of the first local one */
+    int64_t n_virtual_stages;
+    int has_state;
+    int lost;              /* the device made no progress: its streams are not to be waited for */
+
+    /* the batch */
+    const cf_plan *plan;         /* NULL: none */
+    const cf_schedule *schedule; /* lowered */
+    cf_schedule *lowered;        /* where this object made it */
+    int64_t first_chunk, n_steps;
+    array<int64_t> at;           /* AT_KINDS x virtual stages x chunks of the rank */
+    array<int32_t> order;        /* local stages, in the order in which their actions are issued */
+    array<cf_metadata> metadata; /* by chunk of the rank */
+    array<int32_t> seqlens;      /* what it points to */
+    array<int64_t> positions_at; /* in the device's copy */
+    array<metadata_set> sets;
+    int timed;                   /* the last run ended well, so its events tell times */
+
+    /* the run */
+    cf_error failure; /* code CF_OK: none so far */
+#ifdef CHUNKFLOW_NCCL
+    int64_t *status_device, *status_host; /* two numbers each: what goes into the last exchange and what comes out */
+#endif
+};
+
+executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
+const executor *opened(const cf_executor *e) { return reinterpret_cast<const executor *>(e); }
+
+cf_result no_memory(cf_error *error) {
+    return fail(error, CF_ERROR_MEMORY, "allocator", -1, 1, 0, "no memory");
+}
+
+bool is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
+bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
+bool is_receive(int pass) { return is_transfer(pass) && !is_send(pass); }
+bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
+
+/* The device is current while one of these lives, and the caller's one is current again afterwards. */
+struct keep_device {
+    int device;
+    bool known;
+    keep_device() : device(0), known(cudaGetDevice(&device) == cudaSuccess) {}
+    ~keep_device() {
+        if (known) (void)cudaSetDevice(device);
+    }
+    keep_device(const keep_device &) = delete;
+    keep_device &operator=(const keep_device &) = delete;
+};
+
+/* ---- indices ---- */
+
+int64_t cell_of(const executor *e, int64_t virtual_stage, int64_t chunk) {
+    return virtual_stage * e->n_steps + chunk - e->first_chunk;
+}
+
+/* By the local virtual stages of one stage. */
+int64_t local_cell(const executor *e, const cf_action &a) {
+    return a.stage / e->desc.n_stages * e->n_steps + a.chunk - e->first_chunk;
+}
+
+int64_t position_of(const executor *e, int kind, int64_t virtual_stage, int64_t chunk) {
+    if (virtual_stage < 0 || virtual_stage >= e->n_virtual_stages) return -1;
+    return e->at[kind * e->n_virtual_stages * e->n_steps + cell_of(e, virtual_stage, chunk)];
+}
+
+/* Index of a stage among the local ones. */
+int32_t local_stage(const executor *e, int64_t number) { return (int32_t)(number - e->first_stage); }
+
+bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
+
+int64_t stages_here(const cf_executor_desc &d) { return d.nccl != NULL ? 1 : d.n_stages; }
+
+/* The stream of a transfer. In one process the receiver copies, and each link between neighbouring virtual stages has a
+   stream for each direction. NCCL has one for all, because only in the order of the list can no transfer wait for ever
+   for its other end. */
+int32_t link_stream(const executor *e, const cf_action &a) {
+    if (has_nccl(e)) return FIRST_LINK;
+    return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
+}
+
+int32_t stream_of(const executor *e, const cf_action &a) {
+    if (a.pass < CF_COMPUTE_PASS_COUNT) return COMPUTE;
+    return is_transfer(a.pass) ? link_stream(e, a) : COPY;
+}
+
+int64_t n_streams_of(const executor *e) {
+    if (e->desc.n_stages == 1) return FIRST_LINK;
+    return has_nccl(e) ? FIRST_LINK + 1 : FIRST_LINK + 2 * e->desc.n_virtual;
+}
+
+/* Rows that a chunk takes in the state: its own tokens, or all of its rows where it has other slices behind them (a
+   hybrid chunk) or no group. */
+int64_t rows_of(const cf_plan *plan, int64_t chunk) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    return c->group >= 0 && c->n_slices == 1 ? cf_chunk_state_tokens(plan, chunk) : c->padded;
+}
+
+/* ---- recording: one walk of a stage through the interpreter ---- */
+
+struct move {
+    int64_t cell, position;
+    bool operator<(const move &other) const { return cell != other.cell ? cell < other.cell : position < other.position; }
+};
+
+enum { ARENA, HOST, FIRST_STATE }; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
+
+struct recording {
+    executor *e;
+    stage *s;
+    array<space> spaces;
+    array<int64_t> next_pass;      /* (n_actions + 1) position of the next compute pass behind an action */
+    array<int64_t> slots[2];       /* the body in each activation slot and in each boundary slot */
+    array<move> moves;             /* OFFLOAD and PREFETCH */
+    array<int64_t> tensors;        /* by cell and AT_F .. AT_B: body of a tensor that stays on this stage; -1: none */
+    int64_t position;
+    bool no_memory, too_large;
+};
+
+void drop_recording(recording *r) {
+    const cf_allocator &from = r->e->allocator;
+    for (int64_t i = 0; i < r->spaces.n; i++) drop_space(from, &r->spaces[i]);
+    drop(from, &r->spaces);
+    drop(from, &r->next_pass);
+    drop(from, &r->slots[0]);
+    drop(from, &r->slots[1]);
+    drop(from, &r->moves);
+    drop(from, &r->tensors);
+}
+
+/* fixed + each x n, rounded up to 256; -1 where that is too large. */
+int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
+    if (each > 0 && n > MOST_BYTES / each) return -1;
+    return fixed > MOST_BYTES || fixed + each * n > MOST_BYTES ? -1 : (int64_t)align_up((size_t)(fixed + each * n), 256);
+}
+
+/* A new item of the arena, from the action at hand on; its end is not known yet. */
+int64_t begin_item(recording *r, int64_t bytes) {
+    const int64_t begin = r->position, upto = r->s->n_actions;
+    const int64_t b = add_body(r->e->allocator, &r->spaces[ARENA]);
+    r->too_large = r->too_large || bytes < 0;
+    if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto))
+        r->no_memory = true;
+    return r->no_memory ? -1 : b;
+}
+
+/* The pass at `last` is the last to use it. Transfers may take its place only when the next pass starts, because before
+   that they would wait for a pass that is still running. */
+void end_item(recording *r, int64_t b, int64_t last) {
+    const body &item = r->spaces[ARENA].bodies[b];
+    if (item.n == 0) return;
+    rect *place = &r->spaces[ARENA].rects[item.first];
+    place->gone = last + 1;
+    place->end = r->next_pass[last];
+}
+
+/* A SEND was the last to use it. It is given the time of one whole pass, so that the pass after that is not held up by
+   the transfer. */
+void end_sent_item(recording *r, int64_t b, int64_t last) {
+    const body &item = r->spaces[ARENA].bodies[b];
+    if (item.n == 0) return;
+    rect *place = &r->spaces[ARENA].rects[item.first];
+    place->gone = last + 1;
+    place->end = r->next_pass[r->next_pass[last]];
+}
+
+int64_t boundary_bytes(const executor *e, int64_t chunk) {
+    return item_bytes(0, e->desc.boundary_bytes_per_token, e->plan->chunks[chunk].padded);
+}
+
+int record_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+    recording *r = static_cast<recording *>(user);
+    const cf_cuda_stage &d = r->e->stage_descs[virtual_stage];
+    if (what == CF_RESOURCE_STATE) return 0;
+    const bool activations = what == CF_RESOURCE_ACTIVATIONS;
+    array<int64_t> *slots = &r->slots[activations ? 0 : 1];
+    const int64_t b = begin_item(
+        r, activations ? item_bytes(d.activation_bytes, d.activation_bytes_per_token, r->e->plan->chunks[owner].padded)
+                       : boundary_bytes(r->e, owner));
+    while (!r->no_memory && slots->n <= slot) r->no_memory = !push<int64_t>(r->e->allocator, slots, -1);
+    if (r->no_memory) return 1;
+    (*slots)[slot] = b;
+    return 0;
+}
+
+void record_release(void *user, cf_resource what, int64_t slot, int64_t, int64_t) {
+    recording *r = static_cast<recording *>(user);
+    if (what == CF_RESOURCE_STATE || r->no_memory) return;
+    const int64_t b = r->slots[what == CF_RESOURCE_ACTIVATIONS ? 0 : 1][slot];
+    if (r->position >= r->s->n_actions) return; /* what an error has left in use */
+    if (is_send(r->s->actions[r->position].pass)) end_sent_item(r, b, r->position);
+    else end_item(r, b, r->position);
+}
+
+/* With one stage, virtual stages hand tensors to each other on the spot, and the interpreter knows nothing of them. The
+   one that a pass reads was made by the same pass of the chunk on a neighbouring virtual stage. */
+int64_t *kept_tensor(recording *r, int kind, int64_t virtual_stage, int64_t chunk) {
+    return &r->tensors[kind * r->e->n_virtual_stages * r->e->n_steps + cell_of(r->e, virtual_stage, chunk)];
+}
+
+void record_kept_input(recording *r, const cf_action &a, planned *p) {
+    const bool local = a.pass == CF_R && r->e->schedule->replay == CF_REPLAY_LOCAL;
+    const int kind = is_backward(a.pass) ? AT_B : a.pass == CF_R && !local ? AT_R : AT_F;
+    const int64_t from = a.stage + (kind == AT_B ? 1 : -1);
+    if (from < 0 || from >= r->e->n_virtual_stages) return;
+    p->input = *kept_tensor(r, kind, from, a.chunk);
+    const bool again = a.pass == CF_F && !a.keep && r->e->schedule->replay == CF_REPLAY_LOCAL;
+    if (p->input >= 0 && !again) end_item(r, p->input, r->position);
+}
+
+void record_kept_output(recording *r, const cf_action &a, planned *p) {
+    const int kind = is_backward(a.pass) ? AT_B : a.pass == CF_R ? AT_R : AT_F;
+    const int64_t to = a.stage + (kind == AT_B ? -1 : 1);
+    if (a.pass == CF_R && r->e->schedule->replay == CF_REPLAY_LOCAL) return;
+    if (position_of(r->e, kind, to, a.chunk) < 0) return; /* nobody reads it */
+    p->output = begin_item(r, boundary_bytes(r->e, a.chunk));
+    *kept_tensor(r, kind, a.stage, a.chunk) = p->output;
+}
+
+int record_pass(void *user, const cf_step *step) {
+    recording *r = static_cast<recording *>(user);
+    planned *p = &r->s->plan[step->position];
+    if (step->slot >= 0) p->activations = r->slots[0][step->slot];
+    if (step->input >= 0) p->input = r->slots[1][step->input];
+    if (step->output >= 0) p->output = r->slots[1][step->output];
+    if (r->tensors.n > 0 && step->action.pass != CF_W) {
+        record_kept_output(r, step->action, p);
+        record_kept_input(r, step->action, p);
+    }
+    return r->no_memory;
+}
+
+int record_transfer(void *user, const cf_step *step) {
+    recording *r = static_cast<recording *>(user);
+    planned *p = &r->s->plan[step->position];
+    if (step->input >= 0) p->input = r->slots[1][step->input];
+    if (step->output >= 0) p->output = r->slots[1][step->output];
+    return 0;
+}
+
+int record_move(void *user, const cf_step *step) {
+    recording *r = static_cast<recording *>(user);
+    const move m = {local_cell(r->e, step->action), step->position};
+    r->no_memory = !push(r->e->allocator, &r->moves, m);
+    return r->no_memory;
+}
+
+int record_progress(void *user, const cf_progress *) {
+    static_cast<recording *>(user)->position++;
+    return 0;
+}
+
+/* An interpreter's error says which action of the list; the list is added here. */
+cf_result fail_stage(cf_error *error, const cf_error &why, int64_t number) {
+    if (error == NULL) return why.code;
+    *error = why;
+    (void)snprintf(error->text, sizeof error->text, "stage %lld: %.180s", (long long)number, why.text);
+    return why.code;
+}
+
+cf_result walk(recording *r, cf_error *error) {
+    cf_run_desc run = {};
+    cf_error why = {};
+    run.user = r;
+    run.forward = run.backward = record_pass;
+    run.send = run.receive = record_transfer;
+    run.offload = run.prefetch = record_move;
+    run.acquire = record_acquire;
+    run.release = record_release;
+    run.progress = record_progress;
+    run.allocator = &r->e->allocator;
+    const cf_result code = cf_run(r->e->plan, r->e->schedule, r->s->number, &run, &r->s->memory_used.stats, &why);
+    if (r->no_memory) return no_memory(error);
+    return code == CF_OK ? code : fail_stage(error, why, r->s->number);
+}
+
+/* ---- rows of K and V ---- */
+
+/* Bytes of n rows in all planes. */
+int64_t plane_bytes(const planes &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
+
+/* A stay in host memory, from an OFFLOAD to its PREFETCH. */
+bool record_stay(recording *r, int64_t bytes, int64_t leaves, int64_t comes) {
+    space *host = &r->spaces[HOST];
+    const int64_t b = add_body(r->e->allocator, host);
+    if (b < 0 || bytes > MOST_SIZE) return false;
+    r->s->plan[leaves].host = r->s->plan[comes].host = b;
+    return add_rect(r->e->allocator, host, 0, (int64_t)align_up((size_t)bytes, 256), leaves, comes + 1, comes + 1);
+}
+
+/* When a chunk's rows are held: from its F to its backward, less its stays in host memory; and those of its gradient,
+   which exist from the first backward of its group on. moves[*next] is the first move that may be the chunk's. */
+bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t first_backward, int64_t *next) {
+    executor *e = r->e;
+    const cf_allocator &from = e->allocator;
+    const cf_chunk *c = &e->plan->chunks[chunk];
+    const int64_t local = virtual_stage / e->desc.n_stages, cell = local * e->n_steps + chunk - e->first_chunk;
+    const int64_t rows = rows_of(e->plan, chunk), last = position_of(e, AT_B, virtual_stage, chunk);
+    space *state = &r->spaces[FIRST_STATE + 2 * local], *gradient = state + 1;
+    int64_t held = position_of(e, AT_F, virtual_stage, chunk), held_gradient = first_backward;
+    bool ok = true;
+    for (; ok && *next + 1 < r->moves.n && r->moves[*next].cell == cell; *next += 2) {
+        const int64_t leaves = r->moves[*next].position, comes = r->moves[*next + 1].position;
+        const bool both = e->desc.offload_gradients && leaves > first_backward;
+        ok = add_rect(from, state, c->prefix, rows, held, leaves + 1, leaves + 1);
+        if (ok && both) ok = add_rect(from, gradient, c->prefix, rows, held_gradient, leaves + 1, leaves + 1);
+        const int64_t bytes = plane_bytes(r->s->state[local], rows) + (both ? plane_bytes(r->s->gradient[local], rows) : 0);
+        ok = ok && record_stay(r, bytes, leaves, comes);
+        r->s->plan[leaves].with_gradient = r->s->plan[comes].with_gradient = both;
+        held = comes;
+        if (both) held_gradient = comes;
+    }
+    ok = ok && add_rect(from, state, c->prefix, rows, held, last + 1, last + 1);
+    return c->group < 0 ? ok : ok && add_rect(from, gradient, c->prefix, rows, held_gradient, last + 1, last + 1);
+}
+
+/* A body of rows for a group, or for a chunk without one, on one virtual stage. Chunks first .. first + n - 1. */
+bool record_group(recording *r, int64_t virtual_stage, int64_t first, int64_t n, int64_t *next) {
+    executor *e = r->e;
+    const int64_t local = virtual_stage / e->desc.n_stages, cell = local * e->n_steps + first - e->first_chunk;
+    const int64_t state = add_body(e->allocator, &r->spaces[FIRST_STATE + 2 * local]);
+    const int64_t gradient = add_body(e->allocator, &r->spaces[FIRST_STATE + 2 * local + 1]);
+    const int64_t first_backward = position_of(e, AT_B, virtual_stage, first + n - 1);
+    if (state < 0 || gradient < 0) return false;
+    r->s->plan[first_backward].overwrite = 1;
+    for (int64_t i = 0; i < n; i++) {
+        if (!record_rows(r, virtual_stage, first + i, first_backward, next)) return false;
+        r->s->state_row[cell + i] = state; /* the body for now; its place when that is known */
+        r->s->gradient_row[cell + i] = gradient;
+    }
+    return true;
+}
+
+bool record_state(recording *r) {
+    executor *e = r->e;
+    int64_t next = 0;
+    std::sort(r->moves.data, r->moves.data + r->moves.n);
+    for (int64_t v = r->s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
+        for (int64_t chunk = e->first_chunk, n; chunk < e->first_chunk + e->n_steps; chunk += n) {
+            const int64_t group = e->plan->chunks[chunk].group;
+            n = group >= 0 ? e->plan->groups[group].n_chunks : 1;
+            if (!record_group(r, v, chunk, n, &next)) return false;
+        }
+    return true;
+}
+
+/* ---- what an action waits for ---- */
+
+/* While the list is walked again: what was used last, and what has been waited for already. */
+struct waiting {
+    array<array<owned>> owners; /* by space; of host memory nobody asks */
+    array<int64_t> by_begin;    /* rectangles of all spaces by their first action, each space x 2^40 + index */
+    array<int64_t> by_gone;     /* and by their last */
+    array<int64_t> last_pass;   /* by cell of a group's first chunk: its latest pass ... */
+    array<int64_t> last_fetch;  /* ... and PREFETCH */
+    array<int64_t> seen;        /* by own stream, neighbour (self, previous, next) and its stream: latest position */
+    int64_t next_begin, next_gone;
+};
+
+const int SPACE_SHIFT = 40;
+
+void drop_waiting(const cf_allocator &from, waiting *w) {
+    for (int64_t i = 0; i < w->owners.n; i++) drop(from, &w->owners[i]);
+    drop(from, &w->owners);
+    array<int64_t> *const arrays[] = {&w->by_begin, &w->by_gone, &w->last_pass, &w->last_fetch, &w->seen};
+    for (array<int64_t> *a : arrays) drop(from, a);
+}
+
+struct rect_before {
+    const recording *r;
+    bool by_gone;
+
+    int64_t key(int64_t id) const {
+        const rect &x = r->spaces[id >> SPACE_SHIFT].rects[id & (((int64_t)1 << SPACE_SHIFT) - 1)];
+        return by_gone ? x.gone : x.begin;
+    }
+    bool operator()(int64_t a, int64_t b) const {
+        const int64_t key_a = key(a), key_b = key(b);
+        return key_a != key_b ? key_a < key_b : a < b;
+    }
+};
+
+bool start_waiting(const recording &r, waiting *w) {
+    const executor *e = r.e;
+    const cf_allocator &from = e->allocator;
+    const int64_t n_streams = n_streams_of(e), n_cells = e->desc.n_virtual * e->n_steps;
+    if (!fill(from, &w->owners, r.spaces.n, array<owned>()) || !fill<int64_t>(from, &w->last_pass, n_cells, -1) ||
+        !fill<int64_t>(from, &w->last_fetch, n_cells, -1) ||
+        !fill<int64_t>(from, &w->seen, n_streams * 3 * n_streams, -1))
+        return false;
+    for (int64_t i = 0; i < r.spaces.n; i++)
+        for (int64_t j = 0; i != HOST && j < r.spaces[i].rects.n; j++)
+            if (!push(from, &w->by_begin, (i << SPACE_SHIFT) + j) || !push(from, &w->by_gone, (i << SPACE_SHIFT) + j))
+                return false;
+    const rect_before by_begin = {&r, false}, by_gone = {&r, true};
+    std::sort(w->by_begin.data, w->by_begin.data + w->by_begin.n, by_begin);
+    std::sort(w->by_gone.data, w->by_gone.data + w->by_gone.n, by_gone);
+    return true;
+}
+
+/* Which neighbour a stage is: itself, the one before or the one behind. */
+int64_t neighbour(const executor *e, const stage *s, int32_t other) {
+    const int64_t n = e->desc.n_stages, number = e->first_stage + other;
+    return number == s->number ? 0 : number == (s->number + n - 1) % n ? 1 : 2;
+}
+
+/* Action `at` of stage s waits for the end of action `position` of local stage `other`, unless its stream does so
+   anyway. A SEND ends with the copy of its RECV. */
+bool add_wait(executor *e, stage *s, waiting *w, int64_t at, int32_t other, int64_t position) {
+    planned *p = &s->plan[at];
+    const stage *from = &e->stages[other];
+    if (from->plan[position].event < 0) {
+        const planned &send = from->plan[position];
+        other = send.peer;
+        position = send.partner;
+        from = &e->stages[other];
+    }
+    const int32_t stream = from->plan[position].stream;
+    if (from == s && stream == p->stream) return true;
+    const int64_t n_streams = n_streams_of(e);
+    int64_t *seen = &w->seen[(p->stream * 3 + neighbour(e, s, other)) * n_streams + stream];
+    if (*seen >= position) return true;
+    *seen = position;
+    for (int64_t i = p->first_wait; i < p->first_wait + p->n_waits; i++) {
+        wait *earlier = &s->waits[i];
+        if (earlier->stage != other || earlier->stream != stream) continue;
+        earlier->position = position; /* the later one on a stream will do for both */
+        return true;
+    }
+    const wait added = {other, stream, position};
+    p->n_waits++;
+    return push(e->allocator, &s->waits, added);
+}
+
+/* The pass that makes what a RECV brings. */
+int64_t maker_of(const executor *e, const cf_action &a) {
+    const int kind = a.pass == CF_RECV_F ? AT_F : a.pass == CF_RECV_R ? AT_R : AT_B;
+    return position_of(e, kind, a.stage + (kind == AT_B ? 1 : -1), a.chunk);
+}
+
+/* The RECV that brings what a pass reads; -1: nothing is brought. */
+int64_t receive_of(const executor *e, const cf_action &a) {
+    if (e->desc.n_stages == 1 || a.pass == CF_W) return -1;
+    const bool local = e->schedule->replay == CF_REPLAY_LOCAL;
+    const int kind = is_backward(a.pass) ? AT_RECV_B : a.pass == CF_R && !local ? AT_RECV_R : AT_RECV_F;
+    return position_of(e, kind, a.stage, a.chunk);
+}
+
+/* The RECV at the other end of a SEND. */
+int64_t receiver_of(const executor *e, const cf_action &a) {
+    const int kind = a.pass == CF_SEND_F ? AT_RECV_F : a.pass == CF_SEND_R ? AT_RECV_R : AT_RECV_B;
+    return position_of(e, kind, a.stage + (kind == AT_RECV_B ? -1 : 1), a.chunk);
+}
+
+/* The pass whose tensor a SEND takes. */
+int64_t sent_by(const executor *e, const cf_action &a) {
+    return position_of(e, a.pass == CF_SEND_F ? AT_F : a.pass == CF_SEND_R ? AT_R : AT_B, a.stage, a.chunk);
+}
+
+/* What must be there before action `at`: its input, its rows, the tensor to be sent. */
+bool wait_for_data(executor *e, stage *s, waiting *w, int64_t at) {
+    const cf_action &a = s->actions[at];
+    const planned &p = s->plan[at];
+    const int32_t self = local_stage(e, s->number);
+    const int64_t cell = local_cell(e, a) - e->plan->chunks[a.chunk].index; /* of the group */
+    bool ok = true;
+    if (a.pass < CF_COMPUTE_PASS_COUNT) {
+        const int64_t receive = receive_of(e, a);
+        if (receive >= 0) ok = add_wait(e, s, w, at, self, receive);
+        if (w->last_fetch[cell] >= 0) ok = ok && add_wait(e, s, w, at, self, w->last_fetch[cell]);
+        w->last_pass[cell] = at;
+    } else if (is_transfer(a.pass)) {
+        if (has_nccl(e) && is_send(a.pass)) ok = add_wait(e, s, w, at, self, sent_by(e, a));
+        if (!has_nccl(e) && is_receive(a.pass)) ok = add_wait(e, s, w, at, p.peer, p.partner);
+    } else {
+        if (a.pass == CF_OFFLOAD) ok = add_wait(e, s, w, at, self, w->last_pass[cell]);
+        else w->last_fetch[cell] = at;
+    }
+    return ok;
+}
+
+/* Takes the memory that begins to be used with action `at` over from its last users. */
+bool wait_for_memory(recording *r, waiting *w, int64_t at) {
+    bool ok = true;
+    const int32_t self = local_stage(r->e, r->s->number);
+    const rect_before order = {r, false};
+    for (; w->next_begin < w->by_begin.n && order.key(w->by_begin[w->next_begin]) == at; w->next_begin++) {
+        const int64_t id = w->by_begin[w->next_begin], space_at = id >> SPACE_SHIFT;
+        const rect &x = r->spaces[space_at].rects[id & (((int64_t)1 << SPACE_SHIFT) - 1)];
+        const int64_t low = r->spaces[space_at].bodies[x.body].place + x.offset;
+        each_owner(w->owners[space_at], low, low + x.size,
+                   [&](int64_t user) { ok = ok && add_wait(r->e, r->s, w, at, self, user); });
+    }
+    return ok;
+}
+
+bool hand_memory_back(recording *r, waiting *w, int64_t at) {
+    const rect_before order = {r, true};
+    bool ok = true;
+    for (; ok && w->next_gone < w->by_gone.n && order.key(w->by_gone[w->next_gone]) == at + 1; w->next_gone++) {
+        const int64_t id = w->by_gone[w->next_gone], space_at = id >> SPACE_SHIFT;
+        const rect &x = r->spaces[space_at].rects[id & (((int64_t)1 << SPACE_SHIFT) - 1)];
+        const int64_t low = r->spaces[space_at].bodies[x.body].place + x.offset;
+        ok = set_owner(r->e->allocator, &w->owners[space_at], low, low + x.size, at);
+    }
+    return ok;
+}
+
+bool find_waits(recording *r) {
+    waiting w = {};
+    bool ok = start_waiting(*r, &w);
+    for (int64_t at = 0; ok && at < r->s->n_actions; at++) {
+        r->s->plan[at].first_wait = r->s->waits.n;
+        ok = wait_for_data(r->e, r->s, &w, at) && wait_for_memory(r, &w, at) && hand_memory_back(r, &w, at);
+    }
+    drop_waiting(r->e->allocator, &w);
+    return ok;
+}
+
+/* ---- the lists of all stages ---- */
+
+cf_result bad_plan(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got, const char *why) {
+    return fail(error, CF_ERROR_PLAN, field, item, wanted, got, why);
+}
+
+/* What indexing below relies on, of one chunk. */
+cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    if (c->padded < 0 || c->padded > plan->chunk_size)
+        return bad_plan(error, "padded", chunk, plan->chunk_size, c->padded, "out of range");
+    if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
+        return bad_plan(error, "first_slice", chunk, plan->n_slices, c->first_slice, "no such slices");
+    if (c->prefix < 0 || c->prefix > CF_MAX_LENGTH)
+        return bad_plan(error, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
+    for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
+        const cf_slice *x = &plan->slices[i];
+        if (x->length < 0 || x->offset < 0 || x->length > c->padded || x->offset > c->padded - x->length)
+            return bad_plan(error, "slices", i, c->padded, x->offset, "outside its chunk");
+        if (x->begin < 0 || x->begin > INT32_MAX - x->length)
+            return fail(error, CF_ERROR_LIMIT, "slices", i, INT32_MAX - x->length, x->begin, "positions pass 32 bits");
+    }
+    return CF_OK;
+}
+
+/* Only the last chunk of a group may have other slices behind the group's: their rows would be the next chunk's. */
+cf_result check_group(const cf_plan *plan, int64_t first, cf_error *error) {
+    const cf_group *g = &plan->groups[plan->chunks[first].group];
+    for (int64_t i = first; i < first + g->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        if (c->n_slices < 1) return bad_plan(error, "n_slices", i, 1, c->n_slices, "a dependent chunk has a slice");
+        if (i + 1 == first + g->n_chunks) break;
+        if (c->n_slices != 1) return bad_plan(error, "n_slices", i, 1, c->n_slices, "only a last chunk is hybrid");
+        if (plan->chunks[i + 1].prefix < c->prefix + rows_of(plan, i))
+            return bad_plan(error, "prefix", i + 1, c->prefix + rows_of(plan, i), plan->chunks[i + 1].prefix,
+                            "rows overlap");
+    }
+    return CF_OK;
+}
+
+cf_result check_chunks(const executor *e, cf_error *error) {
+    const cf_plan *plan = e->plan;
+    const int64_t upto = e->first_chunk + e->n_steps;
+    cf_result code = CF_OK;
+    for (int64_t i = e->first_chunk; i < upto && code == CF_OK; i++) code = check_chunk(plan, i, error);
+    for (int64_t i = e->first_chunk, n; i < upto && code == CF_OK; i += n) {
+        const int64_t group = plan->chunks[i].group;
+        n = 1;
+        if (group < 0) continue;
+        n = plan->groups[group].n_chunks;
+        if (plan->groups[group].first_chunk != i || n < 1 || n > upto - i)
+            return bad_plan(error, "first_chunk", group, i, plan->groups[group].first_chunk, "not where its chunks are");
+        code = check_group(plan, i, error);
+    }
+    return code;
+}
+
+/* Where each pass and each RECV of a chunk stands in its list. */
+bool find_positions(executor *e) {
+    const cf_schedule *s = e->schedule;
+    const int64_t n = e->n_virtual_stages * e->n_steps;
+    static const int8_t kinds[CF_PASS_COUNT] = {AT_F, AT_R, AT_B, AT_B, -1, -1, AT_RECV_F, -1, AT_RECV_R, -1, AT_RECV_B, -1, -1};
+    if (!fill<int64_t>(e->allocator, &e->at, AT_KINDS * n, -1)) return false;
+    for (int64_t i = 0; i < s->n_stages; i++)
+        for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
+            const cf_action &a = s->actions[j];
+            if (kinds[a.pass] >= 0) e->at[kinds[a.pass] * n + cell_of(e, a.stage, a.chunk)] = j - s->first[i];
+        }
+    return true;
+}
+
+/* The entries of a stage's list, before anything is known of them. */
+bool start_plan(executor *e, stage *s) {
+    const planned none = {-1, -1, -1, -1, 0, 0, 0, -1, -1, -1, 0, 0};
+    const int64_t each = e->desc.timeline ? 2 : 1, n_cells = e->desc.n_virtual * e->n_steps;
+    s->actions = e->schedule->actions + e->schedule->first[s->number];
+    s->n_actions = e->schedule->first[s->number + 1] - e->schedule->first[s->number];
+    s->n_events = 0;
+    s->waits.n = 0;
+    if (!fill(e->allocator, &s->plan, s->n_actions, none) || !fill<int64_t>(e->allocator, &s->state_row, n_cells, 0) ||
+        !fill<int64_t>(e->allocator, &s->gradient_row, n_cells, 0))
+        return false;
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        const cf_action &a = s->actions[i];
+        planned *p = &s->plan[i];
+        p->stream = stream_of(e, a);
+        if (!is_send(a.pass) || has_nccl(e)) {
+            p->event = s->n_events;
+            s->n_events += each;
+        }
+        if (!is_transfer(a.pass)) continue;
+        const bool up = a.pass == CF_SEND_F || a.pass == CF_SEND_R || a.pass == CF_RECV_B;
+        const int64_t peer = (a.stage + (up ? 1 : -1)) % e->desc.n_stages;
+        p->peer = has_nccl(e) ? (int32_t)peer : local_stage(e, peer);
+        p->partner = is_send(a.pass) ? receiver_of(e, a) : maker_of(e, a);
+    }
+    return true;
+}
+
+/* An action can be issued when all that it waits for has been: a RECV after the pass that makes the tensor, a SEND
+   after its RECV. All else comes earlier in the same list. */
+bool may_issue(const executor *e, const stage *s) {
+    const cf_action &a = s->actions[s->n_issued];
+    const planned &p = s->plan[s->n_issued];
+    if (!is_transfer(a.pass) || has_nccl(e)) return true;
+    return e->stages[p.peer].n_issued > p.partner;
+}
+
+/* One action of each stage in turn. A list that ends where every send waits for its receiver ends here too. */
+cf_result find_order(executor *e, cf_error *error) {
+    int64_t total = 0, before;
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        e->stages[i].n_issued = 0;
+        total += e->stages[i].n_actions;
+    }
+    e->order.n = 0;
+    if (!reserve(e->allocator, &e->order, total)) return no_memory(error);
+    do {
+        before = e->order.n;
+        for (int64_t i = 0; i < e->stages.n; i++) {
+            stage *s = &e->stages[i];
+            if (s->n_issued == s->n_actions || !may_issue(e, s)) continue;
+            s->n_issued++;
+            e->order.data[e->order.n++] = (int32_t)i;
+        }
+    } while (e->order.n > before);
+    if (e->order.n == total) return CF_OK;
+    return fail(error, CF_ERROR_SCHEDULE, "actions", -1, total, e->order.n, "the stages wait for each other");
+}
+
+/* ---- laying out one stage ---- */
+
+bool start_recording(recording *r) {
+    executor *e = r->e;
+    const cf_allocator &from = e->allocator;
+    const int64_t n = r->s->n_actions, n_virtual = e->desc.n_virtual;
+    space empty = {};
+    empty.unit = 256;
+    if (!fill(from, &r->spaces, FIRST_STATE + 2 * n_virtual, empty) || !fill<int64_t>(from, &r->next_pass, n + 1, n))
+        return false;
+    for (int64_t i = n - 1, next = n; i >= 0; i--) {
+        r->next_pass[i] = next;
+        if (r->s->actions[i].pass < CF_COMPUTE_PASS_COUNT) next = i;
+    }
+    if (e->desc.n_stages == 1 && n_virtual > 1)
+        return fill<int64_t>(from, &r->tensors, 3 * e->n_virtual_stages * e->n_steps, -1);
+    return true;
+}
+
+int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
+
+/* Rows of the state are counted, and start, in such units that planes and groups lie at multiples of 256 bytes. */
+bool start_planes(recording *r) {
+    executor *e = r->e;
+    const cf_attention_desc &a = e->desc.attention;
+    const int64_t number = a.dtype == CF_DTYPE_FP32 ? 4 : 2, width = a.n_kv_heads * a.head_size;
+    const planes none = {0, 0, 0, 0};
+    if (!fill(e->allocator, &r->s->state, e->desc.n_virtual, none) ||
+        !fill(e->allocator, &r->s->gradient, e->desc.n_virtual, none))
+        return false;
+    for (int64_t i = 0; i < e->desc.n_virtual && e->has_state; i++) {
+        planes *state = &r->s->state[i], *gradient = &r->s->gradient[i];
+        state->n_layers = gradient->n_layers = e->stage_descs[i * e->desc.n_stages + r->s->number].n_layers;
+        state->row_bytes = number * width;
+        gradient->row_bytes = 4 * width;
+        r->spaces[FIRST_STATE + 2 * i].unit = 256 / greatest_divisor(256, state->row_bytes);
+        r->spaces[FIRST_STATE + 2 * i + 1].unit = 256 / greatest_divisor(256, gradient->row_bytes);
+    }
+    return true;
+}
+
+/* Bytes of a unit of each space. */
+int64_t unit_bytes(const recording &r, int64_t space_at) {
+    if (space_at < FIRST_STATE) return 1;
+    const int64_t i = (space_at - FIRST_STATE) / 2;
+    return plane_bytes((space_at - FIRST_STATE) % 2 == 0 ? r.s->state[i] : r.s->gradient[i], 1);
+}
+
+/* Finds the place of everything, and the peaks: of what is in use, together over the virtual stages. */
+cf_result place_spaces(recording *r, cf_error *error) {
+    const cf_allocator &from = r->e->allocator;
+    const int64_t n = r->s->n_actions;
+    cf_executor_memory *m = &r->s->memory_used;
+    int64_t *const peaks[] = {&m->arena_live, NULL, &m->state_live, &m->gradient_live};
+    array<int64_t> change = {}, sum = {};
+    bool ok = true;
+    for (int64_t i = 0; i < r->spaces.n && ok; i++) {
+        space *s = &r->spaces[i];
+        if (s->total < 0 || s->total > MOST_SIZE / std::max<int64_t>(unit_bytes(*r, i), 1) - 256)
+            return fail(error, CF_ERROR_OVERFLOW, "stages", r->s->number, MOST_SIZE, -1, "sizes pass 60 bits");
+    }
+    for (int64_t kind = 0; kind < 4 && ok; kind++) { /* arena, host, state, gradient */
+        ok = fill<int64_t>(from, &sum, n + 1, 0);
+        for (int64_t i = kind; i < r->spaces.n && ok; i += kind < FIRST_STATE ? r->spaces.n : 2)
+            ok = find_live(from, &r->spaces[i], n, unit_bytes(*r, i), &change, &sum) &&
+                 place_bodies(from, &r->spaces[i], n);
+        for (int64_t i = 0; i < n && ok && peaks[kind] != NULL; i++) *peaks[kind] = std::max(*peaks[kind], sum[i]);
+    }
+    drop(from, &change);
+    drop(from, &sum);
+    return ok ? CF_OK : no_memory(error);
+}
+
+int64_t place_of(const space &s, int64_t b) { return b >= 0 ? s.bodies[b].place : -1; }
+
+/* From bodies to places. */
+void write_places(recording *r) {
+    stage *s = r->s;
+    const space &arena = r->spaces[ARENA], &host = r->spaces[HOST];
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        planned *p = &s->plan[i];
+        p->activations = place_of(arena, p->activations);
+        p->input = place_of(arena, p->input);
+        p->output = place_of(arena, p->output);
+        p->host = place_of(host, p->host);
+    }
+    for (int64_t i = 0; i < s->state_row.n && r->e->has_state; i++) {
+        const int64_t at = FIRST_STATE + 2 * (i / r->e->n_steps);
+        s->state_row[i] = place_of(r->spaces[at], s->state_row[i]);
+        s->gradient_row[i] = place_of(r->spaces[at + 1], s->gradient_row[i]);
+    }
+    for (int64_t i = 0; i < s->state.n; i++) {
+        s->state[i].rows = r->spaces[FIRST_STATE + 2 * i].height;
+        s->gradient[i].rows = r->spaces[FIRST_STATE + 2 * i + 1].height;
+        s->memory_used.state += plane_bytes(s->state[i], s->state[i].rows);
+        s->memory_used.gradient += plane_bytes(s->gradient[i], s->gradient[i].rows);
+    }
+    s->memory_used.arena = arena.height;
+    s->memory_used.host = host.height;
+}
+
+cf_result plan_stage(executor *e, stage *s, cf_error *error) {
+    recording r = {};
+    r.e = e;
+    r.s = s;
+    s->memory_used = cf_executor_memory();
+    cf_result code = start_recording(&r) && start_planes(&r) ? CF_OK : no_memory(error);
+    if (code == CF_OK) code = walk(&r, error);
+    if (code == CF_OK && r.too_large)
+        code = fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "an item is too large");
+    if (code == CF_OK && e->has_state && !record_state(&r)) code = no_memory(error);
+    if (code == CF_OK) code = place_spaces(&r, error);
+    if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
+    if (code == CF_OK) write_places(&r);
+    drop_recording(&r);
+    return code;
+}
+
+/* ---- metadata ---- */
+
+/* What flash kernels want to know, and where each chunk's positions lie on the device. */
+cf_result fill_metadata(executor *e, cf_error *error) {
+    const cf_allocator &from = e->allocator;
+    int64_t n_numbers = 0, at = 0;
+    size_t bytes = 0;
+    for (int64_t i = 0; i < e->n_steps; i++) n_numbers += 4 * (e->plan->chunks[e->first_chunk + i].n_slices + 1);
+    if (!fill<int32_t>(from, &e->seqlens, n_numbers, 0) || !fill(from, &e->metadata, e->n_steps, cf_metadata()) ||
+        !fill<int64_t>(from, &e->positions_at, e->n_steps + 1, 0))
+        return no_memory(error);
+    for (int64_t i = 0; i < e->n_steps; i++) {
+        const int64_t chunk = e->first_chunk + i;
+        cf_result code = cf_metadata_size(e->plan, chunk, &bytes, error);
+        if (code == CF_OK)
+            code = cf_metadata_fill(e->plan, chunk, e->seqlens.data + at, (size_t)(n_numbers - at) * sizeof(int32_t),
+                                    &e->metadata[i], error);
+        if (code != CF_OK) return code;
+        at += (int64_t)(bytes / sizeof(int32_t));
+        e->positions_at[i + 1] = e->positions_at[i] + (int64_t)align_up((size_t)e->plan->chunks[chunk].padded * 4, 256);
+    }
+    return CF_OK;
+}
+
+cf_attention_desc problem_of_chunk(const executor *e, int64_t i, int64_t arch) {
+    const cf_metadata &m = e->metadata[i];
+    cf_attention_desc d = e->desc.attention;
+    d.n_slices = m.n_slices;
+    d.cu_seqlens_q = m.cu_seqlens_q;
+    d.cu_seqlens_k = m.cu_seqlens_k;
+    d.starts_q = m.cu_seqlens_q_padded;
+    d.starts_k = m.cu_seqlens_k_padded;
+    d.arch = arch;
+    return d;
+}
+
+/* Prepares the attention of all chunks for one compute capability. */
+cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
+    const cf_allocator &from = e->allocator;
+    size_t total = 0, bytes = 0;
+    set->bytes = e->positions_at[e->n_steps];
+    set->most_bytes = 0;
+    if (e->desc.attention.n_heads == 0) return CF_OK;
+    for (int64_t i = 0; i < e->n_steps; i++) {
+        const cf_attention_desc d = problem_of_chunk(e, i, set->arch);
+        const cf_result code = cf_attention_size(&d, &bytes, error);
+        if (code != CF_OK) return code;
+        total += align_up(bytes, CF_MEMORY_ALIGNMENT);
+    }
+    if (!fill<unsigned char>(from, &set->memory, (int64_t)total, 0) ||
+        !fill<const cf_attention *>(from, &set->attention, e->n_steps, NULL) ||
+        !fill<int64_t>(from, &set->tiles_at, e->n_steps, 0))
+        return no_memory(error);
+    for (int64_t i = 0, at = 0; i < e->n_steps; i++) {
+        const cf_attention_desc d = problem_of_chunk(e, i, set->arch);
+        cf_result code = cf_attention_size(&d, &bytes, error);
+        if (code == CF_OK) code = cf_attention_prepare(&d, set->memory.data + at, bytes, &set->attention[i], error);
+        if (code != CF_OK) return code;
+        at += (int64_t)align_up(bytes, CF_MEMORY_ALIGNMENT);
+        const cf_attention *a = set->attention[i];
+        set->most_bytes = std::max(set->most_bytes, std::max(a->forward_bytes, a->backward_bytes));
+        set->tiles_at[i] = set->bytes;
+        set->bytes += (int64_t)align_up(a->tiles_bytes, 256);
+    }
+    return CF_OK;
+}
+
+/* One set for each compute capability among the stages. */
+cf_result fill_sets(executor *e, cf_error *error) {
+    cf_result code = fill_metadata(e, error);
+    for (int64_t i = 0; i < e->sets.n && code == CF_OK; i++) code = fill_set(e, &e->sets[i], error);
+    return code;
+}
+
+/* The device's copy. Padding has position -1. */
+cf_result upload_set(const executor *e, const metadata_set &set, const stage *s, cf_error *error) {
+    array<unsigned char> image = {};
+    if (!fill<unsigned char>(e->allocator, &image, set.bytes, 0)) return no_memory(error);
+    for (int64_t i = 0; i < e->n_steps; i++) {
+        const cf_chunk *c = &e->plan->chunks[e->first_chunk + i];
+        int32_t *ids = reinterpret_cast<int32_t *>(image.data + e->positions_at[i]);
+        for (int64_t j = 0; j < c->padded; j++) ids[j] = -1;
+        for (int64_t j = c->first_slice; j < c->first_slice + c->n_slices; j++)
+            for (int64_t k = 0; k < e->plan->slices[j].length; k++)
+                ids[e->plan->slices[j].offset + k] = (int32_t)(e->plan->slices[j].begin + k);
+        if (set.attention.n > 0 && set.attention[i]->tiles_bytes > 0)
+            memcpy(image.data + set.tiles_at[i], set.attention[i]->tiles, set.attention[i]->tiles_bytes);
+    }
+    const cudaError_t status =
+        set.bytes == 0 ? cudaSuccess : cudaMemcpy(s->memory, image.data, (size_t)set.bytes, cudaMemcpyHostToDevice);
+    drop(e->allocator, &image);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "metadata");
+}
+
+/* ---- memory ---- */
+
+/* The most workspace that a pass asks for; -1 where that is too large. */
+int64_t most_workspace(const executor *e, const stage *s) {
+    int64_t most = 0;
+    for (int64_t v = s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
+        for (int64_t i = 0; i < e->n_steps; i++) {
+            const cf_cuda_stage &d = e->stage_descs[v];
+            const int64_t bytes = item_bytes(d.workspace_bytes, d.workspace_bytes_per_token,
+                                             e->plan->chunks[e->first_chunk + i].padded);
+            if (bytes < 0) return -1;
+            most = std::max(most, bytes);
+        }
+    return most;
+}
+
+/* The gradients of standalone chunks: planes of one layer, as many rows as the longest has. */
+int64_t standalone_bytes(const executor *e, stage *s) {
+    s->standalone_rows = 0;
+    if (!e->has_state) return 0;
+    for (int64_t i = e->first_chunk; i < e->first_chunk + e->n_steps; i++)
+        if (e->plan->chunks[i].group < 0)
+            s->standalone_rows = std::max(s->standalone_rows, e->plan->chunks[i].padded);
+    s->standalone_rows = (int64_t)align_up((size_t)s->standalone_rows, 64); /* a row has 32 bytes at least */
+    return s->standalone_rows * 2 * 4 * e->desc.attention.n_kv_heads * e->desc.attention.head_size;
+}
+
+/* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace. */
+cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
+    const metadata_set &set = e->sets[s->metadata_set];
+    cf_executor_memory *m = &s->memory_used;
+    const int64_t own = most_workspace(e, s), standalone = standalone_bytes(e, s);
+    int64_t at = set.bytes;
+    if (own < 0)
+        return fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "the workspace is too large");
+    m->metadata = set.bytes;
+    s->arena_at = at;
+    at += m->arena;
+    for (int64_t i = 0; i < s->state.n; at += plane_bytes(s->state[i], s->state[i].rows), i++) s->state[i].at = at;
+    for (int64_t i = 0; i < s->gradient.n; at += plane_bytes(s->gradient[i], s->gradient[i].rows), i++)
+        s->gradient[i].at = at;
+    s->workspace_at = at;
+    s->attention_at = at + own;
+    s->attention_bytes = (int64_t)align_up(set.most_bytes, 256);
+    s->standalone_at = s->attention_at + s->attention_bytes;
+    m->workspace = own + s->attention_bytes + standalone;
+    m->total = s->workspace_at + m->workspace;
+    if (e->desc.memory_limit == 0 || m->total <= e->desc.memory_limit) return CF_OK;
+    return fail(error, CF_ERROR_LIMIT, "memory_limit", s->number, m->total, e->desc.memory_limit,
+                "the stage needs more memory");
+}
+
+/* Grows what there is too little of. The old block goes first, so that both need not fit at once. */
+cf_result take_memory(stage *s, cf_error *error) {
+    const int64_t device = s->memory_used.total, host = s->memory_used.host;
+    cudaError_t status = cudaSetDevice(s->device);
+    if (status == cudaSuccess && device > s->memory_bytes) {
+        if (s->memory != NULL) (void)cudaFree(s->memory);
+        s->memory = NULL;
+        s->memory_bytes = 0;
+        status = cudaMalloc(reinterpret_cast<void **>(&s->memory), (size_t)device);
+        if (status == cudaSuccess) s->memory_bytes = device;
+        else s->memory = NULL;
+    }
+    if (status == cudaSuccess && host > s->host_bytes) {
+        if (s->host != NULL) (void)cudaFreeHost(s->host);
+        s->host = NULL;
+        s->host_bytes = 0;
+        status = cudaMallocHost(reinterpret_cast<void **>(&s->host), (size_t)host);
+        if (status == cudaSuccess) s->host_bytes = host;
+        else s->host = NULL;
+    }
+    if (status == cudaSuccess) return CF_OK;
+    (void)cudaGetLastError(); /* a refused allocation is no reason for a later call to fail */
+    if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, "memory");
+    return fail(error, CF_ERROR_MEMORY, "memory", s->number, device, host, "the device or the host has too little");
+}
+
+cf_result take_events(const executor *e, stage *s, cf_error *error) {
+    const unsigned flags = e->desc.timeline ? cudaEventDefault : cudaEventDisableTiming;
+    if (!reserve(e->allocator, &s->events, s->n_events)) return no_memory(error);
+    while (s->events.n < s->n_events) {
+        const cudaError_t status = cudaEventCreateWithFlags(&s->events.data[s->events.n], flags);
+        if (status != cudaSuccess) return fail_cuda(error, status, "events");
+        s->events.n++;
+    }
+    return CF_OK;
+}
+
+cf_result take_run_memory(const executor *e, stage *s, cf_error *error) {
+    size_t bytes = 0;
+    const cf_result code = cf_run_size(e->plan, e->schedule, &bytes, error);
+    if (code != CF_OK) return code;
+    return fill<unsigned char>(e->allocator, &s->run_memory, (int64_t)bytes, 0) ? CF_OK : no_memory(error);
+}
+
+cf_result take_all(executor *e, cf_error *error) {
+    cf_result code = CF_OK;
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = lay_out_stage(e, &e->stages[i], error);
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
+        stage *s = &e->stages[i];
+        code = take_memory(s, error);
+        if (code == CF_OK) code = take_events(e, s, error);
+        if (code == CF_OK) code = take_run_memory(e, s, error);
+        if (code == CF_OK) code = upload_set(e, e->sets[s->metadata_set], s, error);
+    }
+    return code;
+}
+
+/* ---- loading ---- */
+
+void drop_batch(executor *e) {
+    const cf_allocator &from = e->allocator;
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        stage *s = &e->stages[i];
+        drop(from, &s->plan);
+        drop(from, &s->waits);
+        drop(from, &s->state_row);
+        drop(from, &s->gradient_row);
+        drop(from, &s->state);
+        drop(from, &s->gradient);
+        drop(from, &s->run_memory);
+        s->memory_used = cf_executor_memory();
+    }
+    for (int64_t i = 0; i < e->sets.n; i++) {
+        drop(from, &e->sets[i].attention);
+        drop(from, &e->sets[i].tiles_at);
+        drop(from, &e->sets[i].memory);
+    }
+    drop(from, &e->at);
+    drop(from, &e->order);
+    drop(from, &e->metadata);
+    drop(from, &e->seqlens);
+    drop(from, &e->positions_at);
+    cf_schedule_free(e->lowered);
+    e->lowered = NULL;
+    e->schedule = NULL;
+    e->plan = NULL;
+    e->timed = 0;
+}
+
+/* The schedule must fit the executor; it is lowered where that is still to be done, and checked in any case. */
+cf_result take_schedule(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const cf_executor_desc &d = e->desc;
+    if (schedule->n_stages != d.n_stages)
+        return fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, d.n_stages, schedule->n_stages,
+                    "the schedule is for another number of stages");
+    if (schedule->n_virtual != d.n_virtual)
+        return fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, d.n_virtual, schedule->n_virtual,
+                    "the schedule is for another number of virtual stages");
+    if (schedule->lowered || d.n_stages == 1) {
+        const cf_result code = cf_schedule_validate(plan, schedule, NULL, &e->allocator, error);
+        if (code != CF_OK) return code;
+        e->schedule = schedule;
+    } else {
+        cf_lower_desc lower = {};
+        lower.allocator = &e->allocator;
+        const cf_result code = cf_schedule_lower(plan, schedule, &lower, &e->lowered, error);
+        if (code != CF_OK) return code;
+        e->schedule = e->lowered;
+    }
+    e->plan = plan;
+    e->first_chunk = e->schedule->rank * plan->n_steps;
+    e->n_steps = plan->n_steps;
+    return CF_OK;
+}
+
+cf_result load_batch(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    cf_result code = take_schedule(e, plan, schedule, error);
+    if (code == CF_OK) code = check_chunks(e, error);
+    if (code != CF_OK) return code;
+    if (!find_positions(e)) return no_memory(error);
+    for (int64_t i = 0; i < e->stages.n; i++)
+        if (!start_plan(e, &e->stages[i])) return no_memory(error);
+    code = find_order(e, error);
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = plan_stage(e, &e->stages[i], error);
+    if (code == CF_OK) code = fill_sets(e, error);
+    if (code == CF_OK) code = take_all(e, error);
+    return code;
+}
+
+/* ---- waiting for the device ---- */
+
+/* Seconds on a clock that only runs forwards. */
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/* Polls, first at once and then in small steps, until `query` is something else than not ready. cudaErrorNotReady: the
+   time is up. */
+template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
+    const double start = seconds_now();
+    for (int64_t i = 0;; i++) {
+        const cudaError_t status = query();
+        if (status != cudaErrorNotReady) return status;
+        (void)cudaGetLastError(); /* "not ready" is kept as if it were an error */
+        if (i < 1000) continue;
+        if (seconds_now() - start > e->desc.timeout) return cudaErrorNotReady;
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+}
+
+cudaError_t wait_for_event(const executor *e, cudaEvent_t event) {
+    return wait_until_ready(e, [&] { return cudaEventQuery(event); });
+}
+
+/* Lets everything end that is on a stream. An executor whose device does not come to an end is lost, until it does. */
+cudaError_t drain(executor *e) {
+    cudaError_t first = cudaSuccess;
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        (void)cudaSetDevice(e->stages[i].device);
+        for (int64_t j = 0; j < e->stages[i].streams.n; j++) {
+            const cudaStream_t stream = e->stages[i].streams[j];
+            const cudaError_t status = e->lost ? cudaStreamQuery(stream)
+                                               : wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+            if (status == cudaErrorNotReady) e->lost = 1;
+            if (status != cudaSuccess && first == cudaSuccess) first = status;
+        }
+    }
+    (void)cudaGetLastError();
+    if (first != cudaErrorNotReady) e->lost = 0;
+    return first;
+}
+
+/* ---- errors of a run ---- */
+
+/* Keeps the first failure: the action's name, then what happened and its number. */
+void note_failure(const stage *s, int64_t position, cf_result code, const char *field, const char *what, int64_t got,
+                  const char *why) {
+    executor *e = s->owner;
+    const cf_action &a = s->actions[position];
+    char place[64];
+    if (e->failure.code != CF_OK) return;
+    if (e->desc.n_virtual > 1)
+        (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, (long long)s->number);
+    else (void)snprintf(place, sizeof place, "stage %lld", (long long)s->number);
+    e->failure.item = position;
+    e->failure.code = code;
+    e->failure.field = field;
+    e->failure.wanted = 0;
+    e->failure.got = got;
+    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on %s: %s %s (%lld)",
+                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, place, what, why, (long long)got);
+}
+
+/* Both return 0 where all is well, or a number that stops the interpreter. */
+int check_cuda(const stage *s, int64_t position, cudaError_t status, const char *what) {
+    if (status == cudaSuccess) return 0;
+    const bool late = status == cudaErrorNotReady;
+    note_failure(s, position, CF_ERROR_DEVICE, late ? "timeout" : "device", what, (int64_t)status,
+                 late ? "made no progress in time" : cudaGetErrorName(status));
+    if (late) s->owner->lost = 1;
+    return 1;
+}
+
+int check_callback(const stage *s, int64_t position, int number, const char *callback) {
+    if (number != 0) note_failure(s, position, CF_ERROR_CALLBACK, callback, callback, number, "reported an error");
+    return number;
+}
+
+/* ---- issuing an action ---- */
+
+cudaStream_t own_stream(const stage *s, const planned &p) { return s->streams[p.stream]; }
+
+cudaEvent_t end_event(const stage *s, const planned &p) { return s->events[p.event]; }
+
+/* Makes the stream wait for what the action needs. */
+int begin_action(const stage *s, int64_t position) {
+    const executor *e = s->owner;
+    const planned &p = s->plan[position];
+    cudaError_t status = cudaSetDevice(s->device);
+    for (int64_t i = p.first_wait; i < p.first_wait + p.n_waits && status == cudaSuccess; i++) {
+        const stage *other = &e->stages[s->waits[i].stage];
+        status = cudaStreamWaitEvent(own_stream(s, p), end_event(other, other->plan[s->waits[i].position]), 0);
+    }
+    if (status == cudaSuccess && e->desc.timeline) status = cudaEventRecord(s->events[p.event + 1], own_stream(s, p));
+    return check_cuda(s, position, status, "waiting");
+}
+
+int end_action(const stage *s, int64_t position) {
+    const planned &p = s->plan[position];
+    cudaError_t status = cudaPeekAtLastError(); /* a launch that the callback did not look after */
+    if (status == cudaSuccess) status = cudaEventRecord(end_event(s, p), own_stream(s, p));
+    if (check_cuda(s, position, status, "launching") != 0) return 1;
+    if (!s->owner->desc.blocking) return 0;
+    return check_cuda(s, position, wait_for_event(s->owner, end_event(s, p)), "running");
+}
+
+cf_state state_of(const stage *s, const planes &p, int64_t row, cf_dtype dtype) {
+    const cf_attention_desc &a = s->owner->desc.attention;
+    cf_state state = {};
+    state.data = s->memory + p.at + row * p.row_bytes;
+    state.n_layers = p.n_layers;
+    state.n_kv_heads = a.n_kv_heads;
+    state.head_size = a.head_size;
+    state.dtype = dtype;
+    state.rows = p.rows;
+    return state;
+}
+
+cf_state gradient_of(const stage *s, const cf_action &a) {
+    const executor *e = s->owner;
+    const planes &p = s->gradient[a.stage / e->desc.n_stages];
+    if (e->plan->chunks[a.chunk].group >= 0)
+        return state_of(s, p, s->gradient_row[local_cell(e, a)], CF_DTYPE_FP32);
+    planes shared = p;
+    shared.rows = s->standalone_rows;
+    shared.at = s->standalone_at;
+    cf_state gradient = state_of(s, shared, 0, CF_DTYPE_FP32);
+    gradient.one_layer = 1;
+    return gradient;
+}
+
+void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
+
+void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
+    const executor *e = s->owner;
+    const int64_t i = a.chunk - e->first_chunk;
+    const metadata_set &set = e->sets[s->metadata_set];
+    step->metadata = &e->metadata[i];
+    step->positions = reinterpret_cast<const int32_t *>(s->memory + e->positions_at[i]);
+    if (set.attention.n == 0) return;
+    step->attention = set.attention[i];
+    step->tiles = s->memory + set.tiles_at[i];
+    step->attention_workspace = s->memory + s->attention_at;
+    step->attention_workspace_bytes = (size_t)s->attention_bytes;
+}
+
+/* What the callback of a pass is told. */
+cf_cuda_step step_of(const stage *s, const cf_step *step) {
+    const executor *e = s->owner;
+    const cf_action &a = step->action;
+    const planned &p = s->plan[step->position];
+    const cf_cuda_stage &d = e->stage_descs[a.stage];
+    cf_cuda_step out = {};
+    out.step = step;
+    out.stream = own_stream(s, p);
+    out.device = s->device;
+    set_attention(s, a, &out);
+    if (e->has_state && a.pass != CF_W)
+        out.state = state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(e, a)],
+                             e->desc.attention.dtype);
+    if (e->has_state && is_backward(a.pass)) {
+        out.gradient = gradient_of(s, a);
+        out.overwrite = p.overwrite;
+    }
+    out.activations = in_arena(s, p.activations);
+    out.activation_bytes =
+        p.activations < 0 ? 0 : d.activation_bytes + d.activation_bytes_per_token * step->chunk->padded;
+    out.workspace = s->memory + s->workspace_at;
+    out.workspace_bytes = d.workspace_bytes + d.workspace_bytes_per_token * step->chunk->padded;
+    out.input = in_arena(s, p.input);
+    out.output = in_arena(s, p.output);
+    out.boundary_bytes = e->desc.boundary_bytes_per_token * step->chunk->padded;
+    return out;
+}
+
+int run_pass(void *user, const cf_step *step) {
+    const stage *s = static_cast<const stage *>(user);
+    const cf_executor_desc &d = s->owner->desc;
+    const bool backward = step->action.pass != CF_F && step->action.pass != CF_R;
+    int (*const callback)(void *, const cf_cuda_step *) = backward ? d.backward : d.forward;
+    if (begin_action(s, step->position) != 0) return 1;
+    const cf_cuda_step cuda_step = step_of(s, step);
+    const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
+    if (check_callback(s, step->position, number, backward ? "backward" : "forward") != 0) return number;
+    return end_action(s, step->position);
+}
+
+/* Rows of the state, and behind them in host memory those of its gradient. */
+int run_move(void *user, const cf_step *step) {
+    const stage *s = static_cast<const stage *>(user);
+    const executor *e = s->owner;
+    const cf_action &a = step->action;
+    const planned &p = s->plan[step->position];
+    const int64_t local = a.stage / e->desc.n_stages, cell = local_cell(e, a), row = step->chunk->prefix;
+    const int64_t rows = rows_of(e->plan, a.chunk);
+    cf_error why = {};
+    if (begin_action(s, step->position) != 0) return 1;
+    cf_result code = CF_OK;
+    for (int i = 0; i < (p.with_gradient ? 2 : 1) && code == CF_OK && e->has_state; i++) {
+        const planes &of = i == 0 ? s->state[local] : s->gradient[local];
+        const cf_state state = i == 0 ? state_of(s, of, s->state_row[cell], e->desc.attention.dtype)
+                                      : state_of(s, of, s->gradient_row[cell], CF_DTYPE_FP32);
+        char *host = s->host + p.host + (i == 0 ? 0 : plane_bytes(s->state[local], rows));
+        if (of.n_layers == 0) continue;
+        code = a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)
+                                    : cf_state_prefetch(&state, row, rows, host, own_stream(s, p), &why);
+    }
+    if (code != CF_OK) {
+        note_failure(s, step->position, code, why.field, "copying", why.got, cf_result_name(code));
+        return 1;
+    }
+    return end_action(s, step->position);
+}
+
+#ifdef CHUNKFLOW_NCCL
+int send_with_nccl(const stage *s, int64_t position);
+int receive_with_nccl(const stage *s, int64_t position);
+#endif
+
+/* In one process the receiver copies, so nothing is left to do here. */
+int run_send(void *user, const cf_step *step) {
+    const stage *s = static_cast<const stage *>(user);
+#ifdef CHUNKFLOW_NCCL
+    if (has_nccl(s->owner)) return send_with_nccl(s, step->position);
+#endif
+    (void)s;
+    (void)step;
+    return 0;
+}
+
+int run_receive(void *user, const cf_step *step) {
+    const stage *s = static_cast<const stage *>(user);
+    const executor *e = s->owner;
+#ifdef CHUNKFLOW_NCCL
+    if (has_nccl(e)) return receive_with_nccl(s, step->position);
+#endif
+    const planned &p = s->plan[step->position];
+    const stage *peer = &e->stages[p.peer];
+    const void *from = in_arena(peer, peer->plan[p.partner].output);
+    void *to = in_arena(s, p.input);
+    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * step->chunk->padded);
+    cudaError_t status = cudaSuccess;
+    if (begin_action(s, step->position) != 0) return 1;
+    if (bytes > 0 && peer->device == s->device)
+        status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_stream(s, p));
+    else if (bytes > 0) status = cudaMemcpyPeerAsync(to, s->device, from, peer->device, bytes, own_stream(s, p));
+    if (check_cuda(s, step->position, status, "copying") != 0) return 1;
+    return end_action(s, step->position);
+}
+
+int run_progress(void *user, const cf_progress *progress) {
+    const stage *s = static_cast<const stage *>(user);
+    const cf_executor_desc &d = s->owner->desc;
+    const int number = d.progress != NULL ? d.progress(d.user, s->number, progress) : 0;
+    if (number != 0)
+        note_failure(s, progress->step->position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
+    return number;
+}
+
+/* ---- running ---- */
+
+/* The interpreters of all stages, in memory that load has taken. */
+cf_result open_runners(executor *e, cf_error *error) {
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        stage *s = &e->stages[i];
+        cf_run_desc run = {};
+        cf_error why = {};
+        run.user = s;
+        run.forward = run.backward = run_pass;
+        run.send = run_send;
+        run.receive = run_receive;
+        run.offload = run.prefetch = run_move;
+        run.progress = run_progress;
+        run.seed = e->desc.seed;
+        run.memory = s->run_memory.data;
+        run.bytes = (size_t)s->run_memory.n;
+        run.allocator = &e->allocator;
+        s->n_issued = 0;
+        const cf_result code = cf_run_open(e->plan, e->schedule, s->number, &run, &s->runner, &why);
+        if (code != CF_OK) return fail_stage(error, why, s->number);
+    }
+    return CF_OK;
+}
+
+void close_runners(executor *e) {
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        (void)cf_run_close(e->stages[i].runner, NULL, NULL);
+        e->stages[i].runner = NULL;
+    }
+}
+
+/* Time 0: a moment at which nothing runs, the same for all stages of a device. */
+cf_result start_clocks(executor *e, cf_error *error) {
+    const cudaError_t idle = drain(e);
+    if (idle != cudaSuccess) return fail_cuda(error, idle, "device");
+#ifdef CHUNKFLOW_NCCL
+    cf_result code = CF_OK;
+    if (has_nccl(e) && (code = meet(e, error)) != CF_OK) return code;
+#endif
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        const stage *s = &e->stages[i];
+        cudaError_t status = cudaSetDevice(s->device);
+        if (status == cudaSuccess) status = cudaEventRecord(s->base, s->streams[COMPUTE]);
+        if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
+    }
+    return CF_OK;
+}
+
+/* Puts all actions on their streams; stops at the first failure. */
+void issue_all(executor *e) {
+    for (int64_t i = 0; i < e->order.n && e->failure.code == CF_OK; i++) {
+        stage *s = &e->stages[e->order[i]];
+        cf_error why = {};
+        if (cf_run_next(s->runner, &why) != CF_OK) {
+            if (e->failure.code == CF_OK) (void)fail_stage(&e->failure, why, s->number);
+            return;
+        }
+        s->n_issued++;
+    }
+}
+
+/* Waits for the actions in the order in which they were issued, so that the first one that is not known to have ended
+   is named. */
+void await_all(executor *e) {
+    for (int64_t i = 0; i < e->stages.n; i++) e->stages[i].n_issued = 0;
+    for (int64_t i = 0; i < e->order.n && e->failure.code == CF_OK; i++) {
+        stage *s = &e->stages[e->order[i]];
+        const planned &p = s->plan[s->n_issued];
+        if (p.event >= 0) (void)check_cuda(s, s->n_issued, wait_for_event(e, end_event(s, p)), "running");
+        s->n_issued++;
+    }
+}
+
+cf_result run_batch(executor *e, cf_error *error) {
+    e->failure = cf_error();
+    e->timed = 0;
+    (void)cudaGetLastError(); /* what failed before is not this run's */
+    cf_result code = open_runners(e, error);
+    if (code == CF_OK && e->desc.timeline) code = start_clocks(e, error);
+    if (code == CF_OK) {
+        issue_all(e);
+        if (e->failure.code == CF_OK) await_all(e);
+#ifdef CHUNKFLOW_NCCL
+        if (has_nccl(e)) agree(e);
+#endif
+        code = e->failure.code;
+        if (code != CF_OK && error != NULL) *error = e->failure;
+    }
+    close_runners(e);
+    if (code != CF_OK) (void)drain(e);
+    else e->timed = e->desc.timeline;
+    return code;
+}
+
+/* ---- the timeline ---- */
+
+cf_result read_times(const executor *e, const stage *s, double *start, double *end, cf_error *error) {
+    const int64_t first = e->schedule->first[s->number];
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        const stage *from = s;
+        const planned *p = &s->plan[i];
+        float milliseconds[2] = {0.0f, 0.0f};
+        if (p->event < 0) { /* a SEND lasts as long as its RECV */
+            from = &e->stages[p->peer];
+            p = &from->plan[p->partner];
+        }
+        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], from->base, from->events[p->event + 1]);
+        if (status == cudaSuccess)
+            status = cudaEventElapsedTime(&milliseconds[1], from->base, from->events[p->event]);
+        if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
+        start[first + i] = 1e-3 * (double)milliseconds[0];
+        end[first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
+    }
+    return CF_OK;
+}
+
+/* ---- making one ---- */
+
+cf_result bad_desc(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got, const char *why) {
+    return fail(error, CF_ERROR_ARGUMENT, field, item, wanted, got, why);
+}
+
+cf_result check_counts(cf_executor_desc *d, cf_error *error) {
+    if (d->n_stages == 0) d->n_stages = 1;
+    if (d->n_virtual == 0) d->n_virtual = 1;
+    if (d->timeout == 0.0) d->timeout = 600.0;
+    if (d->n_stages < 1 || d->n_stages > CF_MAX_STAGES)
+        return bad_desc(error, "n_stages", -1, CF_MAX_STAGES, d->n_stages, "out of range");
+    if (d->n_virtual < 1 || d->n_virtual > CF_MAX_STAGES / d->n_stages)
+        return bad_desc(error, "n_virtual", -1, CF_MAX_STAGES / d->n_stages, d->n_virtual, "out of range");
+    if (d->nccl == NULL && d->n_stages * d->n_virtual > MOST_LOCAL_STAGES)
+        return fail(error, CF_ERROR_LIMIT, "n_stages", -1, MOST_LOCAL_STAGES, d->n_stages * d->n_virtual,
+                    "too many virtual stages in one process");
+    if (!(d->timeout > 0.0 && d->timeout <= 1e9))
+        return bad_desc(error, "timeout", -1, 600, 0, "must be a positive number of seconds");
+    if (d->memory_limit < 0) return bad_desc(error, "memory_limit", -1, 0, d->memory_limit, "must not be negative");
+    if (d->boundary_bytes_per_token < 0 || d->boundary_bytes_per_token > MOST_BYTES)
+        return bad_desc(error, "boundary_bytes_per_token", -1, MOST_BYTES, d->boundary_bytes_per_token,
+                        "out of range");
+    if (d->boundary_bytes_per_token == 0 && d->n_stages * d->n_virtual > 1)
+        return bad_desc(error, "boundary_bytes_per_token", -1, 1, 0, "must be given with more than one virtual stage");
+    if (d->stages == NULL) return bad_desc(error, "stages", -1, 1, 0, "must not be NULL");
+    return CF_OK;
+}
+
+cf_result check_stages(const cf_executor_desc &d, cf_error *error) {
+    for (int64_t i = 0; i < d.n_stages * d.n_virtual; i++) {
+        const cf_cuda_stage &s = d.stages[i];
+        const int64_t bytes[] = {s.activation_bytes, s.activation_bytes_per_token, s.workspace_bytes,
+                                 s.workspace_bytes_per_token};
+        static const char *const fields[] = {"stages.activation_bytes", "stages.activation_bytes_per_token",
+                                             "stages.workspace_bytes", "stages.workspace_bytes_per_token"};
+        if (s.n_layers < 0 || s.n_layers > CF_MAX_LAYERS)
+            return bad_desc(error, "stages.n_layers", i, CF_MAX_LAYERS, s.n_layers, "out of range");
+        for (int j = 0; j < 4; j++)
+            if (bytes[j] < 0 || bytes[j] > MOST_BYTES)
+                return bad_desc(error, fields[j], i, MOST_BYTES, bytes[j], "out of range");
+    }
+    return CF_OK;
+}
+
+/* Attention is wanted where there are heads; state without it where there are key heads. */
+cf_result check_attention(executor *e, cf_error *error) {
+    cf_attention_desc *d = &e->desc.attention;
+    static const int32_t nothing[1] = {0};
+    const int64_t most_row = (int64_t)1 << 30;
+    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
+    cf_attention_desc empty = *d;
+    if (d->n_heads == 0) empty.n_heads = d->n_kv_heads;
+    empty.n_slices = 0;
+    empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
+    empty.starts_q = empty.starts_k = NULL;
+    size_t bytes = 0;
+    const cf_result code = cf_attention_size(&empty, &bytes, error);
+    if (code != CF_OK) return code;
+    if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
+    if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
+    for (int64_t i = 0; i < e->n_virtual_stages; i++)
+        if (e->stage_descs[i].n_layers > most_row / 8 / (d->n_kv_heads * d->head_size))
+            return fail(error, CF_ERROR_LIMIT, "stages.n_layers", i, most_row / 8 / (d->n_kv_heads * d->head_size),
+                        e->stage_descs[i].n_layers, "a row of the state is too large");
+    e->has_state = 1;
+    return CF_OK;
+}
+
+cf_result device_arch(int device, int64_t *arch, cf_error *error) {
+    const cudaError_t status = cudaSetDevice(device);
+    return status == cudaSuccess ? current_arch(arch, error) : fail_cuda(error, status, "devices");
+}
+
+/* Which set of metadata a stage uses: that of its device's compute capability. */
+cf_result choose_set(executor *e, stage *s, cf_error *error) {
+    metadata_set set = {};
+    cf_result code = CF_OK;
+    set.arch = e->desc.attention.arch;
+    if (set.arch == 0 && e->desc.attention.n_heads != 0) code = device_arch(s->device, &set.arch, error);
+    if (code != CF_OK) return code;
+    for (s->metadata_set = 0; s->metadata_set < e->sets.n; s->metadata_set++)
+        if (e->sets[s->metadata_set].arch == set.arch) return CF_OK;
+    return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
+}
+
+cf_result make_streams(executor *e, stage *s, cf_error *error) {
+    const int64_t n = n_streams_of(e);
+    cudaError_t status = cudaSetDevice(s->device);
+    if (!reserve(e->allocator, &s->streams, n)) return no_memory(error);
+    while (status == cudaSuccess && s->streams.n < n) {
+        status = cudaStreamCreateWithFlags(&s->streams.data[s->streams.n], cudaStreamNonBlocking);
+        s->streams.n += status == cudaSuccess;
+    }
+    if (status == cudaSuccess && e->desc.timeline) status = cudaEventCreateWithFlags(&s->base, cudaEventDefault);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "streams");
+}
+
+/* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
+void allow_peers(const executor *e) {
+    for (int64_t i = 0; i < e->stages.n; i++)
+        for (int64_t j = 0; j < e->stages.n; j++) {
+            const int own = e->stages[i].device, other = e->stages[j].device;
+            const int64_t gap = (j - i + e->stages.n) % e->stages.n;
+            int can = 0;
+            if (own == other || (gap != 1 && gap != e->stages.n - 1)) continue; /* only neighbours talk */
+            if (cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can && cudaSetDevice(own) == cudaSuccess)
+                (void)cudaDeviceEnablePeerAccess(other, 0);
+            (void)cudaGetLastError(); /* allowed already, or refused */
+        }
+}
+
+cf_result make_stages(executor *e, cf_error *error) {
+    int n_devices = 0, current = 0;
+    cudaError_t status = cudaGetDeviceCount(&n_devices);
+    if (status == cudaSuccess) status = cudaGetDevice(&current);
+    if (status != cudaSuccess) return fail_cuda(error, status, "devices");
+    stage empty = {};
+    if (!fill(e->allocator, &e->stages, stages_here(e->desc), empty)) return no_memory(error);
+    cf_result code = CF_OK;
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
+        stage *s = &e->stages[i];
+        s->owner = e;
+        s->number = e->first_stage + i;
+        s->device = e->devices.n > 0 ? e->devices[s->number] : current;
+        if (s->device < 0 || s->device >= n_devices)
+            return bad_desc(error, "devices", s->number, n_devices - 1, s->device, "no such device");
+        code = choose_set(e, s, error);
+        if (code == CF_OK) code = make_streams(e, s, error);
+    }
+    if (code == CF_OK && !has_nccl(e)) allow_peers(e);
+    return code;
+}
+
+/* Copies what the descriptor points to. */
+bool copy_desc(executor *e, const cf_executor_desc &d) {
+    const int64_t n = d.n_stages * d.n_virtual;
+    e->desc = d;
+    e->n_virtual_stages = n;
+    if (!fill(e->allocator, &e->stage_descs, n, cf_cuda_stage())) return false;
+    memcpy(e->stage_descs.data, d.stages, (size_t)n * sizeof(cf_cuda_stage));
+    e->desc.stages = e->stage_descs.data;
+    e->desc.allocator = &e->allocator;
+    e->desc.devices = NULL;
+    if (d.devices == NULL) return true;
+    if (!fill(e->allocator, &e->devices, d.n_stages, 0)) return false;
+    memcpy(e->devices.data, d.devices, (size_t)d.n_stages * sizeof(int));
+    e->desc.devices = e->devices.data;
+    return true;
+}
+
+void free_stage(executor *e, stage *s) {
+    (void)cudaSetDevice(s->device);
+    for (int64_t i = 0; i < s->events.n; i++) (void)cudaEventDestroy(s->events[i]);
+    for (int64_t i = 0; i < s->streams.n; i++) (void)cudaStreamDestroy(s->streams[i]);
+    if (s->base != NULL) (void)cudaEventDestroy(s->base);
+    if (s->memory != NULL && !e->lost) (void)cudaFree(s->memory); /* it would wait for a device that does not end */
+    if (s->host != NULL && !e->lost) (void)cudaFreeHost(s->host);
+    drop(e->allocator, &s->events);
+    drop(e->allocator, &s->streams);
+}
+
+void free_executor(executor *e) {
+    const cf_allocator from = e->allocator;
+    (void)drain(e);
+    drop_batch(e);
+#ifdef CHUNKFLOW_NCCL
+    free_nccl(e);
+#endif
+    for (int64_t i = 0; i < e->stages.n; i++) free_stage(e, &e->stages[i]);
+    (void)cudaGetLastError();
+    drop(from, &e->stages);
+    drop(from, &e->sets);
+    drop(from, &e->stage_descs);
+    drop(from, &e->devices);
+    from.release(e, from.user);
+}
+
+void *malloc_bytes(size_t bytes, void *) { return malloc(bytes); }
+void free_bytes(void *memory, void *) { free(memory); }
+
+cf_result take_allocator(const cf_allocator *given, cf_allocator *out, cf_error *error) {
+    const cf_allocator standard = {malloc_bytes, free_bytes, NULL};
+    *out = given != NULL && (given->alloc != NULL || given->release != NULL) ? *given : standard;
+    if (out->alloc == NULL) return bad_desc(error, "allocator.alloc", -1, 1, 0, "must not be NULL");
+    if (out->release == NULL) return bad_desc(error, "allocator.release", -1, 1, 0, "must not be NULL");
+    return CF_OK;
+}
+
+cf_result make_executor(const cf_executor_desc &d, const cf_allocator &from, executor **out, cf_error *error) {
+    executor *e = static_cast<executor *>(from.alloc(sizeof(executor), from.user));
+    if (e == NULL) return no_memory(error);
+    *e = executor();
+    e->allocator = from;
+    cf_result code = copy_desc(e, d) ? CF_OK : no_memory(error);
+#ifdef CHUNKFLOW_NCCL
+    if (code == CF_OK && has_nccl(e)) code = find_rank(e, error);
+#endif
+    if (code == CF_OK) code = check_attention(e, error);
+    if (code == CF_OK) code = make_stages(e, error);
+#ifdef CHUNKFLOW_NCCL
+    if (code == CF_OK && has_nccl(e)) code = start_nccl(e, error);
+#endif
+    if (code == CF_OK) *out = e;
+    else free_executor(e);
+    return code;
+}
+
+const stage *stage_here(const executor *e, int64_t number) {
+    const int64_t i = number - e->first_stage;
+    return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
+}
+
+cf_result check_usable(executor *e, cf_error *error) {
+    if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    if (e->lost) (void)drain(e);
+    if (e->lost) return fail(error, CF_ERROR_DEVICE, "device", -1, 0, cudaErrorNotReady, "made no progress in time");
+    return CF_OK;
+}
+
+cf_result no_batch(cf_error *error) { return bad_desc(error, "executor", -1, 1, 0, "no batch is loaded"); }
+
+} /* namespace */
+
+extern "C" {
+
+cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error) {
+    const keep_device kept;
+    cf_allocator from;
+    executor *e = NULL;
+    if (desc == NULL) return bad_desc(error, "desc", -1, 1, 0, "must not be NULL");
+    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
+    cf_executor_desc d = *desc;
+    cf_result code = take_allocator(d.allocator, &from, error);
+    if (code == CF_OK) code = check_counts(&d, error);
+    if (code == CF_OK) code = check_stages(d, error);
+#ifndef CHUNKFLOW_NCCL
+    if (code == CF_OK && d.nccl != NULL)
+        code = bad_desc(error, "nccl", -1, 0, 1, "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
+#endif
+    if (code == CF_OK) code = make_executor(d, from, &e, error);
+    if (code == CF_OK) *out = reinterpret_cast<cf_executor *>(e);
+    return code;
+}
+
+cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const keep_device kept;
+    executor *e = opened(executor_);
+    cf_result code = check_usable(e, error);
+    if (code != CF_OK) return code;
+    if (plan == NULL) return bad_desc(error, "plan", -1, 1, 0, "must not be NULL");
+    if (schedule == NULL) return bad_desc(error, "schedule", -1, 1, 0, "must not be NULL");
+    const cudaError_t idle = drain(e); /* of work that the application put on the streams */
+    if (idle != cudaSuccess) return fail_cuda(error, idle, "device");
+    drop_batch(e);
+    code = load_batch(e, plan, schedule, error);
+    if (code != CF_OK) drop_batch(e);
+    return code;
+}
+
+cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
+    const keep_device kept;
+    executor *e = opened(executor_);
+    const cf_result code = check_usable(e, error);
+    if (code != CF_OK) return code;
+    return e->plan != NULL ? run_batch(e, error) : no_batch(error);
+}
+
+cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) {
+    const stage *s = executor_ != NULL ? stage_here(opened(executor_), number) : NULL;
+    return s != NULL ? s->streams[COMPUTE] : NULL;
+}
+
+const cf_schedule *cf_executor_schedule(const cf_executor *executor_) {
+    return executor_ != NULL ? opened(executor_)->schedule : NULL;
+}
+
+cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf_executor_memory *out,
+                                cf_error *error) {
+    if (executor_ == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
+    const executor *e = opened(executor_);
+    const stage *s = stage_here(e, number);
+    if (s == NULL)
+        return bad_desc(error, "stage", number, e->first_stage + e->stages.n - 1, number, "not in this process");
+    *out = s->memory_used; /* zeros where no batch is loaded */
+    out->allocated = s->memory_bytes;
+    return CF_OK;
+}
+
+cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,
+                               cf_error *error) {
+    const keep_device kept;
+    executor *e = opened(executor_);
+    cf_allocator from;
+    array<double> times = {}; /* starts, then ends */
+    if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
+    if (!e->timed) return bad_desc(error, "timeline", -1, 1, 0, "needs desc.timeline and a run that ended well");
+    cf_result code = take_allocator(allocator, &from, error);
+    if (code != CF_OK) return code;
+    const int64_t n = e->schedule->n_actions;
+    if (!fill(from, &times, 2 * n, 0.0)) return no_memory(error);
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++)
+        code = read_times(e, &e->stages[i], times.data, times.data + n, error);
+#ifdef CHUNKFLOW_NCCL
+    if (code == CF_OK && has_nccl(e)) code = gather_times(e, times.data, n, error);
+#endif
+    if (code == CF_OK)
+        code = cf_timeline_measured(e->plan, e->schedule, times.data, times.data + n, NULL, allocator, out, error);
+    drop(from, &times);
+    return code;
+}
+
+void cf_executor_free(cf_executor *executor_) {
+    const keep_device kept;
+    if (executor_ != NULL) free_executor(opened(executor_));
+}
+
+} /* extern "C" */
