@@ -3941,8 +3941,10 @@ cf_result upload_set(const executor *e, const metadata_set &set, const stage *s,
         if (set.attention.n > 0 && set.attention[i]->tiles_bytes > 0)
             memcpy(image.data + set.tiles_at[i], set.attention[i]->tiles, set.attention[i]->tiles_bytes);
     }
-    const cudaError_t status =
-        set.bytes == 0 ? cudaSuccess : cudaMemcpy(s->memory, image.data, (size_t)set.bytes, cudaMemcpyHostToDevice);
+    cudaError_t status = cudaSuccess; /* by the stream that will read it: cudaMemcpy's own would order nothing there */
+    if (set.bytes > 0)
+        status = cudaMemcpyAsync(s->memory, image.data, (size_t)set.bytes, cudaMemcpyHostToDevice, s->streams[COMPUTE]);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(s->streams[COMPUTE]);
     drop(e->allocator, &image);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "metadata");
 }
