@@ -539,11 +539,11 @@ template <typename T> static void check(pass_of<T> *p, const char *what, cudaErr
     check(p, what, status == cudaSuccess ? NULL : cudaGetErrorString(status));
 }
 
-/* A call of the library: `error` is its record. */
-#define LIBRARY(p, call)                                                \
-    do {                                                                \
-        cf_error error;                                                 \
-        if (!(p)->failed && (call) != CF_OK) check(p, "pass", error.text); \
+/* A function of the library with its arguments before `error`. */
+#define LIBRARY(p, function, ...)                                                                   \
+    do {                                                                                            \
+        cf_error error;                                                                             \
+        if (!(p)->failed && function(__VA_ARGS__, &error) != CF_OK) check(p, #function, error.text); \
     } while (0)
 
 /* A kernel that takes a row (or a column) a warp. */
@@ -672,10 +672,10 @@ template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer
     append.v = columns_of(a.qkv, h + kv, width);
     append.k_out = cf_state_k(&p->step->state, layer, prefix);
     append.v_out = cf_state_v(&p->step->state, layer, prefix);
-    LIBRARY(p, cf_append_forward(&append, p->step->stream, &error));
-    LIBRARY(p, cf_attention_forward(p->step->attention, &x, p->step->stream, &error));
-    LIBRARY(p, cf_padding_clear(a.attended, p->rows, h * (int64_t)sizeof(T), h * (int64_t)sizeof(T), p->step->positions,
-                                p->step->stream, &error));
+    LIBRARY(p, cf_append_forward, &append, p->step->stream);
+    LIBRARY(p, cf_attention_forward, p->step->attention, &x, p->step->stream);
+    LIBRARY(p, cf_padding_clear, a.attended, p->rows, h * (int64_t)sizeof(T), h * (int64_t)sizeof(T), p->step->positions,
+                                p->step->stream);
 }
 
 /* From dattended to the gradient of the projections, in qkv. The state's gradient gets what this chunk's queries find
@@ -697,8 +697,8 @@ template <typename T> static void attention_backward(pass_of<T> *p, int64_t laye
     append.q_out = columns_of(a.qkv, 0, width);
     append.k_out = columns_of(a.qkv, h, width);
     append.v_out = columns_of(a.qkv, h + kv, width);
-    LIBRARY(p, cf_attention_backward(p->step->attention, &x, p->step->stream, &error));
-    LIBRARY(p, cf_append_backward(&append, p->step->stream, &error));
+    LIBRARY(p, cf_attention_backward, p->step->attention, &x, p->step->stream);
+    LIBRARY(p, cf_append_backward, &append, p->step->stream);
 }
 
 /* ---- one layer ---- */
