@@ -27,6 +27,7 @@
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
+         from your own clock   cf_timeline_measured
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
@@ -1050,12 +1051,12 @@ typedef struct cf_simulate_desc {
     const cf_allocator *allocator;
 } cf_simulate_desc;
 
-/* The simulated run. One block of memory, like a plan. */
+/* The simulated or measured run. One block of memory, like a plan. */
 typedef struct cf_timeline {
     int64_t n_actions;
     int64_t n_stages;
     double makespan;             /* end of the last action; the first one starts at 0 */
-    double busy;                 /* time of all passes on all stages */
+    double busy;                 /* time of all passes on all stages; transfers and copies are none */
     double replayed;             /* the part of it that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
@@ -1066,7 +1067,7 @@ typedef struct cf_timeline {
     int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
     int64_t *peak_live;          /* (n_stages) most chunks kept at once */
     int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
-    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once */
+    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once; none in host memory */
     int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
     cf_allocator allocator;      /* private, as in cf_plan */
 } cf_timeline;
@@ -1081,9 +1082,16 @@ typedef struct cf_timeline {
    each of its passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a
    limit: a kept chunk stays on a stage for the passes of all later stages, so a stage with room for few needs long.
 
-   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks, repeats or
-   leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Lowered
-   schedules are refused the same way. Time is linear in the actions; the bounds take n log n. */
+   Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass, and
+   its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who has
+   times of its own then, right before the pass that needs it. So transfers take the time that they take in the schedule
+   that was lowered, and all passes keep theirs. OFFLOAD and PREFETCH run on a copy engine of each stage, one after the
+   other beside the passes, each from the end of the pass before it in the list; a pass that reads a group's state waits
+   until all rows that were to come back are there. Neither transfers nor copies count as busy.
+
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks (lowered: where
+   a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with the
+   index of the action in error->item. Time is linear in the actions; the bounds take n log n. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
@@ -1096,16 +1104,16 @@ CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule 
 /* A timeline of times that were measured and not simulated, in the same form, so that both can be drawn on one picture.
    start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest start
    is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its passes in
-   order. Transfers and copies of a lowered schedule are in start and end, but neither in busy nor in the bubbles. No
-   bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
+   order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor in the
+   bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
 
    *out: a new timeline, to be given to cf_timeline_free; untouched on failure. CF_ERROR_ARGUMENT where a time is not
-   finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_run reports it. */
+   finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. */
 CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
                                              const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
                                              cf_timeline **out, cf_error *error);
 
-/* Frees a timeline made by cf_simulate. NULL is allowed. */
+/* Frees a timeline made by cf_simulate or cf_timeline_measured. NULL is allowed. */
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* ================================================================================================================
@@ -5627,11 +5635,18 @@ static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
 
 /* ---- the clock: when each action of a schedule runs ---- */
 
-enum { CF__FORWARDED = 1, CF__REPLAYED = 2, CF__GRADED = 4, CF__WEIGHTED = 8, CF__KEPT = 16 }; /* of a cell */
-
 /* What a pass can take from a neighbouring stage: F its input, R the same again, B and I the gradient. In the order of
    SEND_F, SEND_R, SEND_B. */
 enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS, CF__NOTHING = CF__ARRIVALS };
+
+/* Of a cell. The first three say that it has made an input, the same again, a gradient. */
+enum {
+    CF__FORWARDED = 1 << CF__INPUT,
+    CF__REPLAYED = 1 << CF__INPUT_AGAIN,
+    CF__GRADED = 1 << CF__GRADIENT,
+    CF__WEIGHTED = 8,
+    CF__KEPT = 16
+};
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
@@ -5737,16 +5752,6 @@ static int cf__takes(const cf__pipeline *pipe, int pass, int64_t v) {
     return (pass == CF_B || pass == CF_I) && v < pipe->n_v - 1 ? CF__GRADIENT : CF__NOTHING;
 }
 
-/* What the result of a pass is to the stage that takes it. An R is taken only by an R: where the next stage has kept
-   the activations of its F, nobody does. */
-static int cf__gives(const cf__clock *clock, int pass, int64_t v, int64_t cell) {
-    const cf__pipeline *pipe = clock->pipe;
-    if (pass == CF_F && v < pipe->n_v - 1) return CF__INPUT;
-    if (pass == CF_R && v < pipe->n_v - 1 && !pipe->local && !(clock->done[cell + pipe->n] & CF__KEPT))
-        return CF__INPUT_AGAIN;
-    return (pass == CF_B || pass == CF_I) && v > 0 ? CF__GRADIENT : CF__NOTHING;
-}
-
 /* The cell that gets what `cell` makes. */
 static int64_t cf__cell_after(const cf__clock *clock, int what, int64_t cell) {
     return what == CF__GRADIENT ? cell - clock->pipe->n : cell + clock->pipe->n;
@@ -5758,10 +5763,7 @@ static int64_t cf__cell_before(const cf__clock *clock, int what, int64_t cell) {
 }
 
 /* Whether the pass that makes this has run on a cell. */
-static int cf__is_made(const cf__clock *clock, int what, int64_t cell) {
-    static const uint8_t made[CF__ARRIVALS] = {CF__FORWARDED, CF__REPLAYED, CF__GRADED};
-    return (clock->done[cell] & made[what]) != 0;
-}
+static int cf__is_made(const cf__clock *clock, int what, int64_t cell) { return clock->done[cell] >> what & 1; }
 
 /* When what a pass takes is there; -1 if that has not been sent. */
 static double cf__arrival(const cf__clock *clock, int what, int64_t cell) {
@@ -5783,14 +5785,26 @@ static double cf__send(cf__clock *clock, int64_t stage, int what, double made, d
     return begin;
 }
 
-/* The flags of a cell that a pass sets. */
-static int cf__leaves_done(const cf_action *a) {
+/* Notes in its cell that a pass has run. Returns what its result is to the stage that takes it. An R is taken only by an
+   R: where the next stage has kept the activations of its F, nobody does. */
+static int cf__conclude_on_clock(cf__clock *clock, const cf_action *a, int64_t cell) {
+    const cf__pipeline *pipe = clock->pipe;
+    uint8_t *done = &clock->done[cell];
+    int is_last = a->stage == pipe->n_v - 1;
     switch (a->pass) {
-        case CF_F: return a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED;
-        case CF_R: return CF__REPLAYED | CF__KEPT;
-        case CF_B: return CF__GRADED | CF__WEIGHTED;
-        case CF_I: return CF__GRADED;
-        default: return CF__WEIGHTED;
+        case CF_F:
+            *done |= (uint8_t)(a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED);
+            return is_last ? CF__NOTHING : CF__INPUT;
+        case CF_R:
+            *done |= CF__REPLAYED | CF__KEPT;
+            return is_last || pipe->local || (done[pipe->n] & CF__KEPT) ? CF__NOTHING : CF__INPUT_AGAIN;
+        case CF_W:
+            *done |= CF__WEIGHTED;
+            return CF__NOTHING;
+        default:
+            *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
+            clock->splits |= a->pass == CF_I;
+            return a->stage > 0 ? CF__GRADIENT : CF__NOTHING;
     }
 }
 
@@ -5815,7 +5829,7 @@ static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_
     const cf_action *a = &clock->schedule->actions[id];
     double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage];
     double rows = cf__rows_time(clock, a->pass, chunk, cell);
-    int gives = cf__gives(clock, a->pass, a->stage, cell);
+    int gives;
     if (arrival > start) start = arrival;
     if (takes != CF__NOTHING && transfer > 0 && pipe->timing->no_overlap)
         start = cf__take_in(clock, takes, cell, start, transfer);
@@ -5823,8 +5837,7 @@ static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_
     clock->start[id] = start;
     clock->end[id] = clock->free_at[stage] = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
     if (clock->end[id] > clock->makespan) clock->makespan = clock->end[id];
-    clock->done[cell] |= (uint8_t)cf__leaves_done(a);
-    clock->splits |= a->pass == CF_I;
+    gives = cf__conclude_on_clock(clock, a, cell);
     if (gives == CF__NOTHING) return;
     cell = cf__cell_after(clock, gives, cell);
     if (clock->crosses) clock->arrival[gives][cell] = clock->end[id]; /* until its SEND knows more */
@@ -5879,6 +5892,7 @@ static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, 
     peer = v % pipe->n_stages;
     *waits = !cf__is_next(clock, peer, sends ? a->pass + 1 : a->pass - 1, a->chunk, v);
     if (*waits) return CF_OK;
+    if ((result = cf__check_action(clock, peer, clock->next[peer])) != CF_OK) return result;
     send = sends ? id : clock->next[peer];
     receive = sends ? clock->next[peer] : id;
     begin = cf__send(clock, sends ? stage : peer, what, clock->arrival[what][to], seconds, &clock->arrival[what][to]);

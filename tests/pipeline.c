@@ -208,7 +208,7 @@ static double sum_of(const cf_pass_cost *cost, const cf_chunk *c) {
 static int is_given(const cf_pass_cost *cost) { return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0; }
 
 /* Seconds of a pass, by the words of cf_stage_cost. */
-static double seconds_of(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
+double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
     const cf_stage_cost *s = timing == NULL ? NULL : timing->stages ? &timing->stages[v] : &timing->all;
     double forward, backward, input, weight;
     if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) && !is_given(&s->input) &&
@@ -277,7 +277,7 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
                               ? 0
                               : timing->latency + timing->seconds_per_token * (double)c->padded;
         int64_t to = receiver_of(s, i, &d);
-        own[i] += seconds_of(timing, s->actions[i].stage, c, s->actions[i].pass);
+        own[i] += pipeline_seconds(timing, s->actions[i].stage, c, s->actions[i].pass);
         if (to < 0) continue;
         if (block && transfer > 0) {
             wait[to] = transfer;

@@ -35,6 +35,9 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, con
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing, double *start,
                          double *end);
 
+/* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost. */
+double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *chunk, int pass);
+
 /* Most bytes held at once on a stage, counted from scratch at each action. */
 int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, const cf_bytes *bytes, int64_t stage);
 
