@@ -11,10 +11,10 @@
 extern const harness_suite suite_attention, suite_state;
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-extern const harness_suite suite_emulation;
+extern const harness_suite suite_emulation, suite_streams;
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_emulation, &suite_attention, &suite_state};
+    static const harness_suite *const suites[] = {&suite_emulation, &suite_streams, &suite_attention, &suite_state};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else

@@ -80,12 +80,17 @@ cudaError_t cuda_emu_finish_call(cudaError_t error) {
     return error;
 }
 
-/* For calls that do nothing when they fail. Those that wait or free go on, and return what begin_call found. */
+/* The first is for calls that do nothing when they fail, the second for those that wait, free or destroy: they go on and
+   return `begun` in the end. */
 #define BEGIN_CALL(device)                                                 \
     do {                                                                   \
         const cudaError_t begun = cuda_emu_begin_call(__func__, (device)); \
         if (begun != cudaSuccess) return cuda_emu_finish_call(begun);      \
     } while (0)
+
+#define BEGIN_FINAL_CALL(device)                                       \
+    const cudaError_t begun = cuda_emu_begin_call(__func__, (device)); \
+    if (in_host_function) return cuda_emu_finish_call(begun)
 
 #define finish_call cuda_emu_finish_call
 
@@ -371,6 +376,7 @@ static void give_up(const cuda_emu_operation *target) {
 
 void cuda_emu_wait_for(const operation_ref &target) {
     auto since = std::chrono::steady_clock::now();
+    if (in_host_function) return;
     while (target && !target->done) {
         CUstream_st *next = choose(target.get());
         if (next) {
@@ -483,7 +489,7 @@ static cudaError_t after_wait(cudaError_t begun, int device) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     cuda_emu_wait_for_device(current_device);
     return after_wait(begun, current_device);
 }
@@ -580,7 +586,7 @@ static void release(void *memory) {
 }
 
 cudaError_t cudaFree(void *memory) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     if (!memory) return finish_call(begun);
     const auto found = blocks.find((uintptr_t)memory);
     if (found == blocks.end() || found->second.place == PINNED) return finish_call(cudaErrorInvalidValue);
@@ -592,7 +598,7 @@ cudaError_t cudaFree(void *memory) {
 }
 
 cudaError_t cudaFreeHost(void *memory) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     if (!memory) return finish_call(begun);
     const auto found = blocks.find((uintptr_t)memory);
     if (found == blocks.end() || found->second.place != PINNED) return finish_call(cudaErrorInvalidValue);
@@ -851,7 +857,7 @@ static void bury_streams() {
 
 /* What was queued still runs. */
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, device_of(handle));
+    BEGIN_FINAL_CALL(device_of(handle));
     CUstream_st *stream = cuda_emu_find_stream(handle);
     if (!stream || stream->legacy) return finish_call(cudaErrorInvalidResourceHandle);
     stream->destroyed = true;
@@ -866,7 +872,7 @@ static operation_ref end_of(CUstream_st *stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, device_of(handle));
+    BEGIN_FINAL_CALL(device_of(handle));
     CUstream_st *stream = cuda_emu_find_stream(handle);
     if (!stream) return finish_call(cudaErrorInvalidResourceHandle);
     cuda_emu_wait_for(end_of(stream));
@@ -925,7 +931,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-    const cudaError_t begun = cuda_emu_begin_call(__func__, current_device);
+    BEGIN_FINAL_CALL(current_device);
     CUevent_st *event = find_event(handle);
     if (!event) return finish_call(cudaErrorInvalidResourceHandle);
     events.erase(std::find(events.begin(), events.end(), event));
@@ -960,7 +966,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t handle, 
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     const CUevent_st *event = find_event(handle);
-    const cudaError_t begun = cuda_emu_begin_call(__func__, event ? event->device : current_device);
+    BEGIN_FINAL_CALL(event ? event->device : current_device);
     if (!event) return finish_call(cudaErrorInvalidResourceHandle);
     cuda_emu_wait_for(event->record);
     return after_wait(begun, event->device);
