@@ -1627,18 +1627,21 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention
    each row (n_kv_heads, head_size) numbers. A group has the same range of rows in every plane, in the order of its
    tokens, so K of its prefix and of the chunk lie together and any variable-length attention kernel reads them. */
 typedef struct cf_state {
-    void *data;                   /* on the device, aligned to 256: row 0 of K of layer 0 */
+    void *data;                   /* on the device, aligned to 16: row 0 of K of layer 0 */
     int64_t n_layers;
     int64_t n_kv_heads;
     int64_t head_size;            /* n_kv_heads x head_size must be a multiple of 8 */
     cf_dtype dtype;               /* CF_DTYPE_FP32 for gradients. 0: bf16 */
-    int64_t rows;                 /* from plane to plane */
+    int64_t rows;                 /* from plane to plane; a state may begin at a row of a larger one */
     int one_layer;                /* 1: every layer uses the planes of one, one after the other (the gradient of a
                                      standalone chunk, which no other chunk adds to) */
 } cf_state;
 
-/* Bytes that n_rows rows take in all planes: rows x layers x 2 x n_kv_heads x head_size x bytes of a number. This is
-   the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row. */
+/* Bytes that n_rows rows take in all planes: rows x layers (1 where one_layer) x 2 x n_kv_heads x head_size x bytes of a
+   number. This is the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row, as
+   cf_memory_token_bytes gives them for a virtual stage. Reads neither data nor rows. Errors of this and of the calls
+   below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument; CF_ERROR_DEVICE. Nothing is put on the
+   stream then. No rows, or no layers: nothing to do. */
 CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error);
 
 /* K and V of one layer from `row` on, for cf_attention_tensors and the calls below. data is NULL where layer or row are
@@ -1652,8 +1655,10 @@ CHUNKFLOW_CUDA_API cf_result cf_state_clear(const cf_state *state, int64_t first
                                             cf_cuda_stream stream, cf_error *error);
 
 /* Copies rows to host memory and back. host: cf_state_bytes(n_rows) bytes, planes one after the other without gaps;
-   pinned (cudaMallocHost), or the copy is no longer asynchronous. Moves cf_state_bytes each way. Whoever runs them on a
-   stream of its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch. */
+   pinned (cudaMallocHost), or the copy is no longer asynchronous. Moves cf_state_bytes each way: in one call of CUDA
+   that copies all planes, or in one for each plane where they are 2 GB or more apart. Whoever runs them on a stream of
+   its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch; other rows may be
+   in use meanwhile. */
 CHUNKFLOW_CUDA_API cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host,
                                               cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows,
@@ -1661,10 +1666,13 @@ CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t fi
 
 /* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any position
    below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and the
-   addition theorem puts them together, to about two units in the last place of fp32. So it stays in cache, where a row
-   for each position would be 134 MB at 256K positions and head size 128. */
+   addition theorem puts them together in fp32. Both parts are rounded once, so the result is off by at most 2.42 x
+   2^-24, about two units in the last place (up to some ten million positions; then the angle's own rounding in double
+   precision shows). So the table stays in cache: 0.5 MB at 256K positions and head size 128, where a row for each
+   position would take 134 MB. */
 typedef struct cf_rope {
-    int64_t n_positions;
+    int64_t n_positions;          /* at most 2^31. A position that is not below it is taken for the last one: nothing
+                                     outside of the table is read, but the result is wrong, so give enough of them */
     int64_t rotated;              /* how many numbers of a head are rotated, from its first on; even. 0: all */
     double base;                  /* pair i turns by position x base^(-2 i / rotated). 0: 10000 */
     const double *frequencies;    /* (rotated / 2) instead of base: scaled variants. Read by cf_rope_fill only */
@@ -1672,14 +1680,16 @@ typedef struct cf_rope {
     const float *table;           /* the filled table on the device, aligned to 16; NULL: rotate nothing */
 } cf_rope;
 
-/* cf_rope_size: bytes of the table. cf_rope_fill computes it in double precision into host memory. */
+/* cf_rope_size: bytes of the table. cf_rope_fill computes it in double precision into host memory (aligned to 4).
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_SPACE (bytes). Outputs are untouched on failure. */
 CHUNKFLOW_CUDA_API cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes,
                                           cf_error *error);
 
-/* The rows of one chunk between projections and state, in both directions. */
+/* The rows of one chunk between projections and state, in both directions. Heads, sizes, addresses and strides as for
+   attention, so the six arrays may be parts of packed rows. */
 typedef struct cf_append {
-    int64_t rows;                 /* of the chunk's tensors, padding included */
+    int64_t rows;                 /* of the chunk's tensors, padding included; at most 2^30 */
     int64_t n_heads, n_kv_heads, head_size;
     cf_dtype dtype;               /* of everything but dk, dv of the state. 0: bf16 */
     const int32_t *positions;     /* (rows) on the device: place of each token in its sequence; negative: padding */
@@ -1692,20 +1702,26 @@ typedef struct cf_append {
 
 /* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
    touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
-   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each.
+   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel, 16 bytes at a time
+   (number by number where `rotated` is no multiple of 16, or of 8 in fp32).
 
    Backward, once every later chunk of the group has added its part: turns dq and dk back by RoPE, converts dk and dv
-   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. */
+   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
+   it writes, those of dk and dv in fp32.
+
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
 
 /* Sets the padding rows (positions < 0) of a (rows, row_bytes) array to 0: attention leaves them as they are, and what
-   lies there must not reach a weight gradient. */
+   lies there must not reach a weight gradient. stride_bytes 0: row_bytes. Reads 4 bytes a row and writes the padding,
+   16 bytes at a time where address, row and stride allow it. */
 CHUNKFLOW_CUDA_API cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
                                               const int32_t *positions, cf_cuda_stream stream, cf_error *error);
 
-/* Keeps a stage's input for local replay: copies rows of row_bytes bytes. Costs rows x row_bytes bytes, the memory
-   model's cf_token_bytes.boundary for each row. The executor below keeps the received tensor itself and copies nothing. */
+/* Keeps a stage's input for local replay: copies rows of row_bytes bytes. A stride of 0: row_bytes. Costs rows x
+   row_bytes bytes, the memory model's cf_token_bytes.boundary for each row. The executor below keeps the received tensor
+   itself and copies nothing. */
 CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride,
                                               int64_t rows, int64_t row_bytes, cf_cuda_stream stream, cf_error *error);
 

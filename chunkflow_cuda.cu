@@ -2102,9 +2102,9 @@ const int64_t MOST_POSITIONS = (int64_t)1 << 31; /* a position is an int32_t */
 /* The rotary table: rows of (cosine, sine) for `pairs` pairs. First the 2^shift fine rows, for positions below 2^shift;
    then the coarse rows, for multiples of 2^shift. */
 struct rope_table {
-    const float *rows;    /* NULL: nothing turns */
+    const float *rows; /* NULL: nothing turns */
     int32_t pairs, shift;
-    int32_t last;         /* greatest position */
+    int32_t last; /* greatest position */
     int32_t interleaved;
 };
 
@@ -2123,34 +2123,34 @@ struct append_params {
 /* V numbers as fp32: in accesses of 16 bytes, or one by one where V is 1. */
 template <typename T, int V> CF_DEVICE void load_numbers(float (&x)[V], const char *from) {
     const int PER = 16 / (int)sizeof(T);
-    if (V == 1) {
+    if constexpr (V == 1) {
         x[0] = to_float<T>(*reinterpret_cast<const T *>(from));
-        return;
-    }
-    CF_UNROLL
-    for (int i = 0; i < V / PER; i++) {
-        const uint4 bits = global_load_16(from + i * 16);
-        T part[PER];
-        memcpy(part, &bits, 16);
+    } else {
         CF_UNROLL
-        for (int j = 0; j < PER; j++) x[(i * PER + j) % V] = to_float<T>(part[j]);
+        for (int i = 0; i < V; i += PER) {
+            const uint4 bits = global_load_16(from + i * (int)sizeof(T));
+            T part[PER];
+            memcpy(part, &bits, 16);
+            CF_UNROLL
+            for (int j = 0; j < PER; j++) x[i + j] = to_float<T>(part[j]);
+        }
     }
 }
 
 template <typename T, int V> CF_DEVICE void store_numbers(char *to, const float (&x)[V]) {
     const int PER = 16 / (int)sizeof(T);
-    if (V == 1) {
+    if constexpr (V == 1) {
         *reinterpret_cast<T *>(to) = from_float<T>(x[0]);
-        return;
-    }
-    CF_UNROLL
-    for (int i = 0; i < V / PER; i++) {
-        uint4 bits;
-        T part[PER];
+    } else {
         CF_UNROLL
-        for (int j = 0; j < PER; j++) part[j] = from_float<T>(x[(i * PER + j) % V]);
-        memcpy(&bits, part, 16);
-        global_store_16(to + i * 16, bits);
+        for (int i = 0; i < V; i += PER) {
+            uint4 bits;
+            T part[PER];
+            CF_UNROLL
+            for (int j = 0; j < PER; j++) part[j] = from_float<T>(x[i + j]);
+            memcpy(&bits, part, 16);
+            global_store_16(to + i * (int)sizeof(T), bits);
+        }
     }
 }
 
@@ -2161,26 +2161,23 @@ CF_DEVICE void load_turns(float (&cosines)[V], float (&sines)[V], const rope_tab
                           bool backward) {
     const int at = position < rope.last ? position : rope.last;
     const int64_t fine_row = at & ((1 << rope.shift) - 1), coarse_row = ((int64_t)1 << rope.shift) + (at >> rope.shift);
-    const float *fine = rope.rows + (fine_row * rope.pairs + pair) * 2;
-    const float *coarse = rope.rows + (coarse_row * rope.pairs + pair) * 2;
-    const int STEP = V == 1 ? 1 : 2; /* pairs of a load */
+    const char *fine = reinterpret_cast<const char *>(rope.rows + (fine_row * rope.pairs + pair) * 2);
+    const char *coarse = reinterpret_cast<const char *>(rope.rows + (coarse_row * rope.pairs + pair) * 2);
+    const int ACCESS = V == 1 ? 1 : 4; /* numbers of a load: half a pair, or two */
+    float f[2 * V], c[2 * V];
     CF_UNROLL
-    for (int i = 0; i < V; i += STEP) {
-        float f[2 * STEP], c[2 * STEP];
-        if (V == 1) {
-            f[0] = fine[0], f[1] = fine[1];
-            c[0] = coarse[0], c[1] = coarse[1];
-        } else {
-            const uint4 fine_bits = global_load_16(fine + 2 * i), coarse_bits = global_load_16(coarse + 2 * i);
-            memcpy(f, &fine_bits, sizeof f);
-            memcpy(c, &coarse_bits, sizeof c);
-        }
+    for (int i = 0; i < 2 * V; i += ACCESS) {
+        float fine_part[ACCESS], coarse_part[ACCESS];
+        load_numbers<float, ACCESS>(fine_part, fine + i * 4);
+        load_numbers<float, ACCESS>(coarse_part, coarse + i * 4);
         CF_UNROLL
-        for (int j = 0; j < STEP; j++) {
-            cosines[i + j] = f[2 * j] * c[2 * j] - f[2 * j + 1] * c[2 * j + 1];
-            const float sine = f[2 * j + 1] * c[2 * j] + f[2 * j] * c[2 * j + 1];
-            sines[i + j] = backward ? -sine : sine;
-        }
+        for (int j = 0; j < ACCESS; j++) f[i + j] = fine_part[j], c[i + j] = coarse_part[j];
+    }
+    CF_UNROLL
+    for (int i = 0; i < V; i++) {
+        const float sine = f[2 * i + 1] * c[2 * i] + f[2 * i] * c[2 * i + 1];
+        cosines[i] = f[2 * i] * c[2 * i] - f[2 * i + 1] * c[2 * i + 1];
+        sines[i] = backward ? -sine : sine;
     }
 }
 
@@ -2194,16 +2191,18 @@ CF_DEVICE void turn(float &x, float &y, float cosine, float sine) {
 template <int V>
 CF_DEVICE void turn_pairs(float (&x)[V], float (&y)[V], const float (&cosines)[V], const float (&sines)[V],
                           bool interleaved) {
-    if (V == 1 || !interleaved) {
-        CF_UNROLL
-        for (int i = 0; i < V; i++) turn(x[i], y[i], cosines[i], sines[i]);
-        return;
+    if constexpr (V > 1) {
+        if (interleaved) {
+            CF_UNROLL
+            for (int i = 0; i < V / 2; i++) {
+                turn(x[2 * i], x[2 * i + 1], cosines[i], sines[i]);
+                turn(y[2 * i], y[2 * i + 1], cosines[V / 2 + i], sines[V / 2 + i]);
+            }
+            return;
+        }
     }
     CF_UNROLL
-    for (int i = 0; i < V / 2; i++) {
-        turn(x[2 * i], x[(2 * i + 1) % V], cosines[i], sines[i]);
-        turn(y[2 * i], y[(2 * i + 1) % V], cosines[V / 2 + i], sines[V / 2 + i]);
-    }
+    for (int i = 0; i < V; i++) turn(x[i], y[i], cosines[i], sines[i]);
 }
 
 /* What a thread does in every head: V numbers from `first` on and V from `second` on (none where that is past the
@@ -2256,7 +2255,8 @@ __global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_cons
             move_unit<T, T, V>(p.q, p.q_out, row, head, p.head_size, work, work.turning, interleaved, padding);
         else if (v_head < 0)
             move_unit<KV, T, V>(p.k, p.k_out, row, k_head, p.head_size, work, work.turning, interleaved, padding);
-        else move_unit<KV, T, V>(p.v, p.v_out, row, v_head, p.head_size, work, false, interleaved, padding);
+        else
+            move_unit<KV, T, V>(p.v, p.v_out, row, v_head, p.head_size, work, false, interleaved, padding);
     }
 }
 
@@ -2344,8 +2344,8 @@ cf_result copy_pieces(char *to, int64_t to_stride, const char *from, int64_t fro
     if (n == 1 || (to_stride == width && from_stride == width)) {
         status = cudaMemcpyAsync(to, from, (size_t)(n * width), kind, stream);
     } else if (to_stride <= MOST_PITCH && from_stride <= MOST_PITCH) {
-        status = cudaMemcpy2DAsync(to, (size_t)to_stride, from, (size_t)from_stride, (size_t)width, (size_t)n, kind,
-                                   stream);
+        status =
+            cudaMemcpy2DAsync(to, (size_t)to_stride, from, (size_t)from_stride, (size_t)width, (size_t)n, kind, stream);
     } else {
         for (int64_t i = 0; i < n && status == cudaSuccess; i++)
             status = cudaMemcpyAsync(to + i * to_stride, from + i * from_stride, (size_t)width, kind, stream);
@@ -2355,7 +2355,7 @@ cf_result copy_pieces(char *to, int64_t to_stride, const char *from, int64_t fro
 
 cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_t which) {
     cf_tensor t = {NULL, 0, 0};
-    planes p;
+    planes p = {};
     if (check_state(state, 0, &p, NULL) != CF_OK || state->data == NULL) return t;
     if (layer < 0 || layer >= state->n_layers || row < 0 || row >= state->rows) return t;
     const int64_t plane = 2 * (state->one_layer ? 0 : layer) + which;
@@ -2517,7 +2517,7 @@ cf_result check_byte_rows(const void *data, const char *name, int64_t *stride, c
 extern "C" {
 
 cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error) {
-    planes p;
+    planes p = {};
     if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
     const cf_result code = check_state(state, n_rows, &p, error);
     if (code == CF_OK) *bytes = p.n * n_rows * p.row_bytes;
@@ -2529,7 +2529,7 @@ cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row) { return
 
 cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows, cf_cuda_stream stream,
                          cf_error *error) {
-    planes p;
+    planes p = {};
     const cf_result code = check_rows(state, first_row, n_rows, &p, error);
     if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
     char *to = static_cast<char *>(state->data) + first_row * p.row_bytes;
@@ -2548,18 +2548,19 @@ cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_row
 
 cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host, cf_cuda_stream stream,
                            cf_error *error) {
-    planes p;
+    planes p = {};
     const cf_result code = check_rows(state, first_row, n_rows, &p, error);
     if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
     if (host == NULL) return fail(error, CF_ERROR_ARGUMENT, "host", -1, 1, 0, "must not be NULL");
     const int64_t width = n_rows * p.row_bytes;
-    return copy_pieces(static_cast<char *>(host), width, static_cast<const char *>(state->data) + first_row * p.row_bytes,
-                       p.stride, width, p.n, cudaMemcpyDeviceToHost, stream, "state", error);
+    return copy_pieces(static_cast<char *>(host), width,
+                       static_cast<const char *>(state->data) + first_row * p.row_bytes, p.stride, width, p.n,
+                       cudaMemcpyDeviceToHost, stream, "state", error);
 }
 
 cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows, const void *host,
                             cf_cuda_stream stream, cf_error *error) {
-    planes p;
+    planes p = {};
     const cf_result code = check_rows(state, first_row, n_rows, &p, error);
     if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
     if (host == NULL) return fail(error, CF_ERROR_ARGUMENT, "host", -1, 1, 0, "must not be NULL");
@@ -2570,7 +2571,7 @@ cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_
 }
 
 cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error) {
-    rope_table t;
+    rope_table t = {};
     if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
     const cf_result code = check_rope(rope, head_size, &t, error);
     if (code == CF_OK) *bytes = table_bytes(t);
@@ -2578,7 +2579,7 @@ cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf
 }
 
 cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes, cf_error *error) {
-    rope_table t;
+    rope_table t = {};
     cf_result code = check_rope(rope, head_size, &t, error);
     if (code == CF_OK) code = check_frequencies(rope, t, error);
     if (code != CF_OK) return code;

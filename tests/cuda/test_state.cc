@@ -24,6 +24,13 @@ static void start_clean() {
 #endif
 }
 
+/* Bytes from pageable memory may arrive after cudaMemcpy has returned, and streams of their own do not wait for them.
+ */
+static void copy_in(void *to, const void *from, size_t bytes) {
+    CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}
+
 static void check_faults() {
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaGetLastError() == cudaSuccess);
@@ -59,8 +66,10 @@ struct array {
 
     void put(int r, int h, int c, float x) {
         const uint16_t bits = dtype == CF_DTYPE_FP32 ? (uint16_t)0 : to_bits(dtype, x);
-        if (dtype == CF_DTYPE_FP32) memcpy(&host[at(r, h, c)], &x, 4);
-        else memcpy(&host[at(r, h, c)], &bits, 2);
+        if (dtype == CF_DTYPE_FP32)
+            memcpy(&host[at(r, h, c)], &x, 4);
+        else
+            memcpy(&host[at(r, h, c)], &bits, 2);
     }
 
     double get(int r, int h, int c) const {
@@ -74,7 +83,7 @@ struct array {
 
     void upload() {
         before = host;
-        CHECK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        copy_in(device, host.data(), host.size());
     }
     void download() {
         CHECK(cudaDeviceSynchronize() == cudaSuccess);
@@ -101,7 +110,7 @@ struct int_array {
 
     explicit int_array(const std::vector<int32_t> &from) : host(from) {
         CHECK(cudaMalloc((void **)&device, from.size() * 4 + 4) == cudaSuccess);
-        CHECK(cudaMemcpy(device, from.data(), from.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+        copy_in(device, from.data(), from.size() * 4);
     }
     int_array(const int_array &) = delete;
     int_array &operator=(const int_array &) = delete;
@@ -132,9 +141,8 @@ struct rotary {
     int pairs(int size) const { return (rotated ? rotated : size) / 2; }
 
     long double angle(int size, int pair, int64_t position) const {
-        const long double frequency = frequencies.empty()
-                                          ? powl((long double)base, -(long double)pair / pairs(size))
-                                          : (long double)frequencies[(size_t)pair];
+        const long double frequency = frequencies.empty() ? powl((long double)base, -(long double)pair / pairs(size))
+                                                          : (long double)frequencies[(size_t)pair];
         return frequency * (long double)position;
     }
 
@@ -172,7 +180,7 @@ struct rotary_table {
         call_ok(cf_rope_fill(&rope, size, host, bytes, &error), error);
         CHECK(harness_guard_ok(host));
         CHECK(cudaMalloc(&device, bytes) == cudaSuccess);
-        CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        copy_in(device, host, bytes);
         harness_guard_free(host);
         rope.table = (const float *)device;
         rope.frequencies = nullptr; /* no longer read */
@@ -197,8 +205,9 @@ static bool check_head(const char *what, const array &out, int row, int head, co
     for (double one : x) greatest = std::fabs(one) > greatest ? std::fabs(one) : greatest;
     for (int c = 0; c < out.size; c++) {
         const double got = out.get(row, head, c), gap = std::fabs(got - wanted[(size_t)c]);
-        const bool same = r == nullptr && out.dtype != CF_DTYPE_FP32 ? gap <= tolerance(out.dtype, wanted[(size_t)c], 0)
-                                                                      : gap <= tolerance(out.dtype, wanted[(size_t)c], greatest);
+        const bool same = r == nullptr && out.dtype != CF_DTYPE_FP32
+                              ? gap <= tolerance(out.dtype, wanted[(size_t)c], 0)
+                              : gap <= tolerance(out.dtype, wanted[(size_t)c], greatest);
         if (same) continue;
         FAIL("%s: row %d, head %d, number %d at position %lld is %.9g, wanted %.9g", what, row, head, c,
              (long long)position, got, wanted[(size_t)c]);
@@ -240,8 +249,8 @@ static cf_append describe(const append_case &c, const rotary_table &table, const
 }
 
 static void note_case(const append_case &c) {
-    harness_note("dtype %d, heads %d/%d of %d, rotated %d%s%s%s%s, %d rows", (int)c.dtype, c.n_heads, c.n_kv_heads, c.size,
-                 c.rope.rotated, c.rope.interleaved ? ", interleaved" : "", c.no_table ? ", no table" : "",
+    harness_note("dtype %d, heads %d/%d of %d, rotated %d%s%s%s%s, %d rows", (int)c.dtype, c.n_heads, c.n_kv_heads,
+                 c.size, c.rope.rotated, c.rope.interleaved ? ", interleaved" : "", c.no_table ? ", no table" : "",
                  c.packed ? ", packed" : "", c.in_place ? ", in place" : "", (int)c.positions.size());
 }
 
@@ -251,7 +260,8 @@ static void check_forward(const append_case &c, uint64_t seed) {
     const int rows = (int)c.positions.size(), kv = c.n_kv_heads;
     const rotary_table table(c.rope, c.size, 1000);
     const int_array positions(c.positions);
-    array qkv(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8), q_out(c.dtype, rows, c.n_heads, c.size, 16);
+    array qkv(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8),
+        q_out(c.dtype, rows, c.n_heads, c.size, 16);
     array k_state(c.dtype, rows + 5, kv, c.size), v_state(c.dtype, rows + 5, kv, c.size);
     note_case(c);
     fill_normal(&qkv, &rng);
@@ -283,12 +293,14 @@ static void check_forward(const append_case &c, uint64_t seed) {
         for (int h = 0; h < c.n_heads && ok; h++) {
             if (position < 0)
                 for (double one : head_of(q_done, r, h)) ok = CHECK(one == 0.0) && ok;
-            else ok = check_head("q_out", q_done, r, h, head_of(inputs, r, h), turned, position, 1);
+            else
+                ok = check_head("q_out", q_done, r, h, head_of(inputs, r, h), turned, position, 1);
             q_done.forget(r, h);
         }
         for (int h = 0; h < kv && position >= 0 && ok; h++) {
             ok = check_head("k_out", k_state, r + STATE_ROW, h, head_of(inputs, r, c.n_heads + h), turned, position, 1);
-            ok = ok && check_head("v_out", v_state, r + STATE_ROW, h, head_of(inputs, r, c.n_heads + kv + h), nullptr, 0, 1);
+            ok = ok &&
+                 check_head("v_out", v_state, r + STATE_ROW, h, head_of(inputs, r, c.n_heads + kv + h), nullptr, 0, 1);
             k_state.forget(r + STATE_ROW, h);
             v_state.forget(r + STATE_ROW, h);
         }
@@ -351,7 +363,8 @@ static void check_backward(const append_case &c, uint64_t seed) {
             const int gradient_row = r + STATE_ROW;
             if (position < 0)
                 for (double one : head_of(to, r, h)) ok = CHECK(one == 0.0) && ok;
-            else if (h < c.n_heads) ok = check_head("dq", to, r, h, head_of(q_in, r, h), turned, position, -1);
+            else if (h < c.n_heads)
+                ok = check_head("dq", to, r, h, head_of(q_in, r, h), turned, position, -1);
             else if (h < c.n_heads + kv)
                 ok = check_head("dk", to, r, h, head_of(k_gradient, gradient_row, h - c.n_heads), turned, position, -1);
             else
@@ -367,7 +380,8 @@ static std::vector<int32_t> some_positions(int rows, uint64_t seed) {
     harness_rng rng = {seed};
     std::vector<int32_t> positions;
     for (int i = 0; i < rows; i++)
-        positions.push_back(harness_chance(&rng, 0.15) ? -1 - (int32_t)(i % 3) * 1000 : (int32_t)harness_between(&rng, 0, 999));
+        positions.push_back(harness_chance(&rng, 0.15) ? -1 - (int32_t)(i % 3) * 1000
+                                                       : (int32_t)harness_between(&rng, 0, 999));
     return positions;
 }
 
@@ -438,8 +452,10 @@ TEST(backward_is_the_transpose) {
         for (int i = 0; i < rows; i++) c.positions.push_back(i * 41);
         const rotary_table table(r, size, 1000);
         const int_array positions(c.positions);
-        array q(CF_DTYPE_FP32, rows, heads, size), g(CF_DTYPE_FP32, rows, heads, size), other(CF_DTYPE_FP32, rows, heads, size);
-        array rq(CF_DTYPE_FP32, rows, heads, size), rg(CF_DTYPE_FP32, rows, heads, size), back(CF_DTYPE_FP32, rows, heads, size);
+        array q(CF_DTYPE_FP32, rows, heads, size), g(CF_DTYPE_FP32, rows, heads, size),
+            other(CF_DTYPE_FP32, rows, heads, size);
+        array rq(CF_DTYPE_FP32, rows, heads, size), rg(CF_DTYPE_FP32, rows, heads, size),
+            back(CF_DTYPE_FP32, rows, heads, size);
         fill_normal(&q, &rng);
         fill_normal(&g, &rng);
         fill_normal(&other, &rng);
@@ -483,7 +499,9 @@ TEST(rope_accuracy) {
                 for (int pair = 0; pair < size / 2; pair++) {
                     const double f = std::pow(r.base, -2.0 * pair / size), wave = 6.283185307179586 / f;
                     const double blend = (8192.0 / wave - 1.0) / 3.0;
-                    r.frequencies.push_back(wave < 2048.0 ? f : wave > 8192.0 ? f / 8.0 : f * ((1.0 - blend) / 8.0 + blend));
+                    r.frequencies.push_back(wave < 2048.0   ? f
+                                            : wave > 8192.0 ? f / 8.0
+                                                            : f * ((1.0 - blend) / 8.0 + blend));
                 }
             }
             const int64_t n = n_positions[i];
@@ -582,7 +600,8 @@ TEST(bytes_are_the_models) {
             d.parallel.pp = 4;
             for (int64_t stage = 0; stage < 4; stage++) {
                 int64_t bytes = 0;
-                const int64_t n_rows = 12345, head = d.model->head_dim ? d.model->head_dim : d.model->hidden / d.model->heads;
+                const int64_t n_rows = 12345,
+                              head = d.model->head_dim ? d.model->head_dim : d.model->hidden / d.model->heads;
                 REQUIRE(cf_memory_token_bytes(&d, stage, &tokens, nullptr) == CF_OK);
                 REQUIRE(d.model->layers % 4 == 0);
                 cf_state s = state_of(nullptr, (int)(d.model->layers / 4), (int)(d.model->kv_heads / tp), (int)head,
@@ -645,7 +664,7 @@ struct plane_memory {
         host.resize(2 * BAND + n_planes * (size_t)rows * row_bytes);
         for (unsigned char &one : host) one = (unsigned char)harness_random(&rng);
         CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
-        CHECK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        copy_in(device, host.data(), host.size());
         state = state_of(device + BAND, layers, heads, size, dtype, rows);
         state.one_layer = one_layer;
     }
@@ -676,73 +695,108 @@ TEST(clears_rows) {
         }
 }
 
-/* Chunk after chunk goes to pinned memory while the others are written to, its rows are used for something else, and it
-   comes back: on a stream of its own, with the waits that a caller needs. K, V, and gradients. */
-TEST(offload_and_prefetch) {
-    const int cuts[] = {0, 5, 6, 19, 19, 32}; /* chunks of 5, 1, 13, 0 and 13 rows, and 5 rows that belong to nobody */
-    for (int gradients = 0; gradients < 2; gradients++) {
-        plane_memory m(2, 3, 16, gradients ? CF_DTYPE_FP32 : CF_DTYPE_BF16, 37, false, 9 + (uint64_t)gradients);
-        const std::vector<unsigned char> kept = m.host;
-        cudaStream_t compute, copy;
-        cudaEvent_t used, arrived;
-        cf_error error;
-        unsigned char *pinned[5];
-        int64_t bytes[5];
-        memset(&error, 0, sizeof error);
-        CHECK(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking) == cudaSuccess);
-        CHECK(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking) == cudaSuccess);
-        CHECK(cudaEventCreateWithFlags(&used, cudaEventDisableTiming) == cudaSuccess);
-        CHECK(cudaEventCreateWithFlags(&arrived, cudaEventDisableTiming) == cudaSuccess);
-        for (int i = 0; i < 5; i++) {
-            CHECK_INT(cf_state_bytes(&m.state, cuts[i + 1] - cuts[i], &bytes[i], nullptr), CF_OK);
-            CHECK_INT(bytes[i], (int64_t)(m.n_planes * m.row_bytes) * (cuts[i + 1] - cuts[i]));
-            CHECK(cudaMallocHost((void **)&pinned[i], (size_t)bytes[i] + 16) == cudaSuccess);
-            memset(pinned[i], 0xA5, (size_t)bytes[i] + 16);
-        }
-        start_clean();
-        for (int i = 0; i < 5; i++) {
-            const int64_t n = cuts[i + 1] - cuts[i];
-            /* The last pass that used the rows is done on `compute`; the copy waits for it. */
-            CHECK(cudaEventRecord(used, compute) == cudaSuccess);
-            CHECK(cudaStreamWaitEvent(copy, used, 0) == cudaSuccess);
-            call_ok(cf_state_offload(&m.state, cuts[i], n, pinned[i], copy, &error), error);
-            /* The rows' next user waits for the copy. */
-            CHECK(cudaEventRecord(arrived, copy) == cudaSuccess);
-            CHECK(cudaStreamWaitEvent(compute, arrived, 0) == cudaSuccess);
-            call_ok(cf_state_clear(&m.state, cuts[i], n, compute, &error), error);
-        }
-        CHECK(cudaStreamSynchronize(copy) == cudaSuccess);
-        for (int i = 0; i < 5; i++) { /* planes one after the other, without gaps, and not a byte more */
-            const size_t width = (size_t)(cuts[i + 1] - cuts[i]) * m.row_bytes;
-            for (size_t plane = 0; plane < m.n_planes; plane++)
-                if (!CHECK(memcmp(pinned[i] + plane * width, m.row(&m.host, plane, (size_t)cuts[i]), width) == 0)) break;
-            for (size_t j = 0; j < 16; j++) CHECK(pinned[i][(size_t)bytes[i] + j] == 0xA5);
-        }
-        CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
-        for (size_t plane = 0; plane < m.n_planes; plane++) memset(m.row(&m.host, plane, 0), 0, 32 * m.row_bytes);
-        CHECK(m.now() == m.host); /* the five rows after them are as they were */
-        for (int i = 4; i >= 0; i--) {
-            const int64_t n = cuts[i + 1] - cuts[i];
-            CHECK(cudaEventRecord(used, compute) == cudaSuccess);
-            CHECK(cudaStreamWaitEvent(copy, used, 0) == cudaSuccess);
-            call_ok(cf_state_prefetch(&m.state, cuts[i], n, pinned[i], copy, &error), error);
-            CHECK(cudaEventRecord(arrived, copy) == cudaSuccess);
-            CHECK(cudaStreamWaitEvent(compute, arrived, 0) == cudaSuccess);
-            CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
-            for (size_t plane = 0; plane < m.n_planes; plane++) {
-                std::vector<unsigned char> whole = kept;
-                memcpy(m.row(&m.host, plane, (size_t)cuts[i]), m.row(&whole, plane, (size_t)cuts[i]), (size_t)n * m.row_bytes);
-            }
-            CHECK(m.now() == m.host);
-        }
-        CHECK(m.host == kept);
-        check_faults();
-        for (unsigned char *one : pinned) cudaFreeHost(one);
-        cudaEventDestroy(used);
-        cudaEventDestroy(arrived);
-        cudaStreamDestroy(compute);
-        cudaStreamDestroy(copy);
+/* A pinned copy of the rows of one chunk, guarded. */
+struct pinned_rows {
+    unsigned char *data = nullptr;
+    size_t bytes;
+
+    explicit pinned_rows(size_t bytes_) : bytes(bytes_) {
+        CHECK(cudaMallocHost((void **)&data, bytes + BAND) == cudaSuccess);
+        memset(data, 0xA5, bytes + BAND);
     }
+    pinned_rows(const pinned_rows &) = delete;
+    pinned_rows &operator=(const pinned_rows &) = delete;
+    ~pinned_rows() { cudaFreeHost(data); }
+    bool guarded() const {
+        for (size_t i = 0; i < BAND; i++)
+            if (data[bytes + i] != 0xA5) return false;
+        return true;
+    }
+};
+
+static void make_wait(cudaStream_t waiting, cudaStream_t first, cudaEvent_t event) {
+    CHECK(cudaEventRecord(event, first) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(waiting, event, 0) == cudaSuccess);
+}
+
+/* Chunk after chunk is written on one stream, goes to pinned memory on another while the next one is written, and its
+   rows are used for something else; in the end the chunks come back, last one first. */
+static void check_round_trip(cf_dtype dtype) {
+    const int cuts[] = {0, 5, 6, 19, 19, 32}; /* chunks of 5, 1, 13, 0 and 13 rows, and 5 rows that belong to nobody */
+    const int n_chunks = 5;
+    plane_memory m(2, 3, 16, dtype, 37, false, 9);
+    std::vector<pinned_rows *> written, kept, seen;
+    std::vector<cudaEvent_t> events((size_t)(4 * n_chunks));
+    cudaStream_t compute, copy;
+    cf_error error;
+    harness_rng rng = {4};
+    memset(&error, 0, sizeof error);
+    CHECK(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking) == cudaSuccess);
+    for (cudaEvent_t &one : events) CHECK(cudaEventCreateWithFlags(&one, cudaEventDisableTiming) == cudaSuccess);
+    for (int i = 0; i < n_chunks; i++) {
+        int64_t bytes = 0;
+        CHECK_INT(cf_state_bytes(&m.state, cuts[i + 1] - cuts[i], &bytes, nullptr), CF_OK);
+        CHECK_INT(bytes, (int64_t)(m.n_planes * m.row_bytes) * (cuts[i + 1] - cuts[i]));
+        for (std::vector<pinned_rows *> *one : {&written, &kept, &seen}) one->push_back(new pinned_rows((size_t)bytes));
+        for (int64_t j = 0; j < bytes; j++) written.back()->data[j] = (unsigned char)harness_random(&rng);
+    }
+    start_clean();
+    for (int i = 0; i <= n_chunks; i++) {
+        const size_t at = (size_t)i, event = 2 * at;
+        if (i < n_chunks) { /* the pass that writes the rows, and the copy that waits for it */
+            const int64_t n = cuts[i + 1] - cuts[i];
+            call_ok(cf_state_prefetch(&m.state, cuts[i], n, written[at]->data, compute, &error), error);
+            make_wait(copy, compute, events[event]);
+            call_ok(cf_state_offload(&m.state, cuts[i], n, kept[at]->data, copy, &error), error);
+            CHECK(cudaEventRecord(events[event + 1], copy) == cudaSuccess);
+        }
+        if (i > 0) { /* the next user of the rows before, who waits for their copy, but not for this one */
+            CHECK(cudaStreamWaitEvent(compute, events[event - 1], 0) == cudaSuccess);
+            call_ok(cf_state_clear(&m.state, cuts[i - 1], cuts[i] - cuts[i - 1], compute, &error), error);
+        }
+    }
+    CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
+    for (size_t plane = 0; plane < m.n_planes; plane++) memset(m.row(&m.host, plane, 0), 0, 32 * m.row_bytes);
+    CHECK(m.now() == m.host); /* the five rows after them, and the bands, are as they were */
+    for (int i = n_chunks - 1; i >= 0; i--) {
+        const size_t at = (size_t)i, event = (size_t)(2 * n_chunks) + 2 * at;
+        const int64_t n = cuts[i + 1] - cuts[i];
+        make_wait(copy, compute, events[event]);
+        call_ok(cf_state_prefetch(&m.state, cuts[i], n, kept[at]->data, copy, &error), error);
+        make_wait(compute, copy, events[event + 1]);
+        call_ok(cf_state_offload(&m.state, cuts[i], n, seen[at]->data, compute, &error), error);
+    }
+    CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
+    for (size_t i = 0; i < (size_t)n_chunks; i++) {
+        const size_t width = (size_t)(cuts[i + 1] - cuts[i]) * m.row_bytes;
+        for (const pinned_rows *one : {kept[i], seen[i]}) {
+            CHECK(one->bytes == 0 || memcmp(one->data, written[i]->data, one->bytes) == 0);
+            CHECK(one->guarded());
+        }
+        for (size_t plane = 0; plane < m.n_planes; plane++) /* planes one after the other, without gaps */
+            memcpy(m.row(&m.host, plane, (size_t)cuts[i]), written[i]->data + plane * width, width);
+    }
+    CHECK(m.now() == m.host);
+    check_faults();
+    for (std::vector<pinned_rows *> *all : {&written, &kept, &seen})
+        for (pinned_rows *one : *all) delete one;
+    for (cudaEvent_t one : events) cudaEventDestroy(one);
+    cudaStreamDestroy(compute);
+    cudaStreamDestroy(copy);
+}
+
+static void check_round_trips() {
+    check_round_trip(CF_DTYPE_BF16);
+    check_round_trip(CF_DTYPE_FP32);
+}
+
+TEST(offload_and_prefetch) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_each_policy(5, check_round_trips);
+#else
+    check_round_trips();
+#endif
 }
 
 TEST(padding_rows_are_cleared) {
@@ -756,10 +810,11 @@ TEST(padding_rows_are_cleared) {
             unsigned char *device = nullptr;
             const size_t first = BAND + (size_t)shift; /* also misaligned */
             CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
-            CHECK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+            copy_in(device, host.data(), host.size());
             start_clean();
             CHECK_INT(cf_padding_clear(device + first, rows, widths[i], gaps[i] ? (int64_t)stride : 0, positions.device,
-                                       nullptr, nullptr), CF_OK);
+                                       nullptr, nullptr),
+                      CF_OK);
             check_faults();
             CHECK(cudaMemcpy(got.data(), device, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
             for (int r = 0; r < rows; r++)
@@ -770,18 +825,21 @@ TEST(padding_rows_are_cleared) {
 }
 
 TEST(boundary_is_saved) {
-    const int64_t cases[][4] = {{13, 48, 48, 48}, {13, 48, 64, 48}, {1, 7, 9, 7}, {5, 33, 33, 100}, {0, 16, 16, 16}, {4, 0, 0, 0}};
+    const int64_t cases[][4] = {{13, 48, 48, 48}, {13, 48, 64, 48}, {1, 7, 9, 7},
+                                {5, 33, 33, 100}, {0, 16, 16, 16},  {4, 0, 0, 0}};
     for (const auto &one : cases) {
         const int64_t rows = one[0], width = one[1], to_stride = one[2], from_stride = one[3];
-        std::vector<unsigned char> from((size_t)(rows * from_stride) + BAND), to((size_t)(rows * to_stride) + BAND, 0xFF), got(to);
+        std::vector<unsigned char> from((size_t)(rows * from_stride) + BAND),
+            to((size_t)(rows * to_stride) + BAND, 0xFF), got(to);
         unsigned char *device_from = nullptr, *device_to = nullptr;
         for (size_t i = 0; i < from.size(); i++) from[i] = (unsigned char)(i * 37 + 11);
         CHECK(cudaMalloc((void **)&device_from, from.size()) == cudaSuccess);
         CHECK(cudaMalloc((void **)&device_to, to.size()) == cudaSuccess);
-        CHECK(cudaMemcpy(device_from, from.data(), from.size(), cudaMemcpyHostToDevice) == cudaSuccess);
-        CHECK(cudaMemcpy(device_to, to.data(), to.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        copy_in(device_from, from.data(), from.size());
+        copy_in(device_to, to.data(), to.size());
         CHECK_INT(cf_boundary_save(device_to, to_stride == width ? 0 : to_stride, device_from, from_stride, rows, width,
-                                   nullptr, nullptr), CF_OK);
+                                   nullptr, nullptr),
+                  CF_OK);
         CHECK(cudaDeviceSynchronize() == cudaSuccess);
         CHECK(cudaMemcpy(got.data(), device_to, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
         for (int64_t r = 0; r < rows; r++)
@@ -801,9 +859,9 @@ struct batch {
     cf_attention_path path = CF_ATTENTION_MMA;
     int n_heads = 2, n_kv_heads = 1, size = 64;
     rotary rope;
-    int align = 1;           /* slices start at multiples of this; rows between are padding */
-    bool replay = false;     /* one chunk's activations at a time: each backward is preceded by its forward again */
-    bool add = false;        /* gradients are added to numbers that are there; otherwise the first backward overwrites */
+    int align = 1;       /* slices start at multiples of this; rows between are padding */
+    bool replay = false; /* one chunk's activations at a time: each backward is preceded by its forward again */
+    bool add = false;    /* gradients are added to numbers that are there; otherwise the first backward overwrites */
     bool deterministic = false;
     std::vector<int> lengths;
     std::vector<float> q, k, v, dout;
@@ -860,7 +918,9 @@ struct chunk_memory {
         cudaFree(tiles);
     }
 
-    size_t token(const batch &b, const slice &s, int i) const { return (size_t)(b.first_token(s.sequence) + s.begin + i); }
+    size_t token(const batch &b, const slice &s, int i) const {
+        return (size_t)(b.first_token(s.sequence) + s.begin + i);
+    }
 
     void make(const batch &b) {
         cf_attention_desc d;
@@ -891,7 +951,7 @@ struct chunk_memory {
         void *place = (void *)(((uintptr_t)memory.data() + 15) / 16 * 16);
         if (!call_ok(cf_attention_prepare(&d, place, bytes, &attention, &error), error)) return;
         CHECK(cudaMalloc(&tiles, attention->tiles_bytes + 16) == cudaSuccess);
-        CHECK(cudaMemcpy(tiles, attention->tiles, attention->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        copy_in(tiles, attention->tiles, attention->tiles_bytes);
         positions = new int_array(places);
         qkv = new array(b.dtype, rows, b.n_heads + 2 * b.n_kv_heads, b.size);
         gradient = new array(b.dtype, rows, b.n_heads + 2 * b.n_kv_heads, b.size);
@@ -901,8 +961,9 @@ struct chunk_memory {
             for (int i = 0; i < s.length; i++)
                 for (int h = 0; h < b.n_heads; h++)
                     for (int c = 0; c < b.size; c++)
-                        dout->put(s.row + i, h, c,
-                                  b.dout[(token(b, s, i) * (size_t)b.n_heads + (size_t)h) * (size_t)b.size + (size_t)c]);
+                        dout->put(
+                            s.row + i, h, c,
+                            b.dout[(token(b, s, i) * (size_t)b.n_heads + (size_t)h) * (size_t)b.size + (size_t)c]);
         dout->upload();
         CHECK(cudaMalloc((void **)&lse, (size_t)(rows * b.n_heads + 1) * 4) == cudaSuccess);
     }
@@ -928,6 +989,7 @@ struct chunk_memory {
         CHECK(cudaMemset(qkv->device, 0xFF, qkv->host.size()) == cudaSuccess);
         CHECK(cudaMemset(out->device, 0xFF, out->host.size()) == cudaSuccess);
         CHECK(cudaMemset(lse, 0xFF, (size_t)(rows * attention->desc.n_heads) * 4) == cudaSuccess);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
     }
 };
 
@@ -945,7 +1007,8 @@ struct chunked_batch {
     cublasHandle_t cublas = nullptr;
     cudaStream_t stream = nullptr;
 
-    chunked_batch(const batch &b_, const std::vector<int> &sizes) : b(b_), chunks(sizes.size()), table(b_.rope, b_.size, 2048) {
+    chunked_batch(const batch &b_, const std::vector<int> &sizes)
+        : b(b_), chunks(sizes.size()), table(b_.rope, b_.size, 2048) {
         int prefix = 0, rows = 0;
         for (size_t i = 0; i < sizes.size(); i++) {
             chunk_memory &c = chunks[i];
@@ -986,6 +1049,7 @@ struct chunked_batch {
         *bytes = (size_t)n;
         CHECK(cudaMalloc((void **)memory, *bytes) == cudaSuccess);
         CHECK(cudaMemset(*memory, 0xFF, *bytes) == cudaSuccess);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
         s.data = *memory;
         return s;
     }
@@ -1034,7 +1098,8 @@ struct chunked_batch {
         CHECK(cudaMemsetAsync(workspace, 0xFF, workspace_bytes, stream) == cudaSuccess);
         if (!call_ok(cf_attention_forward(c->attention, &x, stream, &error), error)) return false;
         const int64_t row_bytes = c->out->row * (int64_t)c->out->number();
-        return call_ok(cf_padding_clear(x.out.data, c->rows, row_bytes, 0, c->positions->device, stream, &error), error);
+        return call_ok(cf_padding_clear(x.out.data, c->rows, row_bytes, 0, c->positions->device, stream, &error),
+                       error);
     }
 
     bool backward(chunk_memory *c, bool overwrite) {
@@ -1066,8 +1131,9 @@ struct chunked_batch {
                     for (int h = 0; h < b.n_kv_heads; h++)
                         for (int n = 0; n < b.size; n++)
                             for (int of_v = 0; of_v < 2; of_v++)
-                                host[sum_index(c, s, i, h, n, of_v != 0)] = b.initial((int)c.token(b, s, i), h, n, of_v != 0);
-        CHECK(cudaMemcpy(gradient_memory, host.data(), gradient_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+                                host[sum_index(c, s, i, h, n, of_v != 0)] =
+                                    b.initial((int)c.token(b, s, i), h, n, of_v != 0);
+        copy_in(gradient_memory, host.data(), gradient_bytes);
     }
 
     size_t sum_index(const chunk_memory &c, const slice &s, int i, int h, int n, bool of_v) const {
@@ -1083,7 +1149,8 @@ struct chunked_batch {
         std::vector<float> sums(gradient_bytes / 4);
         memcpy(sums.data(), bytes.data(), gradient_bytes);
         array rows(b.dtype, (int)state.rows, kv, b.size); /* K, as the state has it */
-        memcpy(&rows.host[BAND], &state_now[2 * LAYER * (state_now.size() / (2 * N_LAYERS))], state_now.size() / (2 * N_LAYERS));
+        memcpy(&rows.host[BAND], &state_now[2 * LAYER * (state_now.size() / (2 * N_LAYERS))],
+               state_now.size() / (2 * N_LAYERS));
         for (std::vector<double> *one : {&to->q, &to->out, &to->dq})
             one->assign((size_t)(tokens * b.n_heads) * size, NAN);
         for (std::vector<double> *one : {&to->k, &to->dk, &to->dv, &to->dk_sums, &to->dv_sums})
@@ -1111,7 +1178,8 @@ struct chunked_batch {
                     for (int h = 0; h < kv; h++)
                         for (size_t n = 0; n < size; n++) {
                             const size_t at = (t * (size_t)kv + (size_t)h) * size + n;
-                            float *dk = &sums[sum_index(c, s, i, h, (int)n, false)], *dv = &sums[sum_index(c, s, i, h, (int)n, true)];
+                            float *dk = &sums[sum_index(c, s, i, h, (int)n, false)],
+                                  *dv = &sums[sum_index(c, s, i, h, (int)n, true)];
                             to->k[at] = rows.get(FIRST_ROW + c.prefix + row, h, (int)n);
                             to->dk[at] = c.gradient->get(row, b.n_heads + h, (int)n);
                             to->dv[at] = c.gradient->get(row, b.n_heads + kv + h, (int)n);
@@ -1126,7 +1194,8 @@ struct chunked_batch {
                     for (double one : head_of(*c.gradient, row, h))
                         if (!CHECK(one == 0.0)) return;
         }
-        if (!b.add) CHECK(harness_is_poison(sums.data(), gradient_bytes)); /* with add, NaN in another form */
+        if (!b.add)
+            CHECK(harness_is_poison(sums.data(), gradient_bytes)); /* with add, NaN in another form */
         else
             for (float one : sums)
                 if (!CHECK(std::isnan(one))) return;
@@ -1158,7 +1227,8 @@ struct chunked_batch {
         for (const chunk_memory &c : chunks)
             for (const slice &s : c.slices)
                 for (size_t of_v = 0; of_v < 2; of_v++)
-                    memset(&bytes[((2 * LAYER + of_v) * (size_t)state.rows + (size_t)(FIRST_ROW + c.prefix + s.row)) * row_bytes],
+                    memset(&bytes[((2 * LAYER + of_v) * (size_t)state.rows + (size_t)(FIRST_ROW + c.prefix + s.row)) *
+                                  row_bytes],
                            0xFF, (size_t)s.length * row_bytes);
         CHECK(harness_is_poison(bytes.data(), bytes.size()));
     }
@@ -1166,14 +1236,16 @@ struct chunked_batch {
 
 /* Turns every head of a (tokens, heads, size) array, each token at its place in its sequence; stored as `dtype`. */
 template <typename From>
-static std::vector<double> turn_all(const batch &b, const std::vector<From> &x, int heads, int way, cf_dtype dtype, bool store) {
+static std::vector<double> turn_all(const batch &b, const std::vector<From> &x, int heads, int way, cf_dtype dtype,
+                                    bool store) {
     std::vector<double> to(x.size());
     const size_t size = (size_t)b.size;
     for (int s = 0, t = 0; s < (int)b.lengths.size(); s++)
         for (int i = 0; i < b.lengths[(size_t)s]; i++, t++)
             for (int h = 0; h < heads; h++) {
                 const size_t at = ((size_t)t * (size_t)heads + (size_t)h) * size;
-                const std::vector<double> y = b.rope.turn(std::vector<double>(x.begin() + (long)at, x.begin() + (long)(at + size)), i, way);
+                const std::vector<double> y =
+                    b.rope.turn(std::vector<double>(x.begin() + (long)at, x.begin() + (long)(at + size)), i, way);
                 for (size_t c = 0; c < size; c++) to[at + c] = store ? (double)round_to(dtype, (float)y[c]) : y[c];
             }
     return to;
@@ -1182,7 +1254,8 @@ static std::vector<double> turn_all(const batch &b, const std::vector<From> &x, 
 static std::vector<float> as_floats(const std::vector<double> &x) { return std::vector<float>(x.begin(), x.end()); }
 
 /* q and k as they should be, but for the rounding to the type, where fp32 may fall on the other side of a half. */
-static void check_turned(const char *what, const batch &b, const std::vector<float> &x, const std::vector<double> &got, int heads) {
+static void check_turned(const char *what, const batch &b, const std::vector<float> &x, const std::vector<double> &got,
+                         int heads) {
     const std::vector<double> wanted = turn_all(b, x, heads, 1, b.dtype, false);
     REQUIRE(got.size() == wanted.size());
     for (size_t i = 0; i < got.size(); i++)
@@ -1194,7 +1267,8 @@ static void check_turned(const char *what, const batch &b, const std::vector<flo
 
 /* The batch in double, from q and k as attention got them, and as an unfused implementation in its type would have it.
  */
-static void reference_results(const batch &b, const batch_results &stored, batch_results *exact, batch_results *rounded) {
+static void reference_results(const batch &b, const batch_results &stored, batch_results *exact,
+                              batch_results *rounded) {
     host_problem p;
     host_inputs in;
     p.dtype = b.dtype;
@@ -1226,7 +1300,8 @@ static void reference_results(const batch &b, const batch_results &stored, batch
     }
 }
 
-static void check_results(const batch &b, const batch_results &got, const batch_results &exact, const batch_results &rounded) {
+static void check_results(const batch &b, const batch_results &got, const batch_results &exact,
+                          const batch_results &rounded) {
     check_accuracy("out", b.dtype, got.out, exact.out, rounded.out, 2.0);
     check_accuracy("lse", CF_DTYPE_FP32, got.lse, exact.lse, rounded.lse, 2.0);
     check_accuracy("dq", b.dtype, got.dq, exact.dq, rounded.dq, 3.0);
@@ -1252,9 +1327,9 @@ static void check_chunks(batch b, const std::vector<int> &sizes, const std::vect
     b.lengths = {length};
     b.lengths.insert(b.lengths.end(), others.begin(), others.end());
     b.make(seed);
-    harness_note("%s, dtype %d, heads %d/%d of %d, align %d%s%s%s, %d chunks", cf_attention_path_name(b.path), (int)b.dtype,
-                 b.n_heads, b.n_kv_heads, b.size, b.align, b.replay ? ", replay" : "", b.add ? ", add" : "",
-                 b.deterministic ? ", deterministic" : "", (int)sizes.size());
+    harness_note("%s, dtype %d, heads %d/%d of %d, align %d%s%s%s, %d chunks", cf_attention_path_name(b.path),
+                 (int)b.dtype, b.n_heads, b.n_kv_heads, b.size, b.align, b.replay ? ", replay" : "",
+                 b.add ? ", add" : "", b.deterministic ? ", deterministic" : "", (int)sizes.size());
     batch_results exact, rounded, chunked, whole;
     {
         chunked_batch run(b, sizes);
@@ -1332,8 +1407,10 @@ TEST(chunks_unfused) {
         b.replay = i != 1;
         b.add = i == 0;
         b.align = i == 2 ? 8 : 1;
-        if (i == 2) check_chunks(b, {40, 16, 8, 56, 21}, {11, 9}, 6);
-        else check_chunks(b, {41, 17, 1, 64, 23}, {}, 7);
+        if (i == 2)
+            check_chunks(b, {40, 16, 8, 56, 21}, {11, 9}, 6);
+        else
+            check_chunks(b, {41, 17, 1, 64, 23}, {}, 7);
     }
 }
 
@@ -1365,7 +1442,8 @@ TEST(rows_past_32_bits) {
     CHECK_STR(cuda_emu_first_fault(), "");
     near_k.download();
     for (int i = 0; i < rows; i++)
-        if (i != 1) CHECK(memcmp(far + (size_t)(i * far_row) * 2, &near_k.host[near_k.at(i, 0, 0)], (size_t)size * 2) == 0);
+        if (i != 1)
+            CHECK(memcmp(far + (size_t)(i * far_row) * 2, &near_k.host[near_k.at(i, 0, 0)], (size_t)size * 2) == 0);
     cudaFree(far);
 }
 
@@ -1380,17 +1458,23 @@ TEST(planes_past_the_pitch) {
     s.data = memory;
     const int64_t first = rows - 4;
     for (int64_t plane = 0; plane < 4; plane++)
-        for (int64_t i = 0; i < 4 * 128; i++) memory[(plane * rows + first) * 128 + i] = (unsigned char)(plane * 50 + i % 47 + 1);
+        for (int64_t i = 0; i < 4 * 128; i++)
+            memory[(plane * rows + first) * 128 + i] = (unsigned char)(plane * 50 + i % 47 + 1);
     start_clean();
     CHECK_INT(cf_state_offload(&s, first, 3, host, nullptr, nullptr), CF_OK);
     CHECK_INT(cf_state_clear(&s, first, 3, nullptr, nullptr), CF_OK);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
     for (int64_t plane = 0; plane < 4; plane++)
         for (int64_t i = 0; i < 4 * 128; i++) {
-            const unsigned char was = (unsigned char)(plane * 50 + i % 47 + 1), now = memory[(plane * rows + first) * 128 + i];
-            if (!CHECK(now == (i < 3 * 128 ? 0 : was)) || (i < 3 * 128 && !CHECK(host[plane * 3 * 128 + i] == was))) return;
+            const unsigned char was = (unsigned char)(plane * 50 + i % 47 + 1),
+                                now = memory[(plane * rows + first) * 128 + i];
+            if (!CHECK(now == (i < 3 * 128 ? 0 : was)) || (i < 3 * 128 && !CHECK(host[plane * 3 * 128 + i] == was)))
+                return;
         }
     CHECK_INT(cf_state_prefetch(&s, first, 3, host, nullptr, nullptr), CF_OK);
-    for (int64_t plane = 0; plane < 4; plane++) CHECK(memory[(plane * rows + first) * 128 + 46] == (unsigned char)(plane * 50 + 47));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    for (int64_t plane = 0; plane < 4; plane++)
+        CHECK(memory[(plane * rows + first) * 128 + 46] == (unsigned char)(plane * 50 + 47));
     CHECK_STR(cuda_emu_first_fault(), "");
     cudaFree(memory);
 }
@@ -1398,14 +1482,14 @@ TEST(planes_past_the_pitch) {
 
 /* ---- what is refused ---- */
 
-#define REFUSED(change, call, result, name) \
-    do {                                    \
-        x = good;                           \
-        memset(&error, 0, sizeof error);    \
-        change;                             \
-        CHECK_INT(call, result);            \
-        CHECK_INT(error.code, result);      \
-        CHECK_STR(error.field, name);       \
+#define REFUSED(change, call, result, name)                                                                            \
+    do {                                                                                                               \
+        x = good;                                                                                                      \
+        memset(&error, 0, sizeof error);                                                                               \
+        change;                                                                                                        \
+        CHECK_INT(call, result);                                                                                       \
+        CHECK_INT(error.code, result);                                                                                 \
+        CHECK_STR(error.field, name);                                                                                  \
     } while (0)
 
 static void set_bytes(void *member, int value) { memcpy(member, &value, sizeof value); } /* any value, as from C */
@@ -1509,10 +1593,10 @@ TEST(bad_appends) {
     good.rope.table = (const float *)somewhere;
     for (cf_tensor *one : {&good.q, &good.k, &good.v, &good.q_out, &good.k_out, &good.v_out}) one->data = somewhere;
     REFUSED((void)0, cf_append_forward(nullptr, nullptr, &error), CF_ERROR_ARGUMENT, "append");
-#define BOTH(change, result, name)                                              \
-    do {                                                                        \
-        REFUSED(change, cf_append_forward(&x, nullptr, &error), result, name);  \
-        REFUSED(change, cf_append_backward(&x, nullptr, &error), result, name); \
+#define BOTH(change, result, name)                                                                                     \
+    do {                                                                                                               \
+        REFUSED(change, cf_append_forward(&x, nullptr, &error), result, name);                                         \
+        REFUSED(change, cf_append_backward(&x, nullptr, &error), result, name);                                        \
     } while (0)
     BOTH(x.rows = -1, CF_ERROR_ARGUMENT, "rows");
     BOTH(x.rows = ((int64_t)1 << 30) + 1, CF_ERROR_LIMIT, "rows");
@@ -1562,7 +1646,7 @@ TEST(bad_copies) {
     REFUSED((void)0, PADDING(nullptr, 1, 8, 8, positions), CF_ERROR_ARGUMENT, "data");
     REFUSED((void)0, PADDING(a, 1, 8, 8, nullptr), CF_ERROR_ARGUMENT, "positions");
     CHECK_INT(cf_padding_clear(nullptr, 0, 8, 8, nullptr, nullptr, nullptr), CF_OK);
-#define SAVE(to, to_stride, from, from_stride, rows, width) \
+#define SAVE(to, to_stride, from, from_stride, rows, width)                                                            \
     cf_boundary_save(to, to_stride, from, from_stride, rows, width, nullptr, &error)
     REFUSED((void)0, SAVE(nullptr, 0, a, 0, 1, 8), CF_ERROR_ARGUMENT, "to");
     REFUSED((void)0, SAVE(a, 0, nullptr, 0, 1, 8), CF_ERROR_ARGUMENT, "from");
