@@ -3032,7 +3032,7 @@ struct wait {
 };
 
 /* K and V, or their gradients, of one virtual stage. */
-struct planes {
+struct plane_set {
     int64_t rows, row_bytes, n_layers;
     int64_t at; /* in the stage's memory */
 };
@@ -3058,7 +3058,7 @@ struct stage {
     array<planned> plan;
     array<wait> waits;
     array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
-    array<planes> state, gradient;          /* by local virtual stage */
+    array<plane_set> state, gradient;          /* by local virtual stage */
     int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
     int64_t attention_bytes;                /* workspace of its largest problem */
     int64_t arena_at, workspace_at, attention_at, standalone_at;
@@ -3366,7 +3366,7 @@ cf_result walk(recording *r, cf_error *error) {
 /* ---- rows of K and V ---- */
 
 /* Bytes of n rows in all planes. */
-int64_t plane_bytes(const planes &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
+int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
 
 /* A stay in host memory, from an OFFLOAD to its PREFETCH. */
 bool record_stay(recording *r, int64_t bytes, int64_t leaves, int64_t comes) {
@@ -3762,12 +3762,12 @@ bool start_planes(recording *r) {
     executor *e = r->e;
     const cf_attention_desc &a = e->desc.attention;
     const int64_t number = a.dtype == CF_DTYPE_FP32 ? 4 : 2, width = a.n_kv_heads * a.head_size;
-    const planes none = {0, 0, 0, 0};
+    const plane_set none = {0, 0, 0, 0};
     if (!fill(e->allocator, &r->s->state, e->desc.n_virtual, none) ||
         !fill(e->allocator, &r->s->gradient, e->desc.n_virtual, none))
         return false;
     for (int64_t i = 0; i < e->desc.n_virtual && e->has_state; i++) {
-        planes *state = &r->s->state[i], *gradient = &r->s->gradient[i];
+        plane_set *state = &r->s->state[i], *gradient = &r->s->gradient[i];
         state->n_layers = gradient->n_layers = e->stage_descs[i * e->desc.n_stages + r->s->number].n_layers;
         state->row_bytes = number * width;
         gradient->row_bytes = 4 * width;
@@ -4002,9 +4002,10 @@ cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
                 "the stage needs more memory");
 }
 
-/* Grows what there is too little of. The old block goes first, so that both need not fit at once. */
+/* Grows what there is too little of. The old block goes first, so that both need not fit at once. There is always some,
+   so that addresses of nothing are not NULL. */
 cf_result take_memory(stage *s, cf_error *error) {
-    const int64_t device = s->memory_used.total, host = s->memory_used.host;
+    const int64_t device = std::max<int64_t>(s->memory_used.total, 256), host = s->memory_used.host;
     cudaError_t status = cudaSetDevice(s->device);
     if (status == cudaSuccess && device > s->memory_bytes) {
         if (s->memory != NULL) (void)cudaFree(s->memory);
@@ -4238,7 +4239,7 @@ int end_action(const stage *s, int64_t position) {
     return check_cuda(s, position, wait_for_event(s->owner, end_event(s, p)), "running");
 }
 
-cf_state state_of(const stage *s, const planes &p, int64_t row, cf_dtype dtype) {
+cf_state state_of(const stage *s, const plane_set &p, int64_t row, cf_dtype dtype) {
     const cf_attention_desc &a = s->owner->desc.attention;
     cf_state state = {};
     state.data = s->memory + p.at + row * p.row_bytes;
@@ -4252,10 +4253,10 @@ cf_state state_of(const stage *s, const planes &p, int64_t row, cf_dtype dtype) 
 
 cf_state gradient_of(const stage *s, const cf_action &a) {
     const executor *e = s->owner;
-    const planes &p = s->gradient[a.stage / e->desc.n_stages];
+    const plane_set &p = s->gradient[a.stage / e->desc.n_stages];
     if (e->plan->chunks[a.chunk].group >= 0)
         return state_of(s, p, s->gradient_row[local_cell(e, a)], CF_DTYPE_FP32);
-    planes shared = p;
+    plane_set shared = p;
     shared.rows = s->standalone_rows;
     shared.at = s->standalone_at;
     cf_state gradient = state_of(s, shared, 0, CF_DTYPE_FP32);
@@ -4331,7 +4332,7 @@ int run_move(void *user, const cf_step *step) {
     if (begin_action(s, step->position) != 0) return 1;
     cf_result code = CF_OK;
     for (int i = 0; i < (p.with_gradient ? 2 : 1) && code == CF_OK && e->has_state; i++) {
-        const planes &of = i == 0 ? s->state[local] : s->gradient[local];
+        const plane_set &of = i == 0 ? s->state[local] : s->gradient[local];
         const cf_state state = i == 0 ? state_of(s, of, s->state_row[cell], e->desc.attention.dtype)
                                       : state_of(s, of, s->gradient_row[cell], CF_DTYPE_FP32);
         char *host = s->host + p.host + (i == 0 ? 0 : plane_bytes(s->state[local], rows));

@@ -159,8 +159,8 @@ program=$build/cuda/executor_cuda
 if [ ! -x "$program" ]; then skip_all "built without a C++ compiler"; fi
 CUDA_EMU_DEVICES=2
 export CUDA_EMU_DEVICES
-tiny="--layers 4 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
-model="$tiny --synthetic 70,5,16,3,1,0,33" # groups of 5 and 3 chunks, one of them hybrid
+tiny="--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
+model="$tiny --synthetic 56,5,16,3,1,0,33" # groups of 4 and 3 chunks, some of them hybrid
 
 # ---- gradients: types and the float64 reference, which shares no line with the kernels ----
 
