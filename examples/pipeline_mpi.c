@@ -514,7 +514,7 @@ static void sum_tied_embedding(const model_config *config, weights *gradient) {
 typedef struct timelines {
     cf_timeline *unit;     /* simulated with unit costs, by which the schedule was made */
     cf_timeline *fitted;   /* simulated with the costs that this run has measured */
-    cf_timeline *measured; /* complete on process 0 only */
+    cf_timeline *measured; /* on process 0; NULL on all others */
 } timelines;
 
 static cf_timeline *simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing) {
@@ -539,48 +539,32 @@ static void gather_actions(const cf_schedule *schedule, const void *own, void *a
     free(firsts);
 }
 
-/* The first action starts at 0, and all sums follow from the times. */
-static void add_up_timeline(cf_timeline *timeline, const cf_schedule *schedule) {
-    double first = INFINITY, last = -INFINITY;
-    timeline->busy = timeline->replayed = 0;
-    for (int64_t i = 0; i < schedule->n_actions; i++) {
-        double seconds = timeline->end[i] - timeline->start[i];
-        first = fmin(first, timeline->start[i]);
-        last = fmax(last, timeline->end[i]);
-        timeline->busy += seconds;
-        if (schedule->actions[i].pass == CF_R) timeline->replayed += seconds;
-    }
-    for (int64_t i = 0; i < schedule->n_actions; i++) {
-        timeline->start[i] -= first;
-        timeline->end[i] -= first;
-    }
-    timeline->makespan = last - first;
-    double capacity = (double)n_processes * timeline->makespan;
-    timeline->bubble_useful = 1 - (timeline->busy - timeline->replayed) / capacity;
-    timeline->bubble_busy = 1 - timeline->busy / capacity;
-    timeline->n_bounds = 0; /* bounds are of costs, not of clocks */
-    timeline->bound = 0;
-}
-
-/* The measured timeline: a simulated one of the same schedule in which every time and every peak is replaced. */
+/* On process 0: the measured timeline, with what each stage has counted in place of what its list says. */
 static cf_timeline *measured_timeline(const stage_process *p, const cf_run_stats *stats) {
     const cf_schedule *schedule = p->schedule;
-    cf_timeline *timeline = simulate(p->runner.plan, schedule, NULL);
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    double *start = TAKE(double, schedule->n_actions), *end = TAKE(double, schedule->n_actions);
     int64_t peaks[] = {stats->peak_slots, stats->peak_tokens, stats->peak_state_tokens,
                        p->runner.meter.peak[MEMORY_ACTIVATIONS] + p->runner.meter.peak[MEMORY_STATE]};
     int64_t *all = TAKE(int64_t, 4 * n_processes);
-    gather_actions(schedule, p->start, timeline->start, MPI_DOUBLE);
-    gather_actions(schedule, p->end, timeline->end, MPI_DOUBLE);
-    gather_actions(schedule, p->live, timeline->live, MPI_INT32_T);
+    memset(&error, 0, sizeof error);
+    gather_actions(schedule, p->start, start, MPI_DOUBLE);
+    gather_actions(schedule, p->end, end, MPI_DOUBLE);
     MPI_Gather(peaks, 4, MPI_INT64_T, all, 4, MPI_INT64_T, 0, MPI_COMM_WORLD);
-    for (int64_t s = 0; s < n_processes; s++) {
+    if (process == 0 &&
+        cf_timeline_measured(p->runner.plan, schedule, start, end, NULL, NULL, &timeline, &error) != CF_OK)
+        fail(EXIT_CHECK_FAILED, "%s", error.text);
+    gather_actions(schedule, p->live, timeline ? timeline->live : NULL, MPI_INT32_T);
+    for (int64_t s = 0; s < n_processes && timeline; s++) {
         timeline->peak_live[s] = all[4 * s];
         timeline->peak_tokens[s] = all[4 * s + 1];
         timeline->peak_state_tokens[s] = all[4 * s + 2];
         timeline->peak_bytes[s] = all[4 * s + 3];
     }
     free(all);
-    if (process == 0) add_up_timeline(timeline, schedule);
+    free(start);
+    free(end);
     return timeline;
 }
 

@@ -383,8 +383,22 @@ test_files() {
     same files/offload yes "$(grep -Eq '^actions .* ([0-9,]+) OFFLOAD, \1 PREFETCH' out && echo yes)"
     cf check --plan p.json l.csv
     same files/lowered/check 0 "$code"
-    cf check --plan p.json l.json
-    same files/lowered/check/json 0 "$code"
+    succeeds files/lowered/check/json check --plan p.json l.json
+    same files/lowered/check/times 1 "$(grep -c ' its times hold$' out)"
+
+    # Transfers change no time, and a trace has them on threads of their own. Copies that come late cost time.
+    cf plan --chunk-size 1024 --k 1 --stages 3 --latency 7 --summary drawn
+    cp out table
+    cf plan --chunk-size 1024 --k 1 --stages 3 --latency 7 --lower --trace l.trace --json l.json --summary drawn
+    same files/lowered/times "$(grep -v '^actions' table)" "$(grep -v '^actions' out)"
+    same files/lowered/threads "8 3" \
+        "$(grep -c '"name": "[a-z]* the [a-z]* stage"' l.trace) $(grep -c '"name": "virtual stage' l.trace)"
+    same files/lowered/sends "$(grep -c '"pass": "SEND_F"' l.json)" "$(grep -c '"cat": "SEND_F"' l.trace)"
+    succeeds files/lowered/check/latency check --plan p.json l.json
+    cf plan --chunk-size 1024 --k 1 --stages 3 --offload --offload-seconds-per-token 0.5 --json l.json --trace l.trace \
+        --summary drawn
+    succeeds files/offload/check check --plan p.json l.json
+    same files/offload/threads 3 "$(grep -c '"name": "host memory"' l.trace)"
 }
 
 test_python() {
@@ -633,6 +647,17 @@ test_check() {
     damage check/end 'breaks a rule: stage 0, position 0: ends before it starts: -1' \
         '/"stage": 0, .*"end": 256,/s/"end": 256,/"end": -1,/' s.json --plan p.json
     same check/other-plan 1 "$("$CHUNKFLOW" check --plan p2.json s.json >/dev/null 2>&1; echo $?)"
+
+    # Damage to the times of transfers.
+    cf plan "$@" --schedule 1f1b --lower --latency 3 --json l.json --summary lengths
+    succeeds check/lowered check --plan p.json l.json
+    damage check/lowered/early 'stage 0, position 1: starts before what it sends is made: 255, wanted 256' \
+        '/"SEND_F", .*"stage": 0, "start": 256,/s/"start": 256,/"start": 255,/' l.json --plan p.json
+    damage check/lowered/receive 'stage 1, position 0: ends before what it receives is made: 2, wanted 256' \
+        '/"RECV_F", .*"stage": 1, "start": 256,/s/"start": 256, "end": 259/"start": 1, "end": 2/' l.json --plan p.json
+    damage check/lowered/end 'stage 0, position 1: ends before it starts: 255' \
+        '/"SEND_F", .*"stage": 0, "start": 256,/s/"end": 259/"end": 255/' l.json --plan p.json
+    damage check/lowered/busy 'breaks a rule: busy' 's/"busy": [0-9]*/"busy": 77/' l.json --plan p.json
     sed 's/0B0/0B1/' s.csv >damaged
     refuses check/csv/twice 1 '^damaged: breaks a rule: ' check --plan p.json damaged
     damage check/csv/missing 'breaks a rule: ' 's/,0B0//' s.csv --plan p.json

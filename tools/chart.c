@@ -115,7 +115,8 @@ static void fill_columns(canvas *c, int64_t stage) {
         c->columns[i].most = c->columns[i].busy = 0;
     }
     if (c->timeline->makespan > 0)
-        for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++) cover(c, i);
+        for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++)
+            if (c->schedule->actions[i].pass < CF_COMPUTE_PASS_COUNT) cover(c, i);
     for (i = 0; i < c->width; i++)
         if (c->columns[i].busy < 0.5) c->columns[i].action = -1;
 }

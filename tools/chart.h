@@ -27,7 +27,8 @@ typedef struct chart_options {
 void chart_list(const cf_schedule *schedule, const chart_options *options);
 
 /* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. Lower case: a
-   virtual stage behind the stage's first. Returns an exit code. */
+   virtual stage behind the stage's first. Transfers and copies, which run beside the passes, are left out. Returns an
+   exit code. */
 int chart_draw(const cf_schedule *schedule, const cf_timeline *timeline, const chart_options *options);
 
 #endif /* CHUNKFLOW_CHART_H */

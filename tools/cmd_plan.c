@@ -76,8 +76,6 @@ typedef struct planned {
     packing packed;
     pipeline pipe;
     pipeline_run run;
-    cf_schedule *lowered;    /* NULL: not asked for */
-    const cf_schedule *list; /* the one to be listed and written: lowered, or as it was simulated */
 } planned;
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -124,11 +122,11 @@ static int print_list(const planned *made) {
     cf_run_stats stats;
     int code = CLI_OK;
 
-    if (made->list->n_stages == 1 && made->list->n_virtual == 1) {
+    if (made->run.schedule->n_stages == 1 && made->run.schedule->n_virtual == 1) {
         print_action_header();
-        code = dry_run(made, made->list, 0, 1, &stats);
+        code = dry_run(made, made->run.schedule, 0, 1, &stats);
     } else {
-        chart_list(made->list, &made->asked->chart);
+        chart_list(made->run.schedule, &made->asked->chart);
     }
     putchar('\n');
     return code;
@@ -155,7 +153,7 @@ static void print_counts(const cf_schedule *schedule) {
 
 static void print_input(const planned *made) {
     const cf_plan *plan = made->packed.plan;
-    const cf_schedule *schedule = made->list;
+    const cf_schedule *schedule = made->run.schedule;
 
     printf("input             %s: %s sequences, %s tokens\n", cli_input_name(made->packed.list.path),
            cli_commas(plan->n_sequences), cli_commas(plan->n_tokens));
@@ -200,16 +198,17 @@ static void print_times(const planned *made) {
 
 static double stage_busy(const planned *made, int64_t stage) {
     const cf_timeline *timeline = made->run.timeline;
-    const int64_t *first = made->run.schedule->first;
+    const cf_schedule *schedule = made->run.schedule;
     double busy = 0;
     int64_t i;
 
-    for (i = first[stage]; i < first[stage + 1]; i++) busy += timeline->end[i] - timeline->start[i];
+    for (i = schedule->first[stage]; i < schedule->first[stage + 1]; i++)
+        if (schedule->actions[i].pass < CF_COMPUTE_PASS_COUNT) busy += timeline->end[i] - timeline->start[i];
     return timeline->makespan > 0 ? busy / timeline->makespan : 1;
 }
 
 static void print_stage(const planned *made, int64_t stage, const cf_run_stats *stats) {
-    int64_t n_virtual = made->list->n_virtual;
+    int64_t n_virtual = made->run.schedule->n_virtual;
 
     printf("%9lld %8.2f %10s %16s %16s", (long long)stage, 100 * (1 - stage_busy(made, stage)),
            pipeline_share(stats->peak_slots, n_virtual), pipeline_share(stats->peak_tokens, n_virtual),
@@ -221,7 +220,7 @@ static void print_stage(const planned *made, int64_t stage, const cf_run_stats *
 
 /* What each stage holds at most, and after it the most of them. */
 static int print_peaks(const planned *made) {
-    const cf_schedule *schedule = made->list;
+    const cf_schedule *schedule = made->run.schedule;
     cf_run_stats most, stats;
     int64_t stage, bytes = 0;
     int code = CLI_OK;
@@ -299,7 +298,7 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
 
     memset(&desc, 0, sizeof desc);
     desc.extensions = made->asked->csv_extensions;
-    result = cf_write_schedule_csv(made->packed.plan, made->list, &desc, cli_write, to, error);
+    result = cf_write_schedule_csv(made->packed.plan, made->run.schedule, &desc, cli_write, to, error);
     if (result == CF_ERROR_ARGUMENT && !desc.extensions)
         snprintf(error->text, sizeof error->text,
                  "--csv: PyTorch cannot run this schedule: it has replays or offloads; --csv-extensions writes it all "
@@ -309,12 +308,11 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
 
 /* A failing file is reported when it is closed. */
 static int write_file(const planned *made, int which, cli_output *to) {
-    const cf_timeline *timeline = made->lowered ? NULL : made->run.timeline;
     cf_result result = CF_OK;
     cf_error error;
 
     switch (which) {
-    case JSON: result = cf_write_schedule_json(made->list, timeline, cli_write, to, &error); break;
+    case JSON: result = cf_write_schedule_json(made->run.schedule, made->run.timeline, cli_write, to, &error); break;
     case PLAN_JSON: result = cf_write_plan_json(made->packed.plan, cli_write, to, &error); break;
     case CSV: result = write_csv(made, to, &error); break;
     case DOT: result = write_dot(made, to, &error); break;
@@ -356,9 +354,7 @@ static int check_paths(const plan_options *asked) {
 
 static int make(planned *made) {
     const plan_options *asked = made->asked;
-    cf_timing timing;
     pipeline_case what;
-    cf_lower_desc lower;
     cf_error error;
 
     memset(&what, 0, sizeof what);
@@ -367,17 +363,10 @@ static int make(planned *made) {
     what.n_virtual = asked->n_virtual;
     what.k = asked->k;
     what.split_backward = asked->split_backward;
+    what.lower = asked->lower;
+    what.offload = asked->offload;
     if (pipeline_run_make(&made->pipe, made->packed.plan, &what, &made->run, &error) != CF_OK)
         return packing_error(&error, NULL);
-    made->list = made->run.schedule;
-    if (!asked->lower && !asked->offload) return CLI_OK;
-    memset(&lower, 0, sizeof lower);
-    timing = pipeline_timing(&made->pipe, made->run.schedule->n_virtual);
-    lower.timing = &timing;
-    lower.offload = asked->offload;
-    if (cf_schedule_lower(made->packed.plan, made->run.schedule, &lower, &made->lowered, &error) != CF_OK)
-        return packing_error(&error, NULL);
-    made->list = made->lowered;
     return CLI_OK;
 }
 
@@ -395,7 +384,6 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK) {
         code = make(&made);
         if (code == CLI_OK) code = write_all(&made);
-        cf_schedule_free(made.lowered);
         pipeline_run_free(&made.run);
         packing_free(&made.packed);
     }

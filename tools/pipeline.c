@@ -176,14 +176,33 @@ static cf_result no_memory(cf_error *error) {
     return error->code;
 }
 
-static cf_result make(const pipeline *p, const cf_plan *plan, const cf_schedule_desc *desc, const cf_timing *timing,
+/* In place of a schedule, the same with its transfers. */
+static cf_result lower(const cf_plan *plan, const cf_timing *timing, int offload, cf_schedule **schedule,
+                       cf_error *error) {
+    cf_lower_desc desc;
+    cf_schedule *lowered = NULL;
+    cf_result result;
+
+    memset(&desc, 0, sizeof desc);
+    desc.timing = timing;
+    desc.offload = offload;
+    result = cf_schedule_lower(plan, *schedule, &desc, &lowered, error);
+    if (result != CF_OK) return result;
+    cf_schedule_free(*schedule);
+    *schedule = lowered;
+    return CF_OK;
+}
+
+static cf_result make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, const cf_schedule_desc *desc,
                       pipeline_run *run, cf_error *error) {
     cf_simulate_desc simulate;
     cf_result result = cf_schedule_make(plan, desc, &run->schedule, error);
 
+    if (result == CF_OK && (what->lower || what->offload))
+        result = lower(plan, desc->timing, what->offload, &run->schedule, error);
     if (result != CF_OK) return result;
     memset(&simulate, 0, sizeof simulate);
-    simulate.timing = timing;
+    simulate.timing = desc->timing;
     simulate.bytes = p->bytes;
     simulate.limit = desc->limit;
     simulate.limits = desc->limits;
@@ -228,7 +247,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.split_backward = what->split_backward;
     desc.budget = p->budget;
     desc.report = &fresh.report;
-    result = make(p, plan, &desc, &timing, &fresh, error);
+    result = make(p, plan, what, &desc, &fresh, error);
     free(limits);
     if (result == CF_ERROR_INFEASIBLE) explain_limit(error, n_virtual);
     if (result == CF_OK) *out = fresh;

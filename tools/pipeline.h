@@ -92,6 +92,8 @@ typedef struct pipeline_case {
     int64_t n_virtual;
     int64_t k;
     int split_backward; /* best may cut backwards into I and W */
+    int lower;          /* add the transfers between stages */
+    int offload;        /* and the copies of state to host memory and back */
 } pipeline_case;
 
 /* A schedule, made and simulated. */

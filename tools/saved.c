@@ -421,15 +421,17 @@ static double *ended_at(const time_check *c, int64_t kind, int64_t stage, int32_
     return &c->ended[(kind * n_v + stage) * n_steps + (chunk - c->schedule->rank * n_steps)];
 }
 
-/* 0: F, 1: R, 2: B or I; -1: none of those that others wait for on another stage. */
+/* 0: F, 1: R, 2: B or I; -1: none of those that others wait for on another stage. A transfer is of what it carries. */
 static int kind_of(int pass) {
     switch (pass) {
-    case CF_F: return 0;
-    case CF_R: return 1;
-    case CF_B: case CF_I: return 2;
+    case CF_F: case CF_SEND_F: case CF_RECV_F: return 0;
+    case CF_R: case CF_SEND_R: case CF_RECV_R: return 1;
+    case CF_B: case CF_I: case CF_SEND_B: case CF_RECV_B: return 2;
     default: return -1;
     }
 }
+
+static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
 
 /* When the pass on another virtual stage ended that this one waits for; 0: it waits for none. */
 static double waits_until(const time_check *c, const cf_action *a) {
@@ -449,19 +451,38 @@ static int times_wrong(const time_check *c, int64_t stage, int64_t id, const cha
     return 0;
 }
 
+/* A transfer or copy runs beside the passes. A RECV may begin to wait long before there is something to receive. */
+static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
+    const cf_action *a = &c->schedule->actions[id];
+    double start = c->timeline->start[id], end = c->timeline->end[id], made;
+
+    if (a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH) return 1;
+    made = is_send(a->pass) ? *ended_at(c, kind_of(a->pass), a->stage, a->chunk) : waits_until(c, a);
+    if (is_send(a->pass) && start < made)
+        return times_wrong(c, stage, id, "starts before what it sends is made", start, made);
+    if (end < made) return times_wrong(c, stage, id, "ends before what it receives is made", end, made);
+    return 1;
+}
+
+static int pass_holds(const time_check *c, int64_t stage, int64_t id, double before) {
+    double start = c->timeline->start[id], awaited = waits_until(c, &c->schedule->actions[id]);
+
+    if (start < before) return times_wrong(c, stage, id, "starts before the pass ahead of it ends", start, before);
+    if (start < awaited) return times_wrong(c, stage, id, "starts before what it waits for ends", start, awaited);
+    return 1;
+}
+
 static int stage_times_hold(const time_check *c, int64_t stage) {
     const double *start = c->timeline->start, *end = c->timeline->end;
     double before = 0;
     int64_t i;
 
     for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++) {
-        double awaited = waits_until(c, &c->schedule->actions[i]);
-        if (start[i] < before)
-            return times_wrong(c, stage, i, "starts before the pass ahead of it ends", start[i], before);
-        if (start[i] < awaited)
-            return times_wrong(c, stage, i, "starts before what it waits for ends", start[i], awaited);
+        int is_pass = c->schedule->actions[i].pass < CF_COMPUTE_PASS_COUNT;
+        if (start[i] < 0) return times_wrong(c, stage, i, "starts too early", start[i], 0);
         if (end[i] < start[i]) return times_wrong(c, stage, i, "ends before it starts", end[i], start[i]);
-        before = end[i];
+        if (is_pass ? !pass_holds(c, stage, i, before) : !transfer_holds(c, stage, i)) return 0;
+        if (is_pass) before = end[i];
     }
     return 1;
 }
@@ -487,7 +508,7 @@ static int sums_hold(const time_check *c) {
             double time = t->end[i] - t->start[i];
             if (t->end[i] > makespan) makespan = t->end[i];
             if (t->live[i] > peak) peak = t->live[i];
-            busy += time;
+            if (c->schedule->actions[i].pass < CF_COMPUTE_PASS_COUNT) busy += time;
             if (c->schedule->actions[i].pass == CF_R) replayed += time;
         }
         if (peak != t->peak_live[stage]) return sum_wrong(c, "peak_live", (double)t->peak_live[stage], (double)peak);
@@ -519,7 +540,7 @@ int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, char *why
     if (!c.ended) return -1;
     for (i = 0; i < schedule->n_actions; i++) {
         const cf_action *a = &schedule->actions[i];
-        int kind = kind_of(a->pass);
+        int kind = a->pass < CF_COMPUTE_PASS_COUNT ? kind_of(a->pass) : -1;
         if (kind >= 0) *ended_at(&c, kind, a->stage, a->chunk) = saved->timeline.end[i];
     }
     for (i = 0; i < schedule->n_stages && holds; i++) holds = stage_times_hold(&c, i);

@@ -33,7 +33,7 @@ int saved_schedule_read(const json_document *document, saved_schedule *out);
 void saved_schedule_free(saved_schedule *saved);
 
 /* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other
-   stages has ended, and the sums are those of the actions. For a schedule that cf_schedule_validate accepts. Returns
+   stages has ended, no transfer comes before its tensor, and the sums are those of the actions. For a schedule that cf_schedule_validate accepts. Returns
    1; or 0 with what is wrong, as one line, in why; or -1 where there is no memory. */
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, char *why, size_t size);
 

@@ -1,4 +1,4 @@
-/* trace.c - a simulated schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times in
+/* trace.c - a simulated or measured schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times in
    microseconds. */
 
 #include "trace.h"
@@ -22,8 +22,48 @@ static void print_microseconds(const trace *t, const char *name, int64_t nanosec
     fprintf(t->to, "\"%s\": %lld.%03d", name, (long long)(nanoseconds / 1000), (int)(nanoseconds % 1000));
 }
 
+/* The threads behind those of the virtual stages. What is on one of them runs one after the other. */
+static const char *const ways[] = {"to the next stage", "from the previous stage", "to the previous stage",
+                                   "from the next stage", "host memory"};
+#define N_WAYS 5
+
+/* The place in ways[] of a transfer or copy. */
+static int64_t way_of(int pass) {
+    switch (pass) {
+    case CF_SEND_F: case CF_SEND_R: return 0;
+    case CF_RECV_F: case CF_RECV_R: return 1;
+    case CF_SEND_B: return 2;
+    case CF_RECV_B: return 3;
+    default: return 4;
+    }
+}
+
+static int64_t thread_of(const trace *t, const cf_action *a) {
+    if (a->pass < CF_COMPUTE_PASS_COUNT) return a->stage / t->schedule->n_stages + 1;
+    return t->schedule->n_virtual + way_of(a->pass) + 1;
+}
+
+static void print_thread_name(const trace *t, int64_t stage, int64_t thread, const char *name) {
+    fprintf(t->to,
+            ",\n  {\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %lld, \"tid\": %lld, "
+            "\"args\": {\"name\": \"%s\"}}",
+            (long long)stage + 1, (long long)thread, name);
+}
+
+/* Those that the stage has actions on. */
+static void print_way_names(const trace *t, int64_t stage) {
+    int seen[N_WAYS] = {0}, way;
+    int64_t i;
+
+    for (i = t->schedule->first[stage]; i < t->schedule->first[stage + 1]; i++)
+        if (t->schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) seen[way_of(t->schedule->actions[i].pass)] = 1;
+    for (way = 0; way < N_WAYS; way++)
+        if (seen[way]) print_thread_name(t, stage, t->schedule->n_virtual + way + 1, ways[way]);
+}
+
 /* Perfetto takes process 0 for the idle task, so numbers start at 1. */
 static void print_names(const trace *t, int64_t stage) {
+    char name[48];
     int64_t v;
 
     fprintf(t->to,
@@ -32,11 +72,11 @@ static void print_names(const trace *t, int64_t stage) {
     fprintf(t->to,
             "  {\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"sort_index\": %lld}}",
             (long long)stage + 1, (long long)stage);
-    for (v = 0; v < t->schedule->n_virtual; v++)
-        fprintf(t->to,
-                ",\n  {\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %lld, \"tid\": %lld, "
-                "\"args\": {\"name\": \"virtual stage %lld\"}}",
-                (long long)stage + 1, (long long)v + 1, (long long)(v * t->schedule->n_stages + stage));
+    for (v = 0; v < t->schedule->n_virtual; v++) {
+        snprintf(name, sizeof name, "virtual stage %lld", (long long)(v * t->schedule->n_stages + stage));
+        print_thread_name(t, stage, v + 1, name);
+    }
+    print_way_names(t, stage);
 }
 
 static void print_pass(const trace *t, int64_t stage, int64_t id) {
@@ -46,7 +86,7 @@ static void print_pass(const trace *t, int64_t stage, int64_t id) {
     int64_t start = to_nanoseconds(t, t->timeline->start[id]), end = to_nanoseconds(t, t->timeline->end[id]);
 
     fprintf(t->to, ",\n  {\"name\": \"%s c%d\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %lld, \"tid\": %lld, ", pass,
-            (int)a->chunk, pass, (long long)stage + 1, (long long)(a->stage / t->schedule->n_stages) + 1);
+            (int)a->chunk, pass, (long long)stage + 1, (long long)thread_of(t, a));
     print_microseconds(t, "ts", start);
     fputs(", ", t->to);
     print_microseconds(t, "dur", end - start);
