@@ -40,6 +40,7 @@
      HANDLE          a stream, event or handle that does not exist (any more)
      IN_USE          memory that was freed while queued work, for which the call does not wait, uses it
      DEADLOCK        a wait of the host that cannot end. All queued work is then dropped
+     TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
    Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__ arrays
    are filled with 0xFF bytes before each block, and memory from cudaMalloc and cudaMallocHost once. Per kernel it counts
@@ -76,6 +77,7 @@ enum cuda_emu_fault {
     CUDA_EMU_HANDLE,
     CUDA_EMU_IN_USE,
     CUDA_EMU_DEADLOCK,
+    CUDA_EMU_TRANSFER,
     CUDA_EMU_HOST_FUNCTION,
     CUDA_EMU_FAULTS
 };

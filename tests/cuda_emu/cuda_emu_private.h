@@ -36,9 +36,11 @@ struct cuda_emu_range {
     size_t bytes;
 };
 
-/* One operation of a stream. It may run when it is the first in its queue, all of `after` are done, and it is ready. */
+/* One operation of a stream. It may begin when it is the first in its queue and all of `after` are done, and run when it
+   is ready too. */
 struct cuda_emu_operation {
     cuda_emu_work work;
+    std::function<void()> begin; /* empty: nothing to do before it is ready */
     std::function<void()> run;   /* empty: nothing to do */
     std::function<bool()> ready; /* empty: always */
     bool external = false;       /* another process makes it ready */
@@ -48,6 +50,7 @@ struct cuda_emu_operation {
     CUstream_st *stream = nullptr;
     uint64_t number = 0; /* in the order of issue */
     double seconds = 0.0, host_time = 0.0, start = 0.0, end = 0.0;
+    double not_before = 0.0; /* another process says when it can start */
     bool done = false;
 };
 typedef std::shared_ptr<cuda_emu_operation> cuda_emu_operation_ref;
@@ -67,6 +70,10 @@ void cuda_emu_wait_for(
 void cuda_emu_wait_for_device(int device);
 /* A fault unless all bytes are memory that kernels of the device can use. */
 bool cuda_emu_check_range(const void *first, size_t bytes, int device, const char *what);
+
+/* Called at every call and while the host waits: moves bytes between processes. NULL: there are none. */
+extern void (*cuda_emu_progress)();
+double cuda_emu_timeout();
 
 /* Objects of the other files that are still alive. */
 extern int64_t cuda_emu_live_handles, cuda_emu_live_communicators;

@@ -56,6 +56,8 @@ static size_t memory_limit = DEFAULT_MEMORY;
 static cudaError_t last_error;
 static bool in_host_function;
 
+void (*cuda_emu_progress)();
+
 static int64_t n_calls, calls_to_failure, kernels_to_failure;
 static std::map<std::string, int64_t> calls_by_name;
 static cudaError_t call_failure, kernel_failure;
@@ -64,6 +66,7 @@ static bool failed_as_planned;
 cudaError_t cuda_emu_begin_call(const char *name, int device) {
     n_calls++;
     calls_by_name[name]++;
+    if (cuda_emu_progress) cuda_emu_progress();
     if (in_host_function) {
         cuda_emu_add_fault(CUDA_EMU_HOST_FUNCTION, "%s is called by a host function", name);
         return cudaErrorNotPermitted;
@@ -267,23 +270,34 @@ void cuda_emu_issue(CUstream_st *stream, const operation_ref &operation) {
 static bool can_run(const cuda_emu_operation &operation) {
     for (const operation_ref &one : operation.after)
         if (!one->done) return false;
-    return !operation.ready || devices[operation.stream->device].sticky != cudaSuccess || operation.ready();
+    return operation.begin || !operation.ready || devices[operation.stream->device].sticky != cudaSuccess ||
+           operation.ready();
 }
 
 static void end_operation(cuda_emu_operation *operation) {
     operation->done = true;
     operation->after.clear(); /* chains of records must not keep one another alive */
+    operation->begin = nullptr;
     operation->run = nullptr;
     operation->ready = nullptr;
     operation->uses.clear();
 }
 
+static void find_start(const CUstream_st *stream, cuda_emu_operation *operation) {
+    operation->start = std::max({stream->clock, operation->host_time, operation->not_before});
+    for (const operation_ref &one : operation->after) operation->start = std::max(operation->start, one->end);
+}
+
 static void run_first_of(CUstream_st *stream) {
     const operation_ref operation = stream->queue.front();
     device_state *device = &devices[stream->device];
+    find_start(stream, operation.get());
+    if (operation->begin && device->sticky == cudaSuccess) {
+        operation->begin();
+        operation->begin = nullptr;
+        return;
+    }
     stream->queue.pop_front();
-    operation->start = std::max(stream->clock, operation->host_time);
-    for (const operation_ref &one : operation->after) operation->start = std::max(operation->start, one->end);
     stream->clock = operation->end = operation->start + operation->seconds;
     running_device = stream->device;
     if (device->sticky == cudaSuccess && operation->fails != cudaSuccess) device->sticky = operation->fails;
@@ -385,6 +399,7 @@ void cuda_emu_wait_for(const operation_ref &target) {
             continue;
         }
         const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - since;
+        if (cuda_emu_progress) cuda_emu_progress();
         if (!waits_for_others() || idle.count() > timeout) give_up(target.get());
         else usleep(100);
     }
@@ -1167,6 +1182,7 @@ void cuda_emu_fail_kernel(int64_t n, cudaError_t error) {
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &new_rule) { rule = new_rule; }
 double cuda_emu_host_time() { return host_time; }
 void cuda_emu_set_timeout(double seconds) { timeout = seconds; }
+double cuda_emu_timeout() { return timeout; }
 
 void cuda_emu_set_host_time(double seconds) {
     host_time = seconds;
