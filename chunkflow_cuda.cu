@@ -2840,7 +2840,26 @@ int64_t find_place(const array<taken> &ranges, int64_t unit, bool narrowest) {
     return best >= 0 ? best : place;
 }
 
-bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> *ranges, body *b, bool narrowest) {
+/* One search for places: what it has tried and the best so far. */
+struct placing {
+    const cf_allocator *from;
+    space *s;
+    int64_t n_times;
+    time_index index;
+    array<taken> ranges;
+    array<int64_t> order, best;
+    int64_t best_height;
+    int64_t work; /* pairs of rectangles that share time, looked at so far */
+};
+
+const int64_t MOST_WORK = 2000000; /* a few hundredths of a second; after that no further order is tried */
+
+
+bool place_body(placing *p, body *b, bool narrowest) {
+    const cf_allocator &from = *p->from;
+    space *s = p->s;
+    time_index *t = &p->index;
+    array<taken> *ranges = &p->ranges;
     bool ok = true;
     ranges->n = 0;
     for (int64_t i = b->first; i < b->first + b->n; i++) {
@@ -2852,6 +2871,7 @@ bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> 
         });
     }
     if (!ok) return false;
+    p->work += ranges->n;
     std::sort(ranges->data, ranges->data + ranges->n);
     b->place = find_place(*ranges, s->unit, narrowest);
     for (int64_t i = b->first; i < b->first + b->n; i++)
@@ -2859,7 +2879,7 @@ bool place_body(const cf_allocator &from, space *s, time_index *t, array<taken> 
     return true;
 }
 
-enum body_order { BY_HEIGHT, BY_BEGIN, BY_AREA };
+enum body_order { BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
 
 struct body_before {
     const space *s;
@@ -2869,19 +2889,18 @@ struct body_before {
         const body &a = s->bodies[i], &b = s->bodies[j];
         if (order == BY_AREA && (a.area > b.area || b.area > a.area)) return a.area > b.area;
         if (order == BY_HEIGHT && a.height != b.height) return a.height > b.height;
-        if (a.begin != b.begin) return a.begin < b.begin;
+        if (a.begin != b.begin) return order == BY_LATEST ? a.begin > b.begin : a.begin < b.begin;
         if (a.height != b.height) return a.height > b.height;
         return i < j;
     }
 };
 
-bool place_in_order(const cf_allocator &from, space *s, time_index *t, array<taken> *ranges,
-                    const array<int64_t> &order, bool narrowest, int64_t *height) {
+bool place_in_order(placing *p, bool narrowest, int64_t *height) {
     *height = 0;
-    if (!clear_index(from, t)) return false;
-    for (int64_t i = 0; i < order.n; i++) {
-        body *b = &s->bodies[order[i]];
-        if (b->n > 0 && !place_body(from, s, t, ranges, b, narrowest)) return false;
+    if (!clear_index(*p->from, &p->index)) return false;
+    for (int64_t i = 0; i < p->order.n; i++) {
+        body *b = &p->s->bodies[p->order[i]];
+        if (b->n > 0 && !place_body(p, b, narrowest)) return false;
         if (b->n > 0) *height = std::max(*height, b->place + b->height);
     }
     return true;
@@ -2918,40 +2937,76 @@ void measure_bodies(space *s) {
     }
 }
 
-/* Puts every body at the lowest or narrowest place that is free for all of its time, in a few orders, and keeps the
-   order that needs the least (dynamic storage allocation is NP-hard; "greedy by size" of Pisarchyk and Lee, 2020, is
-   one of these). Every order costs k log k for each rectangle that k others share time with: linear in the schedule
-   times what is held at once, quadratic only where all is held at once. s->live must be known. */
+bool start_placing(placing *p) {
+    const int64_t n = p->s->bodies.n;
+    p->best_height = INT64_MAX;
+    measure_bodies(p->s);
+    return make_index(*p->from, *p->s, p->n_times, &p->index) && fill<int64_t>(*p->from, &p->order, n, 0) &&
+           fill<int64_t>(*p->from, &p->best, n, 0);
+}
+
+void end_placing(placing *p) {
+    drop_index(*p->from, &p->index);
+    drop(*p->from, &p->ranges);
+    drop(*p->from, &p->order);
+    drop(*p->from, &p->best);
+}
+
+/* Places all bodies in the order at hand and keeps the places if they need less than any before. */
+bool try_order(placing *p, bool narrowest) {
+    space *s = p->s;
+    int64_t height = 0;
+    if (!place_in_order(p, narrowest, &height)) return false;
+    height = (height + s->unit - 1) / s->unit * s->unit;
+    if (height >= p->best_height) return true;
+    p->best_height = height;
+    for (int64_t i = 0; i < p->best.n; i++) p->best[i] = s->bodies[i].place;
+    return true;
+}
+
+/* Puts the body that reaches highest first. */
+void promote_highest(placing *p) {
+    int64_t highest = 0, top = -1;
+    for (int64_t i = 0; i < p->order.n; i++) {
+        const body &b = p->s->bodies[p->order[i]];
+        if (b.n == 0 || b.place + b.height <= top) continue;
+        top = b.place + b.height;
+        highest = i;
+    }
+    std::rotate(p->order.data, p->order.data + highest, p->order.data + highest + 1);
+}
+
+/* Puts every body at the lowest or narrowest place that is free for all of its time, in a few orders, then in some that
+   put first what stood out at the top, and keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of
+   Pisarchyk and Lee, 2020, is one of these orders). What needs no more than s->live is perfect, and ends the search.
+
+   An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
+   once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
 bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
     static const struct {
         body_order order;
         bool narrowest;
-    } tries[] = {{BY_BEGIN, false}, {BY_HEIGHT, true}, {BY_AREA, true}, {BY_HEIGHT, false}, {BY_AREA, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, many = 20000;
-    time_index index = {};
-    array<taken> ranges = {};
-    array<int64_t> order = {}, best = {};
-    int64_t best_height = INT64_MAX;
-    measure_bodies(s);
-    bool ok = make_index(from, *s, n_times, &index) && fill<int64_t>(from, &order, s->bodies.n, 0) &&
-              fill<int64_t>(from, &best, s->bodies.n, 0);
-    for (int64_t i = 0; ok && i < (s->rects.n > many ? 2 : 5) && best_height > least; i++) {
-        int64_t height = 0;
+    } tries[] = {{BY_LATEST, false}, {BY_BEGIN, false}, {BY_HEIGHT, true},
+                 {BY_AREA, true},    {BY_AREA, false},  {BY_HEIGHT, false}};
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
+    placing p = {};
+    p.from = &from;
+    p.s = s;
+    p.n_times = n_times;
+    bool ok = start_placing(&p);
+    for (int64_t i = 0; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
         const body_before before = {s, tries[i].order};
-        for (int64_t j = 0; j < order.n; j++) order[j] = j;
-        std::sort(order.data, order.data + order.n, before);
-        ok = place_in_order(from, s, &index, &ranges, order, tries[i].narrowest, &height);
-        height = (height + s->unit - 1) / s->unit * s->unit;
-        if (!ok || height >= best_height) continue;
-        best_height = height;
-        for (int64_t j = 0; j < best.n; j++) best[j] = s->bodies[j].place;
+        for (int64_t j = 0; j < p.order.n; j++) p.order[j] = j;
+        std::sort(p.order.data, p.order.data + p.order.n, before);
+        ok = try_order(&p, tries[i].narrowest);
     }
-    for (int64_t j = 0; ok && j < best.n; j++) s->bodies[j].place = best[j];
-    s->height = best_height;
-    drop_index(from, &index);
-    drop(from, &ranges);
-    drop(from, &order);
-    drop(from, &best);
+    for (int64_t i = 0; ok && i < n_more && p.best_height > least && p.work <= MOST_WORK; i++) {
+        promote_highest(&p);
+        ok = try_order(&p, false);
+    }
+    for (int64_t i = 0; ok && i < p.best.n; i++) s->bodies[i].place = p.best[i];
+    s->height = p.best_height;
+    end_placing(&p);
     return ok;
 }
 

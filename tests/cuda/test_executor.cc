@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <map>
 #include <string>
@@ -632,4 +633,310 @@ TEST(random_batches) {
         if (!check_setting(random_setting(seed, n_devices))) break;
 }
 
-SUITE(executor, CASE(one_chunk), CASE(random_batches));
+
+/* ---- places, against a walk of its own ---- */
+
+/* A range of addresses that something uses in the actions begin .. end - 1 of a stage. */
+struct claim {
+    uintptr_t low, high;
+    int64_t begin, end;
+    const char *what;
+    int64_t chunk;
+};
+
+struct claims {
+    std::vector<claim> all;
+    void add(const void *at, int64_t bytes, int64_t begin, int64_t end, const char *what, int64_t chunk) {
+        const uintptr_t low = (uintptr_t)at;
+        if (bytes > 0) all.push_back({low, low + (uintptr_t)bytes, begin, end, what, chunk});
+    }
+    int64_t peak(const char *what, int64_t n, int64_t unit) const {
+        std::vector<int64_t> live((size_t)n + 1, 0);
+        for (const claim &c : all)
+            for (int64_t i = c.begin; i < c.end && strncmp(c.what, what, strlen(what)) == 0; i++)
+                live[(size_t)i] += ((int64_t)(c.high - c.low) + unit - 1) / unit * unit;
+        return *std::max_element(live.begin(), live.end());
+    }
+};
+
+static bool check_disjoint(const claims &c) {
+    for (size_t i = 0; i < c.all.size(); i++)
+        for (size_t j = 0; j < i; j++) {
+            const claim &a = c.all[i], &b = c.all[j];
+            if (a.low >= b.high || b.low >= a.high || a.begin >= b.end || b.begin >= a.end) continue;
+            FAIL("%s of chunk %d and %s of chunk %d share memory between actions %d and %d", a.what, (int)a.chunk,
+                 b.what, (int)b.chunk, (int)std::max(a.begin, b.begin), (int)std::min(a.end, b.end));
+            return false;
+        }
+    return true;
+}
+
+/* Positions of one stage's list by pass, virtual stage and chunk. */
+typedef std::map<std::vector<int64_t>, int64_t> positions;
+
+static int64_t at(const positions &p, int64_t pass, int64_t v, int64_t chunk) {
+    const auto found = p.find({pass, v, chunk});
+    return found == p.end() ? -1 : found->second;
+}
+
+static int64_t first_of(int64_t a, int64_t b) { return a >= 0 ? a : b; }
+
+/* The rows of every plane that belong to a chunk from action `begin` on. */
+static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, int64_t begin, int64_t end,
+                       const char *what, int64_t chunk) {
+    for (int64_t plane = 0; plane < (s.one_layer ? 2 : 2 * s.n_layers); plane++)
+        to->add((const char *)s.data + (plane * s.rows + first) * WIDTH * 4, n * WIDTH * 4, begin, end, what, chunk);
+}
+
+/* A chunk's rows from its F, or of its gradient from its group's first backward, to its own; less the moves. */
+static void claim_chunk_rows(claims *to, const device_model &m, const positions &p, const std::vector<int64_t> &moves,
+                             const seen_pass &s) {
+    const cf_chunk &c = m.b.plan->chunks[s.action.chunk];
+    const int64_t v = s.action.stage, chunk = s.action.chunk;
+    const int64_t rows = c.group < 0 || c.n_slices > 1 ? c.padded : cf_chunk_state_tokens(m.b.plan, chunk);
+    const int64_t own = first_of(at(p, CF_B, v, chunk), at(p, CF_I, v, chunk));
+    int64_t held = at(p, CF_F, v, chunk), held_gradient = own;
+    if (c.group >= 0) {
+        const cf_group &g = m.b.plan->groups[c.group];
+        const int64_t last = g.first_chunk + g.n_chunks - 1;
+        held_gradient = first_of(at(p, CF_B, v, last), at(p, CF_I, v, last));
+    }
+    const int64_t first_backward = held_gradient;
+    for (size_t i = 0; i + 1 < moves.size(); i += 2) {
+        claim_rows(to, s.step.state, c.prefix, rows, held, moves[i] + 1, "state", chunk);
+        held = moves[i + 1];
+        if (!m.x.offload_gradients || moves[i] < first_backward) continue;
+        claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, moves[i] + 1, "gradient", chunk);
+        held_gradient = moves[i + 1];
+    }
+    claim_rows(to, s.step.state, c.prefix, rows, held, own + 1, "state", chunk);
+    claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.group < 0 ? "shared" : "gradient", chunk);
+}
+
+/* Where a tensor that a pass reads begins and ends to be needed on this stage. */
+static void claim_input(claims *to, const device_model &m, const positions &p, const seen_pass &s,
+                        const std::map<const void *, int64_t> &made) {
+    const cf_action &a = s.action;
+    const bool local = m.b.made->replay == CF_REPLAY_LOCAL;
+    const int receive = a.pass == CF_B || a.pass == CF_I ? CF_RECV_B : a.pass == CF_R && !local ? CF_RECV_R : CF_RECV_F;
+    int64_t begin = at(p, receive, a.stage, a.chunk), end = s.position + 1;
+    if (!s.step.input) return;
+    if (a.pass == CF_F && !a.keep && local) end = at(p, CF_R, a.stage, a.chunk) + 1;
+    if (a.pass == CF_R && local) return; /* its F has claimed it */
+    if (m.n_stages() == 1) begin = made.count(s.step.input) ? made.at(s.step.input) + 1 : -1;
+    if (!CHECK(begin >= 0)) return;
+    to->add(s.step.input, s.step.boundary_bytes, begin, end, "arena: input", a.chunk);
+}
+
+static void claim_output(claims *to, const device_model &m, const positions &p, const seen_pass &s) {
+    const cf_action &a = s.action;
+    const int send = a.pass == CF_F ? CF_SEND_F : a.pass == CF_R ? CF_SEND_R : CF_SEND_B;
+    int64_t end = at(p, send, a.stage, a.chunk) + 1;
+    if (!s.step.output) return;
+    if (m.n_stages() == 1) end = s.position + 1; /* then it is the reader's input */
+    if (!CHECK(end > s.position)) return;
+    to->add(s.step.output, s.step.boundary_bytes, s.position, end, "arena: output", a.chunk);
+}
+
+static void claim_pass(claims *to, const device_model &m, const positions &p, const seen_pass &s) {
+    const cf_action &a = s.action;
+    if (s.step.activations && (a.pass == CF_F || a.pass == CF_R)) {
+        const int64_t end = first_of(at(p, CF_B, a.stage, a.chunk), at(p, CF_W, a.stage, a.chunk));
+        to->add(s.step.activations, s.step.activation_bytes, s.position, end + 1, "arena: activations", a.chunk);
+    }
+    claim_output(to, m, p, s);
+    to->add(s.step.workspace, s.step.workspace_bytes, s.position, s.position + 1, "workspace", a.chunk);
+    to->add(s.step.attention_workspace, (int64_t)s.step.attention_workspace_bytes, s.position, s.position + 1,
+            "attention workspace", a.chunk);
+}
+
+static bool check_stage_places(const device_model &m, int64_t stage) {
+    const cf_schedule *s = cf_executor_schedule(m.executor);
+    const int64_t n = s->first[stage + 1] - s->first[stage];
+    std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> moves;
+    std::map<const void *, int64_t> made; /* one stage: which action made what lies there now */
+    positions p;
+    claims all;
+    for (int64_t i = 0; i < n; i++) {
+        const cf_action &a = s->actions[s->first[stage] + i];
+        p[{a.pass, a.stage, a.chunk}] = i;
+        if (a.pass == CF_OFFLOAD || a.pass == CF_PREFETCH) moves[{a.stage, a.chunk}].push_back(i);
+    }
+    for (const seen_pass &x : m.seen) {
+        if (x.stage != stage) continue;
+        claim_pass(&all, m, p, x);
+        claim_input(&all, m, p, x, made);
+        if (x.step.output) made[x.step.output] = x.position;
+        if (x.action.pass == CF_B || x.action.pass == CF_I)
+            claim_chunk_rows(&all, m, p, moves[{x.action.stage, x.action.chunk}], x);
+        if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same */
+            all.add(x.step.positions, 4 * x.step.metadata->padded, 0, n, "positions", x.action.chunk);
+    }
+    cf_executor_memory memory = {};
+    cf_error error = {};
+    bool ok = check_disjoint(all) && CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK);
+    uintptr_t low = UINTPTR_MAX, high = 0;
+    for (const claim &c : all.all) {
+        low = std::min(low, c.low);
+        high = std::max(high, c.high);
+    }
+    ok = ok && (all.all.empty() || CHECK((int64_t)(high - low) <= memory.total));
+    if (m.n_stages() > 1) ok = ok && CHECK_INT(memory.arena_live, all.peak("arena", n, 256));
+    ok = ok && CHECK_INT(memory.state_live, all.peak("state", n, 1));
+    ok = ok && CHECK_INT(memory.gradient_live, all.peak("gradient", n, 1));
+    ok = ok && CHECK(memory.arena >= memory.arena_live && memory.state >= memory.state_live &&
+                     memory.gradient >= memory.gradient_live && memory.allocated >= memory.total);
+    return ok && CHECK_INT(memory.total, memory.arena + memory.state + memory.gradient + memory.workspace +
+                                             memory.metadata);
+}
+
+/* The interpreter's books, by a dry run of another's. */
+static bool check_books(const device_model &m, int64_t stage) {
+    cf_run_desc dry = {};
+    cf_run_stats stats = {};
+    cf_executor_memory memory = {};
+    cf_error error = {};
+    return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, &dry, &stats, &error), CF_OK) &&
+           CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK) &&
+           CHECK_INT(memory.stats.done, stats.done) && CHECK_INT(memory.stats.peak_slots, stats.peak_slots) &&
+           CHECK_INT(memory.stats.peak_tokens, stats.peak_tokens) &&
+           CHECK_INT(memory.stats.peak_states, stats.peak_states) &&
+           CHECK_INT(memory.stats.peak_state_tokens, stats.peak_state_tokens) &&
+           CHECK_INT(memory.stats.peak_boundaries, stats.peak_boundaries);
+}
+
+TEST(places) {
+    const int n_devices = devices_at_hand();
+    int64_t n_moves = 0;
+    for (uint64_t seed = 1000; seed < 1150; seed++) {
+        const setting x = random_setting(seed, n_devices);
+        batch b;
+        cf_error error = {};
+        harness_note("%s", x.name.c_str());
+        REQUIRE(make_batch(x, &b));
+        n_moves += b.n_moves;
+        device_model m(x, b, seed);
+        m.note = true;
+        REQUIRE(m.start(&error));
+        m.clear_results();
+        REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_OK));
+        for (int64_t stage = 0; stage < m.n_stages(); stage++)
+            REQUIRE(check_stage_places(m, stage) && check_books(m, stage));
+    }
+    CHECK(n_moves > 300); /* the settings are not trivial */
+}
+
+/* State live is what the interpreter counts where every chunk is in a group and none is hybrid. */
+TEST(state_is_what_the_books_say) {
+    setting x = random_setting(7, 1);
+    x.pack = cf_pack_desc();
+    x.pack.chunk_size = 8;
+    x.lengths = {40, 25, 32, 17};
+    x.pack.no_tails = 1;
+    x.order = cf_schedule_desc();
+    x.order.n_stages = 3;
+    x.order.n_virtual = 1;
+    x.offload = 1;
+    x.devices.clear();
+    harness_rng rng = {5};
+    set_stages(&x, &rng);
+    (void)describe(&x);
+    batch b;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &b));
+    device_model m(x, b, 1);
+    REQUIRE(m.start(&error));
+    for (int64_t stage = 0; stage < 3; stage++) {
+        cf_executor_memory memory = {};
+        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, WIDTH, CF_DTYPE_FP32, 0, 0};
+        int64_t bytes = 0;
+        REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+        state.rows = memory.stats.peak_state_tokens;
+        CHECK_INT(cf_state_bytes(&state, memory.stats.peak_state_tokens, &bytes, &error), CF_OK);
+        CHECK_INT(memory.state_live, bytes);
+    }
+}
+
+static std::vector<int64_t> long_tailed(int64_t n, int64_t longest, harness_rng *rng) {
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < n; i++) {
+        const double u = harness_unit(rng) + 1e-9, v = harness_unit(rng);
+        const double normal = std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v);
+        lengths.push_back(std::min(longest, (int64_t)std::exp(6.5 + 1.8 * normal) + 1));
+    }
+    return lengths;
+}
+
+/* What gaps between items cost on batches as they come: a long tail, four stages. */
+TEST(gaps_are_small) {
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_INTERLEAVED,
+                                             CF_SCHEDULE_ZERO_BUBBLE};
+    double worst_arena = 0.0, worst_state = 0.0, worst_gradient = 0.0;
+    devices_at_hand();
+    for (int i = 0; i < 8; i++) {
+        harness_rng rng = {(uint64_t)i};
+        setting x;
+        x.lengths = long_tailed(400, 65536, &rng);
+        x.pack.chunk_size = 2048;
+        x.order.n_stages = 4;
+        x.order.kind = kinds[i % 4];
+        x.order.k = 1 + i % 3;
+        x.order.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
+        x.order.replay = i % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        x.boundary_words = 1;
+        set_stages(&x, &rng);
+        (void)describe(&x);
+        harness_note("%s", x.name.c_str());
+        batch b;
+        cf_error error = {};
+        REQUIRE(make_batch(x, &b));
+        device_model m(x, b, 1);
+        cf_executor_desc d = m.desc();
+        d.forward = d.backward = nullptr;
+        REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK);
+        const clock_t started = clock();
+        REQUIRE(CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK));
+        if (getenv("V")) printf("\nload %.0f ms, %d chunks, %d actions", 1e3 * (double)(clock() - started) / CLOCKS_PER_SEC, (int)b.plan->n_chunks, (int)cf_executor_schedule(m.executor)->n_actions);
+        for (int64_t stage = 0; stage < 4; stage++) {
+            cf_executor_memory memory = {};
+            REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+            if (getenv("V")) printf("\n%d %s stage %d: arena %.3f (%lld) state %.3f (%lld) gradient %.3f", i, x.name.c_str(), (int)stage, (double)memory.arena / (double)memory.arena_live, (long long)memory.arena_live, (double)memory.state / (double)memory.state_live,(long long)memory.state_live, (double)memory.gradient / (double)memory.gradient_live);
+            worst_arena = std::max(worst_arena, (double)memory.arena / (double)memory.arena_live);
+            worst_state = std::max(worst_state, (double)memory.state / (double)memory.state_live);
+            worst_gradient = std::max(worst_gradient, (double)memory.gradient / (double)memory.gradient_live);
+        }
+    }
+    CHECK(worst_arena < 1.5);
+    CHECK(worst_state < 1.8); /* of two long groups one grows while the other shrinks, and both grow upwards */
+    CHECK(worst_gradient < 1.5);
+    harness_report("laid out / live at most: arena %.3f, state %.3f, gradient %.3f", worst_arena, worst_state,
+                   worst_gradient);
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* ---- every order of streams ---- */
+
+TEST(every_order) {
+    const int n_devices = devices_at_hand();
+    for (uint64_t seed = 2000; seed < 2040; seed++) {
+        const setting x = random_setting(seed, n_devices);
+        bool ok = true;
+        cuda_emu_each_policy(3, [&] {
+            if (ok) ok = check_setting(x) && CHECK_INT(cuda_emu_faults(), 0);
+        });
+        if (ok) continue;
+        FAIL("%s: %s", cuda_emu_policy_name(), cuda_emu_first_fault());
+        break;
+    }
+    cuda_emu_defaults();
+}
+#endif
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#define EMULATED_CASES , CASE(every_order)
+#else
+#define EMULATED_CASES
+#endif
+
+SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places),
+      CASE(state_is_what_the_books_say), CASE(gaps_are_small) EMULATED_CASES);
