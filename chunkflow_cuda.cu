@@ -36,6 +36,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#ifdef CHUNKFLOW_NCCL
+#include <nccl.h>
+#endif
 
 #include <algorithm>
 #include <cfloat>
@@ -3163,9 +3166,10 @@ struct executor {
 
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
-#ifdef CHUNKFLOW_NCCL
-    int64_t *status_device, *status_host; /* two numbers each: what goes into the last exchange and what comes out */
-#endif
+    int64_t n_transfers; /* NCCL: handed over in this run */
+    int aborted;         /* NCCL: the communicator was given up */
+    cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
+    int64_t *exchange_device, *exchange_host; /* NCCL: two numbers each, what goes into an exchange and what comes out */
 };
 
 executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
@@ -4194,16 +4198,30 @@ double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/* A peer of the communicator is gone: what it was to send or take will never end. */
+bool peers_lost(const executor *e) {
+#ifdef CHUNKFLOW_NCCL
+    ncclResult_t state = ncclSuccess;
+    if (!has_nccl(e) || e->aborted) return false;
+    return ncclCommGetAsyncError(e->desc.nccl, &state) != ncclSuccess ||
+           (state != ncclSuccess && state != ncclInProgress);
+#else
+    (void)e;
+    return false;
+#endif
+}
+
 /* Polls, first at once and then in small steps, until `query` is something else than not ready. cudaErrorNotReady: the
-   time is up. */
+   time is up, or a peer is gone. An executor that is lost already does not wait that long again. */
 template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
+    const double most = e->lost ? std::min(e->desc.timeout, 1.0) : e->desc.timeout;
     const double start = seconds_now();
     for (int64_t i = 0;; i++) {
         const cudaError_t status = query();
         if (status != cudaErrorNotReady) return status;
         (void)cudaGetLastError(); /* "not ready" is kept as if it were an error */
         if (i < 1000) continue;
-        if (seconds_now() - start > e->desc.timeout) return cudaErrorNotReady;
+        if (seconds_now() - start > most || peers_lost(e)) return cudaErrorNotReady;
         std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
 }
@@ -4219,8 +4237,7 @@ cudaError_t drain(executor *e) {
         (void)cudaSetDevice(e->stages[i].device);
         for (int64_t j = 0; j < e->stages[i].streams.n; j++) {
             const cudaStream_t stream = e->stages[i].streams[j];
-            const cudaError_t status = e->lost ? cudaStreamQuery(stream)
-                                               : wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+            const cudaError_t status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
             if (status == cudaErrorNotReady) e->lost = 1;
             if (status != cudaSuccess && first == cudaSuccess) first = status;
         }
@@ -4256,7 +4273,9 @@ int check_cuda(const stage *s, int64_t position, cudaError_t status, const char 
     if (status == cudaSuccess) return 0;
     const bool late = status == cudaErrorNotReady;
     note_failure(s, position, CF_ERROR_DEVICE, late ? "timeout" : "device", what, (int64_t)status,
-                 late ? "made no progress in time" : cudaGetErrorName(status));
+                 !late             ? cudaGetErrorName(status)
+                 : peers_lost(s->owner) ? "lost its peers"
+                                        : "made no progress in time");
     if (late) s->owner->lost = 1;
     return 1;
 }
@@ -4294,6 +4313,207 @@ int end_action(const stage *s, int64_t position) {
     return check_cuda(s, position, wait_for_event(s->owner, end_event(s, p)), "running");
 }
 
+void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
+
+#ifdef CHUNKFLOW_NCCL
+
+/* ---- one stage in each process ---- */
+
+/* Everything that the processes do with one another is on one stream and in the order of the list. A stage that fails
+   goes on with its transfers, whatever is in the buffers, so that the others come to their ends; then all exchange who
+   failed. A stage whose device is dead can do neither: it gives the communicator up, and the others find a peer gone. */
+
+cf_result fail_nccl(cf_error *error, ncclResult_t status) {
+    return fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status, ncclGetErrorString(status));
+}
+
+/* A communicator that does not block says "in progress", and is to be asked until it is not. */
+ncclResult_t settle(const executor *e, ncclResult_t status) {
+    const double start = seconds_now();
+    while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
+        if (ncclCommGetAsyncError(e->desc.nccl, &status) != ncclSuccess) return ncclSystemError;
+    return status;
+}
+
+cudaStream_t exchange_stream(const executor *e) {
+    return e->stages[0].streams[e->desc.n_stages == 1 ? COPY : FIRST_LINK];
+}
+
+void give_up(executor *e) {
+    if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
+    e->aborted = 1;
+}
+
+cf_result find_rank(executor *e, cf_error *error) {
+    int n = 0, rank = 0, device = 0, current = 0;
+    ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
+    if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
+    if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
+    if (status != ncclSuccess) return fail_nccl(error, status);
+    if (n != e->desc.n_stages)
+        return fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
+    const cudaError_t found = cudaGetDevice(&current);
+    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
+    if (e->devices.n > 0) current = e->devices[rank];
+    if (current != device)
+        return fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
+    e->first_stage = rank;
+    return CF_OK;
+}
+
+cf_result start_nccl(executor *e, cf_error *error) {
+    const size_t bytes = 2 * sizeof(int64_t);
+    cudaError_t status = cudaSetDevice(e->stages[0].device);
+    if (status == cudaSuccess) status = cudaMalloc(reinterpret_cast<void **>(&e->exchange_device), bytes);
+    if (status == cudaSuccess) status = cudaMallocHost(reinterpret_cast<void **>(&e->exchange_host), bytes);
+    if (status == cudaSuccess) status = cudaEventCreateWithFlags(&e->met, cudaEventDisableTiming);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "nccl");
+}
+
+void free_nccl(executor *e) {
+    if (e->exchange_device != NULL && !e->lost) (void)cudaFree(e->exchange_device);
+    if (e->exchange_host != NULL && !e->lost) (void)cudaFreeHost(e->exchange_host);
+    if (e->met != NULL) (void)cudaEventDestroy(e->met);
+}
+
+/* A tensor without rows is not sent. Both ends know that. */
+int transfer_with_nccl(const stage *s, int64_t position) {
+    executor *e = s->owner;
+    const cf_action &a = s->actions[position];
+    const planned &p = s->plan[position];
+    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * e->plan->chunks[a.chunk].padded);
+    ncclResult_t status = ncclSuccess;
+    if (begin_action(s, position) != 0) return 1;
+    if (bytes > 0 && is_send(a.pass))
+        status = ncclSend(in_arena(s, p.output), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
+    else if (bytes > 0) status = ncclRecv(in_arena(s, p.input), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
+    status = settle(e, status);
+    if (status != ncclSuccess) {
+        note_failure(s, position, CF_ERROR_DEVICE, "nccl", "transfer", (int64_t)status, ncclGetErrorString(status));
+        return 1;
+    }
+    e->n_transfers++;
+    return end_action(s, position);
+}
+
+/* After a failure: the transfers that are left. False where one of them fails. */
+bool serve_peers(executor *e) {
+    const stage *s = &e->stages[0];
+    int64_t n = 0;
+    const int64_t served = e->n_transfers;
+    for (int64_t i = 0; i < s->n_actions; i++)
+        if (is_transfer(s->actions[i].pass) && n++ >= served && transfer_with_nccl(s, i) != 0) return false;
+    return true;
+}
+
+/* Puts the largest number of all processes into *number. */
+cudaError_t exchange(executor *e, int64_t *number) {
+    const cudaStream_t stream = exchange_stream(e);
+    const size_t bytes = sizeof(int64_t);
+    e->exchange_host[0] = *number;
+    cudaError_t status = cudaSetDevice(e->stages[0].device);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(e->exchange_device, e->exchange_host, bytes, cudaMemcpyHostToDevice, stream);
+    if (status != cudaSuccess) return status;
+    if (settle(e, ncclAllReduce(e->exchange_device, e->exchange_device + 1, 1, ncclInt64, ncclMax, e->desc.nccl,
+                                stream)) != ncclSuccess)
+        return cudaErrorUnknown;
+    status = cudaMemcpyAsync(e->exchange_host + 1, e->exchange_device + 1, bytes, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess) status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+    if (status == cudaSuccess) *number = e->exchange_host[1];
+    return status;
+}
+
+/* Lets the clocks of all processes start when the last one is there. */
+cf_result meet(executor *e, cf_error *error) {
+    const stage *s = &e->stages[0];
+    const cudaStream_t stream = exchange_stream(e);
+    cudaError_t status = cudaSetDevice(s->device);
+    ncclResult_t reduced = ncclSuccess;
+    if (status == cudaSuccess) status = cudaMemsetAsync(e->exchange_device, 0, 2 * sizeof(int64_t), stream);
+    if (status == cudaSuccess)
+        reduced = settle(e, ncclAllReduce(e->exchange_device, e->exchange_device + 1, 1, ncclInt64, ncclMax,
+                                          e->desc.nccl, stream));
+    if (reduced != ncclSuccess) return fail_nccl(error, reduced);
+    if (status == cudaSuccess) status = cudaEventRecord(e->met, stream);
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(s->streams[COMPUTE], e->met, 0);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "timeline");
+}
+
+/* A failure as a number: the lowest stage has the largest. */
+int64_t failure_number(const executor *e) {
+    if (e->failure.code == CF_OK) return 0;
+    const int64_t place = e->desc.n_stages - e->first_stage, position = std::max<int64_t>(e->failure.item, 0);
+    return place << 40 | position << 8 | (int64_t)e->failure.code;
+}
+
+void note_peer(executor *e, int64_t number) {
+    const int64_t stage_number = e->desc.n_stages - (number >> 40), position = number >> 8 & 0xFFFFFFFF;
+    const cf_action &a = e->schedule->actions[e->schedule->first[stage_number] + position];
+    e->failure.code = static_cast<cf_result>(number & 0xFF);
+    e->failure.item = position;
+    e->failure.field = "nccl";
+    e->failure.got = stage_number;
+    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on stage %lld, in another process: %s",
+                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, (long long)stage_number,
+                   cf_result_text(e->failure.code));
+}
+
+/* The end of a run: all processes learn whether one has failed. */
+void agree(executor *e) {
+    int64_t number = failure_number(e);
+    bool together = !e->aborted && !e->lost && !peers_lost(e);
+    if (together && number != 0) together = serve_peers(e) && drain(e) == cudaSuccess;
+    cudaError_t status = together ? exchange(e, &number) : cudaErrorUnknown;
+    if (status == cudaSuccess && e->failure.code == CF_OK && number != 0) note_peer(e, number);
+    if (status == cudaSuccess) return;
+    if (e->failure.code == CF_OK) {
+        e->failure.item = -1;
+        e->failure.code = CF_ERROR_DEVICE;
+        e->failure.field = "nccl";
+        e->failure.got = (int64_t)status;
+        (void)snprintf(e->failure.text, sizeof e->failure.text, "stage %lld: the other stages do not answer",
+                       (long long)e->first_stage);
+    }
+    give_up(e);
+    e->lost = 0; /* nothing on the streams waits for a peer any more */
+}
+
+/* Every process knows the times of its own stage, and 0 for all others. A SEND takes the times of its RECV. */
+cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
+    const cudaStream_t stream = exchange_stream(e);
+    const size_t bytes = (size_t)(2 * n) * sizeof(double);
+    double *all = NULL;
+    ncclResult_t reduced = ncclSuccess;
+    cudaError_t status = cudaSetDevice(e->stages[0].device);
+    if (status == cudaSuccess) status = cudaMalloc(reinterpret_cast<void **>(&all), bytes + 1);
+    if (status == cudaSuccess) status = cudaMemcpyAsync(all, times, bytes, cudaMemcpyHostToDevice, stream);
+    if (status == cudaSuccess)
+        reduced = settle(e, ncclAllReduce(all, all, (size_t)(2 * n), ncclFloat64, ncclSum, e->desc.nccl, stream));
+    if (status == cudaSuccess && reduced == ncclSuccess)
+        status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
+    if (status == cudaSuccess && reduced == ncclSuccess)
+        status = cudaMemcpyAsync(times, all, bytes, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess && reduced == ncclSuccess) status = cudaStreamSynchronize(stream);
+    if (all != NULL) (void)cudaFree(all);
+    if (reduced != ncclSuccess) return fail_nccl(error, reduced);
+    if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
+    const cf_schedule *s = e->schedule;
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        const cf_action &a = s->actions[i];
+        if (!is_send(a.pass)) continue;
+        const int64_t peer = (a.stage + (a.pass == CF_SEND_B ? -1 : 1)) % e->desc.n_stages;
+        const int64_t receive = s->first[peer] + receiver_of(e, a);
+        times[i] = times[receive];
+        times[n + i] = times[n + receive];
+    }
+    return CF_OK;
+}
+
+#endif
+
+/* ---- passes, moves and transfers ---- */
+
 cf_state state_of(const stage *s, const plane_set &p, int64_t row, cf_dtype dtype) {
     const cf_attention_desc &a = s->owner->desc.attention;
     cf_state state = {};
@@ -4318,8 +4538,6 @@ cf_state gradient_of(const stage *s, const cf_action &a) {
     gradient.one_layer = 1;
     return gradient;
 }
-
-void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
 
 void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
     const executor *e = s->owner;
@@ -4402,16 +4620,11 @@ int run_move(void *user, const cf_step *step) {
     return end_action(s, step->position);
 }
 
-#ifdef CHUNKFLOW_NCCL
-int send_with_nccl(const stage *s, int64_t position);
-int receive_with_nccl(const stage *s, int64_t position);
-#endif
-
 /* In one process the receiver copies, so nothing is left to do here. */
 int run_send(void *user, const cf_step *step) {
     const stage *s = static_cast<const stage *>(user);
 #ifdef CHUNKFLOW_NCCL
-    if (has_nccl(s->owner)) return send_with_nccl(s, step->position);
+    if (has_nccl(s->owner)) return transfer_with_nccl(s, step->position);
 #endif
     (void)s;
     (void)step;
@@ -4422,7 +4635,7 @@ int run_receive(void *user, const cf_step *step) {
     const stage *s = static_cast<const stage *>(user);
     const executor *e = s->owner;
 #ifdef CHUNKFLOW_NCCL
-    if (has_nccl(e)) return receive_with_nccl(s, step->position);
+    if (has_nccl(e)) return transfer_with_nccl(s, step->position);
 #endif
     const planned &p = s->plan[step->position];
     const stage *peer = &e->stages[p.peer];
@@ -4496,24 +4709,23 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Puts all actions on their streams; stops at the first failure. */
-void issue_all(executor *e) {
-    for (int64_t i = 0; i < e->order.n && e->failure.code == CF_OK; i++) {
-        stage *s = &e->stages[e->order[i]];
+/* Puts all actions on their streams; stops at the first failure. Returns how many of them may have work there. */
+int64_t issue_all(executor *e) {
+    int64_t n = 0;
+    for (; n < e->order.n && e->failure.code == CF_OK; n++) {
+        stage *s = &e->stages[e->order[n]];
         cf_error why = {};
-        if (cf_run_next(s->runner, &why) != CF_OK) {
-            if (e->failure.code == CF_OK) (void)fail_stage(&e->failure, why, s->number);
-            return;
-        }
-        s->n_issued++;
+        if (cf_run_next(s->runner, &why) != CF_OK && e->failure.code == CF_OK)
+            (void)fail_stage(&e->failure, why, s->number);
     }
+    return e->failure.code == CF_OK ? n : n - 1;
 }
 
-/* Waits for the actions in the order in which they were issued, so that the first one that is not known to have ended
-   is named. */
-void await_all(executor *e) {
+/* Waits for the first n actions in the order in which they were issued, so that the first one that is not known to have
+   ended is named. */
+void await(executor *e, int64_t n) {
     for (int64_t i = 0; i < e->stages.n; i++) e->stages[i].n_issued = 0;
-    for (int64_t i = 0; i < e->order.n && e->failure.code == CF_OK; i++) {
+    for (int64_t i = 0; i < n && e->failure.code == CF_OK; i++) {
         stage *s = &e->stages[e->order[i]];
         const planned &p = s->plan[s->n_issued];
         if (p.event >= 0) (void)check_cuda(s, s->n_issued, wait_for_event(e, end_event(s, p)), "running");
@@ -4521,25 +4733,46 @@ void await_all(executor *e) {
     }
 }
 
+/* What a device that can do nothing any more says to everything; cudaSuccess: all are alive. */
+cudaError_t find_dead(const executor *e) {
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        const cudaError_t status = cudaStreamQuery(e->stages[i].streams[COMPUTE]);
+        if (status != cudaSuccess && status != cudaErrorNotReady) return status;
+    }
+    (void)cudaGetLastError();
+    return cudaSuccess;
+}
+
+/* A device that failed at one action shows it in the calls for a later one, also in those of a callback: then it is not
+   the later one that is to be named, unless all before it have ended. */
+void issue_and_await(executor *e) {
+    const int64_t n = issue_all(e);
+    const cf_error found = e->failure;
+    const cudaError_t dead = found.code != CF_OK ? find_dead(e) : cudaSuccess;
+    if (found.code != CF_OK && dead == cudaSuccess) return;
+    e->failure = cf_error();
+    await(e, n);
+    if (e->failure.code == CF_OK && dead != cudaSuccess)
+        (void)check_cuda(&e->stages[e->order[n]], found.item, dead, "running");
+}
+
 cf_result run_batch(executor *e, cf_error *error) {
     e->failure = cf_error();
     e->timed = 0;
+    e->n_transfers = 0;
     (void)cudaGetLastError(); /* what failed before is not this run's */
-    cf_result code = open_runners(e, error);
-    if (code == CF_OK && e->desc.timeline) code = start_clocks(e, error);
-    if (code == CF_OK) {
-        issue_all(e);
-        if (e->failure.code == CF_OK) await_all(e);
+    (void)open_runners(e, &e->failure);
+    if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);
+    if (e->failure.code == CF_OK) issue_and_await(e);
 #ifdef CHUNKFLOW_NCCL
-        if (has_nccl(e)) agree(e);
+    if (has_nccl(e)) agree(e);
 #endif
-        code = e->failure.code;
-        if (code != CF_OK && error != NULL) *error = e->failure;
-    }
     close_runners(e);
-    if (code != CF_OK) (void)drain(e);
-    else e->timed = e->desc.timeline;
-    return code;
+    e->timed = e->failure.code == CF_OK && e->desc.timeline;
+    if (e->failure.code == CF_OK) return CF_OK;
+    (void)drain(e);
+    if (error != NULL) *error = e->failure;
+    return e->failure.code;
 }
 
 /* ---- the timeline ---- */
@@ -4779,6 +5012,8 @@ const stage *stage_here(const executor *e, int64_t number) {
 
 cf_result check_usable(executor *e, cf_error *error) {
     if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    if (e->aborted)
+        return fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
     if (e->lost) (void)drain(e);
     if (e->lost) return fail(error, CF_ERROR_DEVICE, "device", -1, 0, cudaErrorNotReady, "made no progress in time");
     return CF_OK;
