@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -340,7 +341,9 @@ static void wait_for_a_dead_peer(rank_context *c) {
     join(c);
     if (c->rank == 1) return;
     NCCL_OK(ncclRecv(c->buffer, N, ncclDouble, 1, c->comm, c->stream));
+    const auto start = std::chrono::steady_clock::now();
     EXPECT(cudaStreamSynchronize(c->stream) == cudaErrorLaunchTimeout); /* at once, not after 10 s */
+    EXPECT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 8.0);
     EXPECT(cuda_emu_faults(CUDA_EMU_DEADLOCK) == 1);
     cuda_emu_reset();
     NCCL_OK(ncclCommAbort(c->comm));

@@ -121,6 +121,20 @@ TEST(policies) {
     CHECK_INT(seen.size(), 6); /* all that the two streams allow */
 }
 
+TEST(random_devices_work_while_the_host_goes_on) {
+    fresh_machine machine;
+    bool seen[5] = {false};
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        cudaStream_t stream = new_stream();
+        cuda_emu_set_policy(CUDA_EMU_RANDOM, seed);
+        for (int i = 0; i < 4; i++) note(stream, 'a');
+        seen[cuda_emu_pending()] = true;
+        OK(cudaStreamSynchronize(stream));
+        OK(cudaStreamDestroy(stream));
+    }
+    for (const bool one : seen) CHECK(one);
+}
+
 TEST(events_order_streams) {
     fresh_machine machine;
     cuda_emu_each_policy(20, [] {
@@ -316,7 +330,11 @@ TEST(copies_and_the_host) {
     CHECK(pageable[0] == 5 && pageable[1] == 6 && cuda_emu_pending() == 0);
     OK(cudaMemcpy(device, pageable, 8, cudaMemcpyHostToDevice)); /* the bytes are taken, but may not have arrived */
     CHECK_INT(cuda_emu_pending(), 1);
+    pinned[0] = -1;
     OK(cudaMemcpy(pinned, device, 8, cudaMemcpyDeviceToHost));
+    CHECK(pinned[0] == 5);
+    OK(cudaMemcpy(device, pinned, 8, cudaMemcpyHostToDevice));
+    CHECK_INT(cuda_emu_pending(), 0);
     OK(cudaFree(device));
     OK(cudaFree(second));
     OK(cudaFreeHost(pinned));
@@ -382,7 +400,11 @@ TEST(freed_while_in_use) {
     OK(cudaMemcpyAsync(device, pinned, 4, cudaMemcpyHostToDevice, stream));
     OK(cudaFreeHost(pinned)); /* waits for nothing */
     expect_fault(CUDA_EMU_IN_USE);
-    OK(launch(stream, set_kernel, 1, device, 3)); /* seen in the arguments */
+    OK(cudaMallocHost(&pinned, 4));
+    OK(launch(stream, set_kernel, 1, pinned, 3)); /* seen in the arguments */
+    OK(cudaFreeHost(pinned));
+    expect_fault(CUDA_EMU_IN_USE);
+    OK(launch(stream, set_kernel, 1, device, 3));
     CHECK_INT(cuda_emu_pending(), 1);
     OK(cudaFree(device)); /* waits for its device */
     CHECK_INT(cuda_emu_pending(), 0);
@@ -800,7 +822,8 @@ TEST(products_are_queued) {
     OK(cudaStreamDestroy(stream));
 }
 
-SUITE(streams, CASE(nothing_runs_until_the_host_waits), CASE(policies), CASE(events_order_streams), CASE(legacy_stream),
+SUITE(streams, CASE(nothing_runs_until_the_host_waits), CASE(policies),
+      CASE(random_devices_work_while_the_host_goes_on), CASE(events_order_streams), CASE(legacy_stream),
       CASE(queries_advance_the_device), CASE(destroyed_streams_finish_their_work), CASE(missing_waits_show),
       CASE(copies_and_the_host), CASE(copies_in_two_dimensions), CASE(copies_that_contradict_themselves),
       CASE(freed_while_in_use), CASE(memory_is_limited), CASE(where_pointers_point), CASE(contexts), CASE(peers),

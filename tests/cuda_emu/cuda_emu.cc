@@ -28,7 +28,11 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#if !defined(__x86_64__)
+/* Other processors, or -DCUDA_EMU_UCONTEXT: the C library switches stacks, at the price of a system call each time. */
+#if defined(__x86_64__) && !defined(CUDA_EMU_UCONTEXT)
+#define EMU_X86 1
+#else
+#define EMU_X86 0
 #include <ucontext.h>
 #endif
 
@@ -114,7 +118,7 @@ struct pending_copy {
 
 struct fiber {
     void *sp = nullptr;
-#if !defined(__x86_64__)
+#if !EMU_X86
     ucontext_t context;
 #endif
     char *stack = nullptr;
@@ -135,7 +139,7 @@ static std::vector<fiber *> &fibers =
     *new std::vector<fiber *>(); /* never freed: a fiber lives as long as the program */
 static const std::function<void()> *thread_body;
 
-#if defined(__x86_64__)
+#if EMU_X86
 extern "C" void cuda_emu_switch(void **save, void *load);
 __asm__(".text\n"
         ".globl cuda_emu_switch\n"
@@ -156,7 +160,7 @@ static void switch_to(fiber *to) {
 #if EMU_ASAN
     __sanitizer_start_switch_fiber(&from->fake, to->stack, to->stack_bytes);
 #endif
-#if defined(__x86_64__)
+#if EMU_X86
     cuda_emu_switch(&from->sp, to->sp);
 #else
     swapcontext(&from->context, &to->context);
@@ -195,7 +199,7 @@ static void start_fiber(fiber *f) {
 #if EMU_ASAN
     __asan_unpoison_memory_region(f->stack, f->stack_bytes);
 #endif
-#if defined(__x86_64__)
+#if EMU_X86
     void **top = (void **)(f->stack + f->stack_bytes) - 1; /* after `ret`, the stack is as after a call */
     top[0] = nullptr;
     *--top = (void *)fiber_main;

@@ -129,7 +129,7 @@ enum cuda_emu_policy {
     CUDA_EMU_LAZY,         /* nothing but what the host waits for, and what that waits for */
     CUDA_EMU_NEWEST_FIRST, /* the stream that got work last comes first */
     CUDA_EMU_STREAM_LATE,  /* one stream only when nothing else can run: of the live ones, number `choice` */
-    CUDA_EMU_RANDOM        /* any, also while the host goes on; `choice` is the seed */
+    CUDA_EMU_RANDOM        /* any, also while the host goes on (how often differs too); `choice` is the seed */
 };
 void cuda_emu_set_policy(cuda_emu_policy policy, uint64_t choice = 0);
 void cuda_emu_set_order(int backwards); /* 1: warps and blocks of a kernel start in descending order */

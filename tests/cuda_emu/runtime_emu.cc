@@ -311,6 +311,7 @@ static void run_first_of(CUstream_st *stream) {
 
 static cuda_emu_policy policy = CUDA_EMU_IN_ORDER;
 static uint64_t policy_choice, random_state;
+static uint64_t eagerness; /* of a random device: how likely it does something before the host goes on, of 8 */
 static std::string &policy_text = *new std::string();
 
 static uint64_t random_number() {
@@ -366,7 +367,7 @@ static CUstream_st *choose(const cuda_emu_operation *target) {
 static void run_while_host_goes_on() {
     CUstream_st *next;
     if (policy != CUDA_EMU_IMMEDIATE && policy != CUDA_EMU_RANDOM) return;
-    while ((policy == CUDA_EMU_IMMEDIATE || random_number() % 4 == 0) && (next = choose(nullptr)) != nullptr)
+    while ((policy == CUDA_EMU_IMMEDIATE || random_number() % 8 < eagerness) && (next = choose(nullptr)) != nullptr)
         run_first_of(next);
 }
 
@@ -1126,6 +1127,7 @@ void cuda_emu_set_policy(cuda_emu_policy new_policy, uint64_t choice) {
     static const char *const names[] = {"in order", "immediate", "lazy", "newest first", "stream late", "random"};
     policy = new_policy;
     policy_choice = random_state = choice;
+    eagerness = random_number() % 8;
     policy_text = names[policy];
     if (policy == CUDA_EMU_STREAM_LATE || policy == CUDA_EMU_RANDOM) policy_text += " " + std::to_string(choice);
 }
