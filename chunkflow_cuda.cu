@@ -48,6 +48,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 namespace {
@@ -331,6 +332,8 @@ const int FORWARD_KEYS = 64;
 const int ROW_TILE = 64;  /* packed rows of a backward tile, and of the sums of dQ */
 const int KEY_TILE = 128; /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
+const int LEAST_PART = 16; /* row tiles: shorter parts of a key tile are not worth a block of their own */
+const int MOST_PROCESSORS = 1024;
 const int64_t MOST_ROWS = (int64_t)1 << 30; /* leaves room for index arithmetic in 32 bits */
 const float LN_2 = 0.6931471805599453f;
 const float LOG2_E = 1.4426950408889634f;
@@ -340,9 +343,11 @@ struct tile {
     int32_t q_start, q_length; /* the slice: first row, tokens */
     int32_t k_start, k_length;
     int32_t block;      /* which tile of the slice this is */
-    int32_t begin, end; /* a key tile: its row tiles, counted in the slice. Otherwise unused */
+    int32_t begin, end; /* a key tile, or a part of one: its row tiles, counted in the slice. A split key tile: its
+                           parts. Otherwise unused */
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile */
+    int32_t part;       /* a part of a split key tile: its index among all parts. Otherwise -1 */
 };
 
 /* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
@@ -460,6 +465,29 @@ cf_result current_arch(int64_t *arch, cf_error *error) {
     return CF_OK;
 }
 
+/* Multiprocessors of a device of which only the architecture is known: an A100, an RTX 3090, an H100, a B200 ... */
+int64_t usual_processors(int64_t arch) {
+    switch (arch) {
+        case 86: return 82;
+        case 87: return 16;
+        case 89: return 128;
+        case 90: return 132;
+        case 100:
+        case 103: return 148;
+        case 120: return 170;
+        default: return 108;
+    }
+}
+
+cf_result current_processors(int64_t *n, cf_error *error) {
+    int device = 0, number = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&number, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return fail_cuda(error, status, "n_processors");
+    *n = std::max(1, std::min(number, MOST_PROCESSORS));
+    return CF_OK;
+}
+
 /* An enum from a caller in C may hold any int; in C++ only a look at its bytes may find that out. */
 template <typename E> int number_of(const E &value) {
     int number;
@@ -480,7 +508,10 @@ struct problem {
     mask visible;
     int64_t group;
     int64_t rows_q, rows_k, longest_q, longest_k, pairs;
-    int64_t n_forward_tiles, n_row_tiles, n_key_tiles;
+    int64_t n_forward_tiles, n_row_tiles;
+    int64_t n_key_tiles; /* with parts of split ones instead of these */
+    int64_t n_split, n_parts;
+    int64_t part_limit; /* most row tiles of a part; 0: nothing is split */
     int32_t key_tile;
 };
 
@@ -513,14 +544,86 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
         return fail(error, CF_ERROR_ARGUMENT, "scale", -1, 1, 0, "must be a positive finite number");
     if (d->softcap != 0.0 && !(d->softcap > 1e-30 && d->softcap < 1e30))
         return fail(error, CF_ERROR_ARGUMENT, "softcap", -1, 1, 0, "must be a positive finite number, or 0");
+    if (d->n_processors < 0 || d->n_processors > MOST_PROCESSORS)
+        return fail(error, CF_ERROR_ARGUMENT, "n_processors", -1, MOST_PROCESSORS, d->n_processors, "out of range");
     if (d->n_slices < 0 || d->n_slices > INT32_MAX - 1)
         return fail(error, CF_ERROR_ARGUMENT, "n_slices", -1, 0, d->n_slices, "out of range");
     return CF_OK;
 }
 
+/* Sets a key tile's row tiles. */
+void set_row_tiles(const problem *p, tile *t) {
+    const int32_t first = t->block * p->key_tile, last = std::min(t->k_length, first + p->key_tile) - 1;
+    const int64_t from = token_begin(p->visible, *t, first), upto = token_end(p->visible, *t, last);
+    t->begin = (int32_t)(from * p->group / ROW_TILE);
+    t->end = from < upto ? div_up(upto * p->group, ROW_TILE) : t->begin;
+}
+
+/* Calls visit(tile) for every key tile, in order of slices. */
+template <typename F> void each_key_tile(const problem *p, F visit) {
+    int32_t place = 0;
+    for (int64_t s = 0; s < p->desc.n_slices; s++) {
+        tile t = slice_tile(&p->desc, s);
+        const int32_t n_blocks = div_up(t.k_length, p->key_tile);
+        t.place = place;
+        t.part = -1;
+        place += div_up(t.q_length * p->group, ROW_TILE);
+        for (t.block = 0; t.block < n_blocks; t.block++) {
+            set_row_tiles(p, &t);
+            visit(t);
+        }
+    }
+}
+
+int32_t parts_of(int64_t n_row_tiles, int64_t limit) {
+    return limit > 0 && n_row_tiles > limit ? div_up(n_row_tiles, limit) : 1;
+}
+
+/* How long the backward takes, in row tiles, if parts have at most `limit` row tiles (0: no parts): blocks start in
+   order of slices, each on the processor that is free first. Longest first, as they really run, does no worse. Beside
+   its row tiles a block reads K and V and updates dK and dV, which takes as long as about two row tiles; a part writes
+   its sums, which are read again, which makes it three. */
+int64_t backward_time(const problem *p, int64_t limit) {
+    const int64_t WHOLE = 2, PART = 3;
+    int64_t busy[MOST_PROCESSORS] = {0}, longest = 0;
+    const int64_t n = p->desc.n_processors;
+    each_key_tile(p, [&](const tile &t) {
+        const int64_t rows = t.end - t.begin, parts = parts_of(rows, limit);
+        for (int64_t i = 0; i < parts * p->desc.n_kv_heads && rows > 0; i++) {
+            std::pop_heap(busy, busy + n, std::greater<int64_t>());
+            busy[n - 1] += parts == 1 ? rows + WHOLE : div_up(rows, parts) + PART;
+            longest = std::max(longest, busy[n - 1]);
+            std::push_heap(busy, busy + n, std::greater<int64_t>());
+        }
+    });
+    return longest;
+}
+
+/* With few key heads there are few key tiles, and the first ones of a long slice see the most rows: then most of the
+   device would wait for these. Chooses the length of parts, from an eighth to a quarter of what one processor has to do
+   in the mean and up to all of it, that is done first. A part has at least half the limit's row tiles, so there are at
+   most 8 of them for each processor, which bounds the workspace. Nothing about this was measured yet. */
+void choose_parts(problem *p) {
+    int64_t work = 0, longest = 0;
+    each_key_tile(p, [&](const tile &t) {
+        work += t.end - t.begin;
+        longest = std::max<int64_t>(longest, t.end - t.begin);
+    });
+    const int64_t mean = work * p->desc.n_kv_heads / p->desc.n_processors + 1;
+    if (longest <= LEAST_PART || longest <= mean / 2) return;
+    const int64_t whole = backward_time(p, 0);
+    int64_t best = whole - whole / 20; /* not for less than 5 % */
+    for (int64_t eighths = 8; eighths >= 2; eighths--) {
+        const int64_t limit = std::max<int64_t>(LEAST_PART, mean * eighths / 8);
+        if (limit >= longest) continue;
+        const int64_t time = backward_time(p, limit);
+        if (time < best) best = time, p->part_limit = limit;
+        if (limit == LEAST_PART) break;
+    }
+}
+
 /* How many tiles of each kind the slices make. */
 void count_tiles(problem *p) {
-    p->n_forward_tiles = p->n_row_tiles = p->n_key_tiles = p->pairs = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
         const tile t = slice_tile(&p->desc, s);
         p->n_forward_tiles += div_up(t.q_length * p->group, FORWARD_ROWS);
@@ -528,6 +631,16 @@ void count_tiles(problem *p) {
         p->n_key_tiles += div_up(t.k_length, p->key_tile);
         p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
     }
+}
+
+void count_parts(problem *p) {
+    each_key_tile(p, [&](const tile &t) {
+        const int32_t parts = parts_of(t.end - t.begin, p->part_limit);
+        if (parts == 1) return;
+        p->n_split++;
+        p->n_parts += parts;
+        p->n_key_tiles += parts - 1;
+    });
 }
 
 cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
@@ -542,6 +655,12 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     if (code == CF_OK)
         code = check_slices(d->cu_seqlens_k, d->starts_k, d->n_slices, "cu_seqlens_k", "starts_k", &p->rows_k,
                             &p->longest_k, error);
+    if (code == CF_OK && d->n_processors == 0) {
+        if (d->arch == 0)
+            code = current_processors(&d->n_processors, error);
+        else
+            d->n_processors = usual_processors(d->arch);
+    }
     if (code == CF_OK && d->arch == 0) code = current_arch(&d->arch, error);
     if (code != CF_OK) return code;
     if (d->starts_q == NULL) d->starts_q = d->cu_seqlens_q;
@@ -557,6 +676,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
     if (most_tiles > INT32_MAX / d->n_kv_heads)
         return fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / d->n_kv_heads, most_tiles, "too many tiles");
+    choose_parts(p);
+    if (p->part_limit > 0) count_parts(p);
     return CF_OK;
 }
 
@@ -575,16 +696,18 @@ struct longer_work {
     bool operator()(const tile &a, const tile &b) const {
         const int64_t work_a = work(a), work_b = work(b);
         if (work_a != work_b) return work_a > work_b;
-        return a.place != b.place ? a.place < b.place : a.block < b.block;
+        if (a.place != b.place) return a.place < b.place;
+        return a.block != b.block ? a.block < b.block : a.begin < b.begin;
     }
 };
 
-/* The list on the device: forward tiles, then row tiles, then key tiles. */
+/* The list on the device: forward tiles, row tiles, key tiles or their parts, and split key tiles. */
 int64_t fill_row_tiles(const problem *p, int32_t rows, tile *tiles) {
     int64_t n = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
         tile t = slice_tile(&p->desc, s);
         const int32_t n_blocks = div_up(t.q_length * p->group, rows);
+        t.part = -1;
         for (t.block = 0; t.block < n_blocks; t.block++) {
             t.place = (int32_t)n;
             tiles[n++] = t;
@@ -595,24 +718,26 @@ int64_t fill_row_tiles(const problem *p, int32_t rows, tile *tiles) {
     return n;
 }
 
-/* Returns how many of them have a visible pair; those come first. */
-int64_t fill_key_tiles(const problem *p, tile *tiles) {
+/* Returns how many of the key tiles have a visible pair; those come first. */
+int64_t fill_key_tiles(const problem *p, tile *tiles, tile *split) {
     int64_t n = 0, with_work = 0;
-    int32_t place = 0;
-    for (int64_t s = 0; s < p->desc.n_slices; s++) {
-        tile t = slice_tile(&p->desc, s);
-        const int32_t n_blocks = div_up(t.k_length, p->key_tile);
-        t.place = place;
-        place += div_up(t.q_length * p->group, ROW_TILE);
-        for (t.block = 0; t.block < n_blocks; t.block++) {
-            const int32_t first = t.block * p->key_tile, last = std::min(t.k_length, first + p->key_tile) - 1;
-            const int64_t from = token_begin(p->visible, t, first), upto = token_end(p->visible, t, last);
-            t.begin = (int32_t)(from * p->group / ROW_TILE);
-            t.end = from < upto ? div_up(upto * p->group, ROW_TILE) : t.begin;
-            with_work += t.begin < t.end;
-            tiles[n++] = t;
+    int32_t part = 0;
+    each_key_tile(p, [&](const tile &t) {
+        const int32_t rows = t.end - t.begin, parts = parts_of(rows, p->part_limit);
+        with_work += rows > 0 ? parts : 0;
+        for (int32_t i = 0; i < parts; i++) {
+            tiles[n] = t;
+            tiles[n].begin = t.begin + (int32_t)((int64_t)rows * i / parts);
+            tiles[n].end = t.begin + (int32_t)((int64_t)rows * (i + 1) / parts);
+            if (parts > 1) tiles[n].part = part + i;
+            n++;
         }
-    }
+        if (parts == 1) return;
+        *split = t;
+        split->begin = part;
+        split->end = part += parts;
+        split++;
+    });
     const longer_work order = {p->visible, p->group, 0};
     std::sort(tiles, tiles + n, order);
     return with_work;
@@ -880,7 +1005,9 @@ struct fused_params {
     int64_t lse_stride;
     float *log_sums, *row_dots; /* backward, by key head and row tile: log2 of the sum, dout . out */
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
-    int64_t stats_stride;       /* of both, from key head to key head */
+    int64_t stats_stride;       /* of these three, from key head to key head */
+    float *part_sums;           /* by key head and part of a key tile: fp32 sums of dK, then of dV */
+    int64_t n_parts;            /* of one key head */
     mask visible;
     float scale;      /* of the dot products */
     float scale_log2; /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
@@ -1042,6 +1169,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
 
 const int STATS_THREADS = 128;
 const int BACKWARD_THREADS = 256;
+const int JOIN_THREADS = 2 * BACKWARD_THREADS;
 const int DQ_THREADS = 128;
 
 /* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
@@ -1151,10 +1279,42 @@ CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, float *row
     }
 }
 
+/* The sums of a part of a key tile in the workspace: of dK, then of dV, as the threads of a block have them. */
+template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &p, int head, int part, int of_v) {
+    return p.part_sums + ((head * p.n_parts + part) * 2 + of_v) * (KEYS * HEAD);
+}
+
+template <int M, int N> CF_DEVICE void store_part(const float (&sums)[M][N][4], float *part, int thread) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            uint4 bits;
+            memcpy(&bits, sums[i][j], 16);
+            global_store_16(part + ((i * N + j) * BACKWARD_THREADS + thread) * 4, bits);
+        }
+    }
+}
+
+template <int M, int N> CF_DEVICE void add_part(float (&sums)[M][N][4], const float *part, int thread) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            const uint4 bits = global_load_16(part + ((i * N + j) * BACKWARD_THREADS + thread) * 4);
+            float x[4];
+            memcpy(x, &bits, 16);
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) sums[i][j][e] += x[e];
+        }
+    }
+}
+
 /* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
    query heads are summed in registers and reach memory once. Eight warps: 2 x 4 over the scores (64 rows x KEYS), 4 x 2
    over dK and dV, 2 x 4 over dQ. Per row tile: scores and dP, then P and dS go through shared memory to the three other
-   products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). Head size
+   products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a
+   split key tile has some of these rows, and leaves its dK and dV to attention_join_kernel. Head size
    128 with 128 keys and 2 stages: 161 KB, one block per SM, up to 255 registers. With 64 keys and one stage it fits the
    99 KB parts. Head size 64: 97 KB, two blocks on sm_90 by memory but one on sm_80. */
 template <typename T, int HEAD, int KEYS, int STAGES>
@@ -1254,11 +1414,34 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
             }
         }
     }
+    if (t.part >= 0) {
+        store_part(dk, part_address<HEAD, KEYS>(p, head, t.part, 0), (int)threadIdx.x);
+        store_part(dv, part_address<HEAD, KEYS>(p, head, t.part, 1), (int)threadIdx.x);
+        return;
+    }
     const int key = dkv_part * WARP_KEYS, column = column_part * HEAD / 2;
     update_keys(dk, p.scale, p.dk + (t.k_start + first_key) * p.dk_row + head * p.dk_head, p.dk_row, key, keys, column,
                 p.n_chunks * 8, p.overwrite);
     update_keys(dv, 1.0f, p.dv + (t.k_start + first_key) * p.dv_row + head * p.dv_head, p.dv_row, key, keys, column,
                 p.n_chunks * 8, p.overwrite);
+}
+
+/* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
+   which block was first. Half of the threads have dK, the others dV, in each half as in the kernel above. */
+template <int HEAD, int KEYS>
+__global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __grid_constant__ fused_params p) {
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int of_v = (int)threadIdx.x / BACKWARD_THREADS, thread = (int)threadIdx.x % BACKWARD_THREADS;
+    const int warp = thread / 32, key = warp % 4 * (KEYS / 4), column = warp / 4 * HEAD / 2;
+    const int64_t first_key = t.block * KEYS, row = of_v ? p.dv_row : p.dk_row;
+    float sums[KEYS / 64][HEAD / 16][4];
+    clear(sums);
+    for (int part = t.begin; part < t.end; part++)
+        add_part(sums, part_address<HEAD, KEYS>(p, head, part, of_v), thread);
+    update_keys(sums, of_v ? 1.0f : p.scale,
+                (of_v ? p.dv : p.dk) + (t.k_start + first_key) * row + head * (of_v ? p.dv_head : p.dk_head), row, key,
+                t.k_length - (int)first_key, column, p.n_chunks * 8, p.overwrite);
 }
 
 /* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel above. */
@@ -1524,17 +1707,27 @@ int can_fused(const problem *p) {
     return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80;
 }
 
-int64_t fused_n_tiles(const problem *p) { return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles; }
+int64_t fused_n_tiles(const problem *p) { return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->n_split; }
 
-/* Device workspace of the backward: two numbers a row, then the sums of dQ. */
+/* Device workspace of the backward: two numbers a row, the sums of dQ, the sums of parts of key tiles. */
 size_t fused_stats_bytes(const problem *p) {
     return align_up((size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * sizeof(float), 256);
 }
 
+size_t fused_dq_bytes(const problem *p) {
+    if (p->desc.deterministic) return 0;
+    return (size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * (size_t)fused_head(p) * sizeof(float);
+}
+
+int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
+
+size_t fused_part_bytes(const problem *p) {
+    return (size_t)p->desc.n_kv_heads * (size_t)p->n_parts * 2 * (size_t)p->key_tile * (size_t)fused_key_head(p) *
+           sizeof(float);
+}
+
 size_t fused_backward_bytes(const problem *p) {
-    const size_t sums =
-        (size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * (size_t)fused_head(p) * sizeof(float);
-    return 2 * fused_stats_bytes(p) + (p->desc.deterministic ? 0 : sums);
+    return 2 * fused_stats_bytes(p) + fused_dq_bytes(p) + fused_part_bytes(p);
 }
 
 /* Key heads whose arrays of bytes_per_head stay in the L2 cache together; 32 MB of an H100's 50. */
@@ -1581,9 +1774,21 @@ template <typename T, int HEAD, int KEYS, int STAGES> cf_result launch_backward(
                   BACKWARD_THREADS, backward_layout<HEAD, KEYS, STAGES>::BYTES, c.stream, c.error, f);
 }
 
+template <int HEAD, int KEYS> cf_result launch_join(const call &c, const fused_params &f) {
+    return launch("attention_join", attention_join_kernel<HEAD, KEYS>, f.n_tiles * f.n_kv_heads, JOIN_THREADS, 0,
+                  c.stream, c.error, f);
+}
+
 template <typename T, int HEAD> cf_result launch_key_tiles(const call &c, const fused_params &f) {
-    if (c.problem_of->inner.key_tile == KEY_TILE) return launch_backward<T, HEAD, KEY_TILE, 2>(c, f);
-    return launch_backward<T, 128, SMALL_KEY_TILE, 1>(c, f);
+    const problem *p = &c.problem_of->inner;
+    const bool large = p->key_tile == KEY_TILE;
+    fused_params split = f;
+    split.tiles += p->n_key_tiles;
+    split.n_tiles = p->n_split;
+    const cf_result code =
+        large ? launch_backward<T, HEAD, KEY_TILE, 2>(c, f) : launch_backward<T, 128, SMALL_KEY_TILE, 1>(c, f);
+    if (code != CF_OK || p->n_split == 0) return code;
+    return large ? launch_join<HEAD, KEY_TILE>(c, split) : launch_join<128, SMALL_KEY_TILE>(c, split);
 }
 
 template <typename T, int HEAD> cf_result fused_backward_as(const call &c) {
@@ -1602,6 +1807,8 @@ template <typename T, int HEAD> cf_result fused_backward_as(const call &c) {
     rows.row_dots = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
     if (!d->deterministic) rows.dq_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p));
     fused_params keys = rows;
+    keys.part_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p) + fused_dq_bytes(p));
+    keys.n_parts = p->n_parts;
     const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
     keys.tiles += p->n_row_tiles;
     keys.n_tiles = x->overwrite ? p->n_key_tiles : a->open.n_key_tiles;
@@ -2067,7 +2274,9 @@ cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size
         a->open.n_forward_tiles = fill_row_tiles(&p, FORWARD_ROWS, tiles);
         a->open.n_row_tiles = fill_row_tiles(&p, ROW_TILE, tiles + p.n_forward_tiles);
         a->open.n_all_key_tiles = p.n_key_tiles;
-        a->open.n_key_tiles = fill_key_tiles(&p, tiles + p.n_forward_tiles + p.n_row_tiles);
+        a->open.n_split_key_tiles = p.n_split;
+        tiles += p.n_forward_tiles + p.n_row_tiles;
+        a->open.n_key_tiles = fill_key_tiles(&p, tiles, tiles + p.n_key_tiles);
     }
     *out = &a->open;
     return CF_OK;

@@ -13,6 +13,7 @@ struct run_options {
     bool strided = false;   /* gaps between heads and between rows */
     bool backward = true;
     int arch = 80;
+    int processors = 0; /* 0: as many as the device has */
     int spare_rows = 3;                                       /* after the last slice, in every array; full of NaN */
     const float *initial_dk = nullptr, *initial_dv = nullptr; /* where added to; NULL: a pattern of its own */
 };

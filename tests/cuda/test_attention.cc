@@ -129,6 +129,92 @@ TEST(little_shared_memory) {
     }
 }
 
+/* ---- key tiles in parts ---- */
+
+/* In units of the greatest number. */
+static double greatest_gap(const std::vector<double> &x, const std::vector<double> &y) {
+    double gap = x.size() == y.size() ? 0.0 : 1.0, size = 0.0;
+    for (size_t i = 0; i < x.size() && i < y.size(); i++) {
+        if (!(std::fabs(x[i] - y[i]) <= gap)) gap = std::fabs(x[i] - y[i]);
+        size = std::fmax(size, std::fabs(y[i]));
+    }
+    return gap / size;
+}
+
+/* Few key tiles with many rows, on devices of different sizes: the same forward, the same gradients but for the order
+   of fp32 sums, and all of them right. */
+TEST(split_key_tiles) {
+    const int processors[] = {132, 7, 40}, sizes[] = {64, 128, 40, 128};
+    for (int i = 0; i < 4; i++) {
+        host_problem p = problem_of(i % 3 == 2 ? 18 : 9, i % 3 == 2 ? 2 : 1, sizes[i]);
+        run_options o = mma, whole = mma;
+        device_results one, other;
+        p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        o.processors = processors[i % 3];
+        o.deterministic = i % 2 != 0;
+        o.overwrite = o.strided = i >= 2;
+        o.arch = i == 3 ? 86 : 80;
+        if (i == 1) p.window = 90;
+        if (i == 2) p.softcap = 3.0;
+        p.add_slice(37, 37);
+        p.add_slice(0, 20); /* nobody asks for these keys */
+        p.add_slice(131, 131 + 40 * i);
+        if (i % 2 == 0) check_problem(p, o, (uint64_t)(300 + i));
+        whole = o;
+        whole.processors = 1;
+        const host_inputs in = random_inputs(p, (uint64_t)(300 + i));
+        if (!run_on_device(p, in, o, &one) || !run_on_device(p, in, whole, &other)) return;
+        CHECK(one.attention.n_split_key_tiles > 0);
+        CHECK_INT(other.attention.n_split_key_tiles, 0);
+        CHECK(one.attention.backward_bytes - other.attention.backward_bytes <= /* at most 8 parts for each processor */
+              (size_t)(8 * o.processors * 2 * 128 * 128 * 4));
+        CHECK(one.values.out == other.values.out);
+        CHECK(one.values.lse == other.values.lse);
+        if (o.deterministic) CHECK(one.values.dq == other.values.dq);
+        CHECK(greatest_gap(one.values.dk, other.values.dk) <= 0x1p-18);
+        CHECK(greatest_gap(one.values.dv, other.values.dv) <= 0x1p-18);
+        CHECK(greatest_gap(one.values.dq, other.values.dq) <= 0x1p-8); /* fp32 sums in another order, then rounded */
+    }
+}
+
+/* Where the device would be idle otherwise, and only there; on the host alone. */
+TEST(when_key_tiles_are_split) {
+    const struct {
+        int n_heads, n_kv_heads, queries, keys, documents, processors;
+        bool split;
+    } cases[] = {
+        {8, 1, 8192, 8192, 1, 132, true},           /* one key head a device: 64 tiles, the first with 1024 row tiles */
+        {8, 1, 1024, 1024, 8, 132, true},           /* packed: 64 tiles */
+        {16, 2, 8192, 8192, 1, 132, true},          /* 128 tiles */
+        {64, 8, 8192, 8192, 1, 132, false},         /* 512 tiles: the device is full */
+        {8, 1, 8192, 8192 + 262144, 1, 132, false}, /* a long prefix has tiles enough */
+        {8, 8, 64, 64, 1, 132, false},              /* nothing that is worth it */
+        {8, 1, 8192, 8192, 1, 1, false},
+    };
+    for (const auto &one : cases) {
+        std::vector<int32_t> cu_q = {0}, cu_k = {0};
+        cf_attention_desc d;
+        const cf_attention *a = nullptr;
+        size_t bytes = 0;
+        memset(&d, 0, sizeof d);
+        for (int i = 0; i < one.documents; i++) {
+            cu_q.push_back(cu_q.back() + one.queries);
+            cu_k.push_back(cu_k.back() + one.keys);
+        }
+        d.n_heads = one.n_heads, d.n_kv_heads = one.n_kv_heads, d.head_size = 128;
+        d.n_slices = one.documents, d.cu_seqlens_q = cu_q.data(), d.cu_seqlens_k = cu_k.data();
+        d.arch = 90, d.n_processors = one.processors;
+        REQUIRE(cf_attention_size(&d, &bytes, NULL) == CF_OK);
+        std::vector<uint64_t> memory(bytes / 8 + 2);
+        REQUIRE(cf_attention_prepare(&d, memory.data(), bytes, &a, NULL) == CF_OK);
+        harness_note("%d/%d heads, %d x %d by %d", one.n_heads, one.n_kv_heads, one.documents, one.queries, one.keys);
+        CHECK_INT(a->n_split_key_tiles > 0, one.split);
+        CHECK(!one.split || a->n_key_tiles * one.n_kv_heads >= one.processors);
+        CHECK(a->n_key_tiles <= a->n_all_key_tiles);
+        CHECK_INT(a->desc.n_processors, one.processors);
+    }
+}
+
 /* ---- documents and prefixes ---- */
 
 TEST(prefixes) {
@@ -433,6 +519,8 @@ TEST(determinism) {
         run_options o = mma;
         device_results first, second;
         o.deterministic = deterministic != 0;
+        o.processors = 132;
+        p = problem_of(12, 1, 64); /* enough rows for key tiles in parts */
         p.add_slice(100, 400);
         const host_inputs in = random_inputs(p, 9);
         if (!run_on_device(p, in, o, &first)) return;
@@ -444,6 +532,7 @@ TEST(determinism) {
         cuda_emu_set_order(0);
 #endif
         if (!ok) return;
+        CHECK(first.attention.n_split_key_tiles > 0);
         CHECK(same_part(first.values.out, second.values.out));
         CHECK(same_part(first.values.lse, second.values.lse));
         CHECK(same_part(first.values.dk, second.values.dk));
@@ -463,7 +552,9 @@ TEST(no_empty_blocks_no_conflicts) {
         p.add_slice(300, 300);
         for (int i = 0; i < 20; i++) p.add_slice(i, i);
         p.add_slice(0, 1000);
-        if (!run_on_device(p, random_inputs(p, 1), mma, &got)) return;
+        run_options o = mma;
+        o.processors = 1; /* nothing to be gained from parts of key tiles */
+        if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
         int64_t forward = 0, rows = 0, keys = 0;
         for (int s = 0; s < p.n_slices(); s++) {
             forward += (p.queries(s) * 2 + 127) / 128;
@@ -478,11 +569,29 @@ TEST(no_empty_blocks_no_conflicts) {
         CHECK_INT(got.attention.n_all_key_tiles, keys + 8);
         CHECK_INT(cuda_emu_total().conflicts, 0);
         CHECK(cuda_emu_total().wavefronts > 0);
-        run_options o = mma;
         o.deterministic = true;
         if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
         CHECK_INT(cuda_emu_kernel("attention_dq").blocks, 2 * rows);
         CHECK_INT(cuda_emu_kernel("attention_round_dq").blocks, 0);
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+    }
+}
+
+/* The blocks of a split problem: parts, and one for each key tile that has some; no bank conflicts there either. */
+TEST(split_blocks) {
+    for (int arch = 80; arch <= 86; arch += 6) {
+        host_problem p = problem_of(16, 2, arch == 86 ? 128 : 64);
+        run_options o = mma;
+        device_results got;
+        o.arch = arch;
+        o.processors = 16;
+        p.add_slice(140, 200);
+        p.add_slice(5, 5);
+        if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
+        const cf_attention *a = &got.attention;
+        CHECK(a->n_split_key_tiles > 0);
+        CHECK_INT(cuda_emu_kernel("attention_backward").blocks, 2 * a->n_key_tiles);
+        CHECK_INT(cuda_emu_kernel("attention_join").blocks, 2 * a->n_split_key_tiles);
         CHECK_INT(cuda_emu_total().conflicts, 0);
     }
 }
@@ -698,6 +807,16 @@ TEST(bad_descriptors) {
     }
     {
         refusal x;
+        x.desc.n_processors = -1;
+        x.expect(CF_ERROR_ARGUMENT, "n_processors");
+    }
+    {
+        refusal x;
+        x.desc.n_processors = 1025;
+        x.expect(CF_ERROR_ARGUMENT, "n_processors");
+    }
+    {
+        refusal x;
         x.desc.n_slices = -1;
         x.expect(CF_ERROR_ARGUMENT, "n_slices");
     }
@@ -878,14 +997,16 @@ TEST(accuracy_rule_rejects) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-#define EMULATED_CASES CASE(no_empty_blocks_no_conflicts), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),
+#define EMULATED_CASES                                                                                                 \
+    CASE(no_empty_blocks_no_conflicts), CASE(split_blocks), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),
 #else
 #define EMULATED_CASES
 #endif
 
 SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptors), CASE(sizes_are_exact),
       CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
-      CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(prefixes),
-      CASE(documents_of_1_to_130_tokens), CASE(documents_packed_heads), CASE(padded_slices), CASE(masks),
-      CASE(window_edges), CASE(empty_slices), CASE(no_slices), CASE(nan_in_blind_rows), CASE(large_scores),
-      CASE(unfused_types_and_blocks), CASE(chunks_equal_one_piece), CASE(determinism));
+      CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
+      CASE(when_key_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens), CASE(documents_packed_heads),
+      CASE(padded_slices), CASE(masks), CASE(window_edges), CASE(empty_slices), CASE(no_slices),
+      CASE(nan_in_blind_rows), CASE(large_scores), CASE(unfused_types_and_blocks), CASE(chunks_equal_one_piece),
+      CASE(determinism));

@@ -396,7 +396,10 @@ TEST(appends) {
                 append_case c;
                 c.dtype = dtype;
                 c.size = size;
-                c.rope.rotated = part == 0 ? 0 : part == 1 ? size / 16 * 8 : part == 2 ? size / 2 + 2 : 2;
+                c.rope.rotated = part == 0   ? 0
+                                 : part == 1 ? std::min(size, (size / 32 + 1) * 16)
+                                 : part == 2 ? size / 2 + 2
+                                             : 2;
                 c.rope.interleaved = n % 2 != 0;
                 if (n % 5 == 0) c.rope.base = 500000.0;
                 c.n_heads = heads[n % 5][0];
@@ -410,10 +413,13 @@ TEST(appends) {
 }
 
 TEST(appends_without_a_table) {
-    for (int i = 0; i < 3; i++) {
+    const int sizes[] = {8, 24, 64};
+    for (int i = 0; i < 9; i++) {
         append_case c;
-        c.dtype = (cf_dtype)(CF_DTYPE_BF16 + i);
+        c.dtype = (cf_dtype)(CF_DTYPE_BF16 + i % 3);
+        c.size = sizes[i / 3];
         c.no_table = true;
+        c.packed = i % 2 == 0;
         c.n_heads = 3;
         c.positions = some_positions(19, (uint64_t)i);
         check_forward(c, (uint64_t)i);
