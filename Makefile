@@ -137,13 +137,10 @@ unit: $(TEST_BUILD)/unit
 
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
-CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -Itests/cuda_emu $(CPPFLAGS) $(TEST_CFLAGS) $(WARN)
+CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/cuda_emu $(CPPFLAGS) $(TEST_CFLAGS) $(WARN)
 CUDA_SOURCES  := chunkflow_cuda.cu $(wildcard tests/cuda_emu/*.cc tests/cuda/*.cc)
 CUDA_OBJECTS  := $(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))
 CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
-ifneq ($(wildcard tests/cuda_emu/nccl.h),)
-CUDA_CXXFLAGS += -DCHUNKFLOW_NCCL
-endif
 vpath %.cc tests/cuda tests/cuda_emu
 
 $(CUDA_BUILD):

@@ -3333,7 +3333,8 @@ struct stage {
     cf_executor_memory memory_used;
     array<unsigned char> run_memory;
     cf_runner *runner;
-    int64_t n_issued;
+    int64_t n_issued; /* load: how far its list is issued */
+    int64_t n_ended;  /* run: how many of its actions are known to have ended */
 };
 
 /* Metadata of all chunks for one compute capability: the list of tiles depends on it. */
@@ -3375,6 +3376,7 @@ struct executor {
 
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
+    int64_t n_ended;  /* actions of the order that are known to have ended */
     int64_t n_transfers; /* NCCL: handed over in this run */
     int aborted;         /* NCCL: the communicator was given up */
     cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
@@ -4517,9 +4519,7 @@ int end_action(const stage *s, int64_t position) {
     const planned &p = s->plan[position];
     cudaError_t status = cudaPeekAtLastError(); /* a launch that the callback did not look after */
     if (status == cudaSuccess) status = cudaEventRecord(end_event(s, p), own_stream(s, p));
-    if (check_cuda(s, position, status, "launching") != 0) return 1;
-    if (!s->owner->desc.blocking) return 0;
-    return check_cuda(s, position, wait_for_event(s->owner, end_event(s, p)), "running");
+    return check_cuda(s, position, status, "launching");
 }
 
 void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
@@ -4887,7 +4887,7 @@ cf_result open_runners(executor *e, cf_error *error) {
         run.memory = s->run_memory.data;
         run.bytes = (size_t)s->run_memory.n;
         run.allocator = &e->allocator;
-        s->n_issued = 0;
+        s->n_ended = 0;
         const cf_result code = cf_run_open(e->plan, e->schedule, s->number, &run, &s->runner, &why);
         if (code != CF_OK) return fail_stage(error, why, s->number);
     }
@@ -4918,28 +4918,44 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Puts all actions on their streams; stops at the first failure. Returns how many of them may have work there. */
-int64_t issue_all(executor *e) {
-    int64_t n = 0;
-    for (; n < e->order.n && e->failure.code == CF_OK; n++) {
-        stage *s = &e->stages[e->order[n]];
-        cf_error why = {};
-        if (cf_run_next(s->runner, &why) != CF_OK && e->failure.code == CF_OK)
-            (void)fail_stage(&e->failure, why, s->number);
+/* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
+   is named that is not known to have ended. */
+void await(executor *e, int64_t n) {
+    while (e->n_ended < n) {
+        stage *s = &e->stages[e->order[e->n_ended]];
+        const planned &p = s->plan[s->n_ended];
+        if (p.event >= 0 && check_cuda(s, s->n_ended, wait_for_event(e, end_event(s, p)), "running") != 0) return;
+        s->n_ended++;
+        e->n_ended++;
     }
-    return e->failure.code == CF_OK ? n : n - 1;
 }
 
-/* Waits for the first n actions in the order in which they were issued, so that the first one that is not known to have
-   ended is named. */
-void await(executor *e, int64_t n) {
-    for (int64_t i = 0; i < e->stages.n; i++) e->stages[i].n_issued = 0;
-    for (int64_t i = 0; i < n && e->failure.code == CF_OK; i++) {
-        stage *s = &e->stages[e->order[i]];
-        const planned &p = s->plan[s->n_issued];
-        if (p.event >= 0) (void)check_cuda(s, s->n_issued, wait_for_event(e, end_event(s, p)), "running");
-        s->n_issued++;
+/* Notes what has ended without waiting for more. Events tell nothing any more once a device has failed. */
+void look_back(executor *e, int64_t n) {
+    while (e->n_ended < n) {
+        stage *s = &e->stages[e->order[e->n_ended]];
+        const planned &p = s->plan[s->n_ended];
+        if (p.event >= 0 && cudaEventQuery(end_event(s, p)) != cudaSuccess) break;
+        s->n_ended++;
+        e->n_ended++;
     }
+    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();
+}
+
+/* Puts all actions on their streams; stops at the first failure. Returns how many are there. */
+int64_t issue_all(executor *e) {
+    for (int64_t i = 0; i < e->order.n; i++) {
+        stage *s = &e->stages[e->order[i]];
+        cf_error why = {};
+        if (cf_run_next(s->runner, &why) != CF_OK) {
+            if (e->failure.code == CF_OK) (void)fail_stage(&e->failure, why, s->number);
+            return i;
+        }
+        if (e->desc.blocking) await(e, i + 1);
+        else if (i % 16 == 15) look_back(e, i);
+        if (e->failure.code != CF_OK) return i + 1;
+    }
+    return e->order.n;
 }
 
 /* What a device that can do nothing any more says to everything; cudaSuccess: all are alive. */
@@ -4961,7 +4977,7 @@ void issue_and_await(executor *e) {
     if (found.code != CF_OK && dead == cudaSuccess) return;
     e->failure = cf_error();
     await(e, n);
-    if (e->failure.code == CF_OK && dead != cudaSuccess)
+    if (e->failure.code == CF_OK && dead != cudaSuccess && n < e->order.n)
         (void)check_cuda(&e->stages[e->order[n]], found.item, dead, "running");
 }
 
@@ -4969,6 +4985,7 @@ cf_result run_batch(executor *e, cf_error *error) {
     e->failure = cf_error();
     e->timed = 0;
     e->n_transfers = 0;
+    e->n_ended = 0;
     (void)cudaGetLastError(); /* what failed before is not this run's */
     (void)open_runners(e, &e->failure);
     if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);

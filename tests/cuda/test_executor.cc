@@ -9,6 +9,11 @@
 #include "../../chunkflow.h"
 
 #include <cuda_runtime.h>
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#include <nccl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -503,13 +508,16 @@ struct device_model {
     }
 };
 
-/* Compares with the host, number by number. An R must give what F gave; where there was none its result is untouched. */
-static bool same_results(const std::vector<word> &got, const host_model &host) {
+/* Compares with the host, number by number; of one stage only where one is given. An R must give what F gave; where
+   there was none its result is untouched. */
+static bool same_results(const std::vector<word> &got, const host_model &host, int64_t n_stages = 1,
+                         int64_t stage = 0) {
+    const int64_t n = host.n * RESULTS;
     for (size_t i = 0; i < got.size(); i++) {
         const bool replay = i % RESULTS == 1;
         const word wanted = host.results[replay ? i - 1 : i];
         if (got[i] == wanted || (replay && got[i] == 0xFFFFFFFFu)) continue;
-        const int64_t n = host.n * RESULTS;
+        if ((int64_t)i / n % n_stages != stage) continue;
         FAIL("virtual stage %d, chunk %d: result %d differs", (int)((int64_t)i / n),
              (int)((int64_t)i % n / RESULTS + host.first), (int)(i % RESULTS));
         return false;
@@ -1561,13 +1569,219 @@ TEST(timelines_are_the_simulated_ones) {
                 check_timeline(kinds[i], n_stages % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE, n_stages,
                                kinds[i] == CF_SCHEDULE_INTERLEAVED ? 2 : 1, costly * 0.25);
 }
+
+/* ---- one stage in each process ---- */
+
+struct rank_context {
+    int rank, n;
+    ncclComm_t comm;
+};
+
+typedef std::function<bool(const rank_context &)> rank_body;
+
+#define RANK_CHECK(condition) \
+    ((condition) ? true : (fprintf(stderr, "rank %d, line %d: %s\n", c.rank, __LINE__, #condition), false))
+
+/* Forks a process for each rank; whether all of them end well. */
+static bool run_ranks(int n, const char *mode, const rank_body &body) {
+    ncclUniqueId id;
+    std::vector<pid_t> children;
+    bool ok = ncclGetUniqueId(&id) == ncclSuccess;
+    fflush(nullptr);
+    for (int rank = 0; rank < n; rank++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            rank_context c = {rank, n, nullptr};
+            alarm(120);
+            setenv("CUDA_EMU_NCCL", mode, 1);
+            cuda_emu_defaults();
+            cuda_emu_reset();
+            cuda_emu_set_timeout(60.0);
+            const bool good = RANK_CHECK(ncclCommInitRank(&c.comm, n, id, rank) == ncclSuccess) && body(c);
+            _exit(!(good && RANK_CHECK(cuda_emu_faults() == 0)));
+        }
+        if (child > 0) children.push_back(child);
+    }
+    ok = ok && children.size() == (size_t)n;
+    for (const pid_t child : children) {
+        int status = -1;
+        ok = waitpid(child, &status, 0) == child && status == 0 && ok;
+    }
+    return ok;
+}
+
+static bool start_rank(const rank_context &c, device_model *m, double timeout = 60.0) {
+    cf_executor_desc d = m->desc();
+    cf_error error = {};
+    d.nccl = c.comm;
+    d.timeout = timeout;
+    d.devices = nullptr;
+    if (m->take_results() && cf_executor_create(&d, &m->executor, &error) == CF_OK &&
+        cf_executor_load(m->executor, m->b.plan, m->b.schedule(), &error) == CF_OK)
+        return true;
+    fprintf(stderr, "rank %d: %s\n", c.rank, error.text);
+    return false;
+}
+
+static bool run_rank(const rank_context &c, device_model *m, const host_model &host) {
+    cf_error error = {};
+    m->clear_results();
+    if (cf_executor_run(m->executor, &error) != CF_OK) {
+        fprintf(stderr, "rank %d: %s: %s\n", c.rank, m->x.name.c_str(), error.text);
+        return false;
+    }
+    return RANK_CHECK(same_results(m->fetch(), host, c.n, c.rank));
+}
+
+static setting rank_setting(uint64_t seed, int n) {
+    setting x = random_setting(seed, 1);
+    harness_rng rng = {seed};
+    x.order.n_stages = n;
+    set_stages(&x, &rng);
+    (void)describe(&x);
+    return x;
+}
+
+static bool random_batches_of_rank(const rank_context &c) {
+    bool ok = true;
+    for (uint64_t seed = 3000; ok && seed < 3006; seed++) {
+        const setting x = rank_setting(seed, c.n);
+        batch b;
+        if (!make_batch(x, &b)) return false;
+        host_model host(x, b, seed);
+        host.run();
+        cuda_emu_each_policy(1, [&] {
+            device_model m(x, b, seed);
+            ok = ok && start_rank(c, &m) && run_rank(c, &m, host) && run_rank(c, &m, host);
+        });
+    }
+    return ok && RANK_CHECK(ncclCommDestroy(c.comm) == ncclSuccess);
+}
+
+TEST(processes) {
+    CHECK(run_ranks(1, "rendezvous", random_batches_of_rank));
+    CHECK(run_ranks(3, "rendezvous", random_batches_of_rank));
+    CHECK(run_ranks(2, "buffered", random_batches_of_rank));
+    CHECK(run_ranks(4, "rendezvous", random_batches_of_rank));
+}
+
+/* A callback that fails, or a cancelled run, on one of three stages: all report it, and the next run is a good one. */
+static bool failing_rank(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    host_model host(x, b, 6);
+    host.run();
+    device_model m(x, b, 6);
+    bool ok = start_rank(c, &m) && run_rank(c, &m, host);
+    const int64_t n = m.n_passes;
+    for (int64_t i = 0; ok && i < 12; i++) {
+        const bool own = i % c.n == c.rank, cancels = i % 2 == 1;
+        cf_error error = {};
+        m.clear_results();
+        if (own) (cancels ? m.cancel_at : m.fail_at) = i * n / 12;
+        const cf_result code = cf_executor_run(m.executor, &error), wanted = cancels ? CF_ERROR_CANCELLED : CF_ERROR_CALLBACK;
+        ok = RANK_CHECK(code == wanted) && RANK_CHECK(error.got == (own ? (cancels ? 9 : 5) : i % c.n));
+        ok = ok && (own || RANK_CHECK(strcmp(error.field, "nccl") == 0));
+        char stage[40];
+        (void)snprintf(stage, sizeof stage, "on stage %d", (int)(i % c.n));
+        ok = ok && RANK_CHECK(strstr(error.text, stage) != nullptr);
+        m.cancel_at = m.fail_at = -1;
+        ok = ok && run_rank(c, &m, host);
+    }
+    cf_executor_free(m.executor);
+    m.executor = nullptr;
+    return ok && RANK_CHECK(ncclCommDestroy(c.comm) == ncclSuccess);
+}
+
+TEST(a_process_fails) {
+    CHECK(run_ranks(3, "rendezvous", failing_rank));
+    CHECK(run_ranks(2, "buffered", failing_rank));
+}
+
+/* A device that dies takes its process out; the others find that out and give up too. */
+static bool dying_rank(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    host_model host(x, b, 6);
+    host.run();
+    device_model m(x, b, 6);
+    m.may_fail = true;
+    bool ok = start_rank(c, &m, 20.0) && run_rank(c, &m, host);
+    cf_error error = {};
+    m.clear_results();
+    if (c.rank == 1) cuda_emu_fail_kernel(15, cudaErrorIllegalAddress);
+    ok = ok && RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE);
+    if (c.rank == 1) ok = ok && RANK_CHECK(error.got == cudaErrorIllegalAddress);
+    ok = ok && RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE);
+    ok = ok && RANK_CHECK(cf_executor_load(m.executor, b.plan, b.schedule(), &error) == CF_ERROR_DEVICE);
+    return ok;
+}
+
+TEST(a_process_dies) { CHECK(run_ranks(3, "rendezvous", dying_rank)); }
+
+/* Every process gets the times of all, and they are the simulated ones: with free transfers a single stream for them
+   holds nothing up. */
+static bool timed_rank(const rank_context &c) {
+    setting x;
+    harness_rng rng = {17};
+    x.lengths = {24, 8, 8, 16, 8, 32, 8, 8};
+    x.pack.chunk_size = 8;
+    x.order.n_stages = c.n;
+    x.order.n_virtual = 1;
+    x.timeline = 1;
+    set_stages(&x, &rng);
+    (void)describe(&x);
+    batch b;
+    cf_error error = {};
+    cf_timeline *measured = nullptr, *simulated = nullptr;
+    if (!make_batch(x, &b)) return false;
+    device_model m(x, b, 1);
+    cuda_emu_set_host_time(0.0);
+    cuda_emu_set_rule([](const cuda_emu_work &) { return 0.0; });
+    m.before = [&](const cf_cuda_step *step) {
+        const double tokens = (double)step->step->chunk->padded;
+        cuda_emu_delay(step->stream, step->step->action.pass == CF_B ? 2.0 * tokens : tokens);
+    };
+    if (!start_rank(c, &m)) return false;
+    m.clear_results();
+    if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_OK) ||
+        !RANK_CHECK(cf_executor_timeline(m.executor, nullptr, &measured, &error) == CF_OK) ||
+        !RANK_CHECK(cf_simulate(b.plan, b.made, nullptr, &simulated, &error) == CF_OK))
+        return false;
+    const cf_schedule *s = cf_executor_schedule(m.executor);
+    int64_t next = 0, n_wrong = 0;
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        if (s->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue;
+        n_wrong += simulated->start[next] != measured->start[i] || simulated->end[next] != measured->end[i];
+        next++;
+    }
+    const bool ok = RANK_CHECK(n_wrong == 0) && RANK_CHECK(measured->makespan == simulated->makespan);
+    cf_timeline_free(measured);
+    cf_timeline_free(simulated);
+    return ok;
+}
+
+TEST(timelines_of_processes) {
+    CHECK(run_ranks(2, "rendezvous", timed_rank));
+    CHECK(run_ranks(4, "rendezvous", timed_rank));
+}
+
 #endif
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                             \
     , CASE(every_order), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),                          \
         CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs),                             \
-        CASE(too_little_device_memory), CASE(timelines_are_the_simulated_ones)
+        CASE(too_little_device_memory), CASE(timelines_are_the_simulated_ones), CASE(processes),              \
+        CASE(a_process_fails), CASE(a_process_dies), CASE(timelines_of_processes)
 #else
 #define EMULATED_CASES
 #endif
