@@ -21,8 +21,9 @@
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed an attention       cf_metadata_size + cf_metadata_fill (cu_seqlens_q/k, max_seqlen), cf_position_ids,
          kernel                cf_sequence_ids
-       what waits for what     cf_graph_make, cf_graph_size + cf_graph_into, cf_graph_defaults, cf_graph_node, cf_graph_free,
-                               cf_critical_make (longest path, slack), cf_critical_size + cf_critical_into, cf_critical_free
+       what waits for what     cf_graph_make, cf_graph_size + cf_graph_into, cf_graph_defaults, cf_graph_node,
+                               cf_graph_free
+         longest path, slack   cf_critical_make, cf_critical_size + cf_critical_into, cf_critical_free
          with your executor    cf_graph_start, cf_graph_complete
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
@@ -31,7 +32,7 @@
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
-       check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source, also hand-made ones)
+       check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
        write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
        read                    cf_read_schedule_csv
        errors                  cf_result_name, cf_result_text, the cf_error record
@@ -215,8 +216,8 @@ typedef struct cf_timing {
     double latency;               /* seconds of any transfer between stages */
     double seconds_per_token;     /* more per token of boundary activations or their gradient (bytes / bandwidth) */
     double offload_seconds_per_token; /* per token of state moved to host memory, or back */
-    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute, and
-                                     each pair of neighbouring virtual stages has a queue of its own for each direction */
+    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
+                                     and a stage has a queue for each of its two directions */
 } cf_timing;
 
 /* ---- measured costs ---- */
@@ -399,7 +400,8 @@ typedef struct cf_cost_desc {
    stages: (pp x n_virtual), count of them; timing: all else that a schedule needs, with timing->stages = stages;
    step_seconds (NULL is allowed): once an iteration, the gradient exchange over dp and the optimizer's traffic on the
    slowest stage. Not modelled: what ZeRO 2 and 3 send within an iteration (gradients scattered and parameters gathered
-   for each pass); they take the time of ZeRO 1. All are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member. */
+   for each pass); they take the time of ZeRO 1. All are untouched on failure. Errors: as cf_model_validate and
+   cf_parallel_validate, or the member. */
 CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                          cf_timing *timing, double *step_seconds, cf_error *error);
 
@@ -444,13 +446,13 @@ typedef struct cf_pack_desc {
     int64_t chunk_size;           /* most tokens in a chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
     cf_pack_method method;        /* 0: best fit */
     cf_split_method split;        /* 0: full slices */
-    int no_tails;                 /* 0: whole short sequences fill the free space of a group's last chunk, which makes it a
-                                     hybrid chunk (past the paper); 1: that chunk stays alone, as in the paper */
-    int64_t align;                /* every slice starts at a multiple of this in its chunk; must divide chunk_size. 0: 1 */
+    int no_tails;                 /* 0: whole short sequences fill the free space of a group's last chunk, which makes
+                                     it a hybrid chunk (past the paper); 1: that chunk stays alone, as in the paper */
+    int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* most slices in a chunk. 0: no cap */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a token and a pair weigh so that
-                                     all tokens of the batch weigh as much as all its attention pairs */
+    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a token and a pair weigh so
+                                     that all tokens of the batch weigh as much as all its attention pairs */
     cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
     void *slice_cost_user;
     const cf_allocator *allocator;
@@ -786,7 +788,7 @@ typedef enum cf_edge_why {
     CF_EDGE_STATE_GRADIENT, /* B or I of the group's next chunk: its part of dK and dV */
     CF_EDGE_REPLAY,         /* own F, which kept nothing, before R */
     CF_EDGE_OWN,            /* own F or R with the activations before B or I; own I before W */
-    CF_EDGE_SLOT,           /* the B or W that frees the place which R takes: that of the chunk K places later in the group */
+    CF_EDGE_SLOT,           /* the B or W that frees the place which R takes: of the chunk K later in the group */
     CF_EDGE_COUNT
 } cf_edge_why;
 
@@ -838,7 +840,7 @@ typedef struct cf_graph {
 typedef struct cf_graph_desc {
     int64_t n_stages;        /* 0: 1 */
     int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
-    int64_t k;               /* chunks of a group that keep their activations: its last K; all others are replayed. 0: 1 */
+    int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
     cf_replay replay;        /* 0: pipeline */
     int split;               /* 1: I and W in place of B */
     int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
@@ -878,8 +880,8 @@ CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_alloca
 /* The longest path, and the play that every node has. All arrays are by node. */
 typedef struct cf_critical {
     int64_t n_nodes;
-    double length;          /* seconds of the longest path. Whatever the number of helpers, no order is faster (with slot
-                               edges: none that replays each group from its last dropped chunk to its first) */
+    double length;          /* seconds of the longest path. Whatever the number of helpers, no order is faster (with
+                               slot edges: none that replays each group from its last dropped chunk to its first) */
     int64_t n_path;
     int32_t *path;          /* (n_path) its nodes, first to last */
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
@@ -914,12 +916,14 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
 
 typedef enum cf_schedule_kind {
     CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
-    CF_SCHEDULE_PAPER,       /* state-aware 1F1B: a stage runs ahead of the last one by its distance from it, counted from
-                                the point where the last stage has a whole group; other work fills the wait for a replay */
+    CF_SCHEDULE_PAPER,       /* state-aware 1F1B: a stage runs ahead of the last one by its distance from it, counted
+                                from the point where the last stage has a whole group; other work fills the wait for a
+                                replay */
     CF_SCHEDULE_GPIPE,       /* all forwards, then all backwards; under a limit in rounds that fit into it */
     CF_SCHEDULE_1F1B,        /* stage s keeps at most n_stages - s chunks, more only if a group cannot do with that */
     CF_SCHEDULE_INTERLEAVED, /* 1F1B over several virtual stages on each stage */
-    CF_SCHEDULE_ZERO_BUBBLE, /* backward is cut into I and W, and W fills the gaps; keeps no more than 1F1B's fullest stage */
+    CF_SCHEDULE_ZERO_BUBBLE, /* backward is cut into I and W, and W fills the gaps; keeps no more than 1F1B's fullest
+                                stage */
     CF_SCHEDULE_BEST,        /* searched for */
     CF_SCHEDULE_COUNT
 } cf_schedule_kind;
@@ -955,10 +959,11 @@ typedef struct cf_schedule {
 /* Bytes that a stage holds for each token. All zero: bytes are not counted. */
 typedef struct cf_bytes {
     int64_t per_token_activations;    /* of a chunk whose activations are kept, padding included */
-    int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of its B (or I) */
-    int64_t per_token_state_gradient; /* dK and dV of the same, from the start of the group's first backward to that end */
-    int64_t per_token_boundary;       /* local replay: the saved input of a dropped chunk, from the start of its F to that
-                                         of its R */
+    int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of B (or I) */
+    int64_t per_token_state_gradient; /* dK and dV of the same, from the start of the group's first backward to that
+                                         end */
+    int64_t per_token_boundary;       /* local replay: the saved input of a dropped chunk, from the start of its F to
+                                         that of its R */
 } cf_bytes;
 
 /* What CF_SCHEDULE_BEST tried. The fixed schedules are candidates, too, and are always tried; a search that reaches the
@@ -1082,16 +1087,16 @@ typedef struct cf_timeline {
    each of its passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a
    limit: a kept chunk stays on a stage for the passes of all later stages, so a stage with room for few needs long.
 
-   Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass, and
-   its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who has
-   times of its own then, right before the pass that needs it. So transfers take the time that they take in the schedule
-   that was lowered, and all passes keep theirs. OFFLOAD and PREFETCH run on a copy engine of each stage, one after the
-   other beside the passes, each from the end of the pass before it in the list; a pass that reads a group's state waits
-   until all rows that were to come back are there. Neither transfers nor copies count as busy.
+   Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
+   and its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who
+   has times of its own then, right before the pass that needs it. So transfers take the time that they take in the
+   schedule that was lowered, and all passes keep theirs. OFFLOAD and PREFETCH run on a copy engine of each stage, one
+   after the other beside the passes, each from the end of the pass before it in the list; a pass that reads a group's
+   state waits until all rows that were to come back are there. Neither transfers nor copies count as busy.
 
-   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks (lowered: where
-   a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with the
-   index of the action in error->item. Time is linear in the actions; the bounds take n log n. */
+   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks (lowered:
+   where a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with
+   the index of the action in error->item. Time is linear in the actions; the bounds take n log n. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
@@ -1102,10 +1107,10 @@ CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule 
                                          void *memory, size_t bytes, cf_timeline **out, cf_error *error);
 
 /* A timeline of times that were measured and not simulated, in the same form, so that both can be drawn on one picture.
-   start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest start
-   is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its passes in
-   order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor in the
-   bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
+   start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest
+   start is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its
+   passes in order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor
+   in the bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
 
    *out: a new timeline, to be given to cf_timeline_free; untouched on failure. CF_ERROR_ARGUMENT where a time is not
    finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. */
@@ -1254,8 +1259,8 @@ typedef struct cf_tune_desc {
     int64_t batch;                  /* sequences of a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all but
-                                       those with the schedules of another */
+    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all
+                                       but those with the schedules of another */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
     void *user;
     const cf_allocator *allocator;  /* also of the working space */
@@ -1276,7 +1281,7 @@ typedef struct cf_tuning {
                                        chunk_size or k, or kind, replay or offload; a neighbour is exact, or
                                        infeasible, or has a same_as which is */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`, without which none can do; else 0 */
+    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; without it none can do. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
     int interrupted;                /* 1: progress asked to stop */
     cf_allocator allocator;         /* private, as in cf_plan */
@@ -1310,8 +1315,9 @@ CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf
 /* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
 CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have some
-   20,000 passes. A plan of more than 2,500 passes takes longer in proportion: 8 candidates are the least that is good. */
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
+   some 20,000 passes. A plan of more than 2,500 passes takes longer in proportion: 8 candidates are the least that is
+   good. */
 CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -1332,8 +1338,8 @@ typedef struct cf_step {
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
     int64_t state;        /* state slot of the chunk's group; -1 if it has none */
     int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix) */
-    int64_t input;        /* lowered: boundary slot of the tensor that a receive fills, or that F, R, B or I reads; -1: none */
-    int64_t output;       /* lowered: boundary slot of the tensor that F, R, B or I makes, or that a send reads; -1: none */
+    int64_t input;        /* lowered: boundary slot of the tensor that a receive fills or F, R, B, I reads; -1: none */
+    int64_t output;       /* lowered: the same of the tensor that F, R, B or I makes, or that a send reads; -1: none */
     int64_t peer;         /* the stage at the other end of a transfer; -1 in all other actions */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this stage */
 } cf_step;
@@ -1426,8 +1432,8 @@ CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *runner);
    again and does nothing else. */
 CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
 
-/* Ends a run at any point: releases every slot that is still in use, fills in the stats (NULL: not wanted) and frees the
-   runner. CF_OK if the list was run to its end and every chunk got its backward; the result of the failed action if
+/* Ends a run at any point: releases every slot that is still in use, fills in the stats (NULL: not wanted) and frees
+   the runner. CF_OK if the list was run to its end and every chunk got its backward; the result of the failed action if
    there was one; CF_ERROR_CANCELLED if the list was not run to its end. NULL is allowed. */
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_error *error);
 
@@ -1469,7 +1475,7 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
    <virtual stage><pass><chunk of the rank, from 0>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without
    work. */
 typedef enum cf_csv_format {
-    CF_CSV_AUTO = 0,       /* writing: COMMS if the schedule is lowered. Reading: COMMS if there is a transfer in the text */
+    CF_CSV_AUTO = 0,       /* writing: COMMS if the schedule is lowered. Reading: if a transfer is in the text */
     CF_CSV_COMPUTE_ONLY,   /* passes and empty cells */
     CF_CSV_COMPUTE_COMMS,  /* passes and transfers; no empty cells */
     CF_CSV_FORMAT_COUNT
@@ -1479,7 +1485,7 @@ typedef struct cf_csv_desc {
     int extensions;        /* writing: 1: passes that PyTorch does not know may be written: R, SEND_R, RECV_R, OFFLOAD,
                               PREFETCH. Reading takes them always */
     cf_csv_format format;  /* 0: auto */
-    int legacy;            /* reading: 1: B is the gradient of the inputs only (now I), and BW the whole backward (now B) */
+    int legacy;            /* reading: 1: B is the gradient of the inputs only (now I), BW the whole backward (now B) */
     cf_schedule_kind kind; /* reading: the label that the schedule gets; 0 says that it is nobody's */
     cf_replay replay;      /* reading: how an R comes back. 0: pipeline */
     int64_t k;             /* reading: the schedule's K. 0: the least that allows what is in the text */
@@ -1502,8 +1508,8 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
    *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure.
    Errors: CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of
    cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
-                                             cf_schedule **out, cf_error *error);
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
+                                             const cf_csv_desc *desc, cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -1940,6 +1946,18 @@ static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
 }
 
 /* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
+#define CF__GOLDEN 0x9e3779b97f4a7c15u /* the step of splitmix64: 2^64 / the golden ratio, odd */
+
+/* The finaliser of splitmix64: every bit of the answer depends on every bit of x. */
+static uint64_t cf__mix(uint64_t x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* The next of a row of random numbers: splitmix64. */
+static uint64_t cf__draw(uint64_t *state) { return cf__mix(*state += CF__GOLDEN); }
+
 static int cf__add(int64_t a, int64_t b, int64_t *out) {
     if (a > INT64_MAX - b) return 0;
     *out = a + b;
@@ -1955,7 +1973,8 @@ static int cf__mul(int64_t a, int64_t b, int64_t *out) {
 static int64_t cf__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cf__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cf__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static int64_t cf__round_up(int64_t a, int64_t multiple) { /* packing spends its time here: no division for the usual 1 */
+/* Packing spends its time here: no division for the usual 1. */
+static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
 
@@ -2963,7 +2982,7 @@ typedef struct cf__packer {
     int64_t n_ordered; /* units with chunks, in order */
 } cf__packer;
 
-#define CF__MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not keep it busy for minutes */
+#define CF__MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 
 /* ---- options ---- */
 
@@ -5681,6 +5700,7 @@ typedef struct cf__clock {
     int32_t *waiting;              /* (n_stages) stack of the stages to look at */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
+    int given;                     /* what the stage at hand has handed on since it was looked at: 1 << CF__INPUT ... */
     int splits;                    /* there is an I */
     double makespan;
     /* lowered schedules only */
@@ -5718,6 +5738,9 @@ static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64
     return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
 }
 
+/* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
+static int cf__flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
+
 /* Indices of an action are good, and it is on the right stage. */
 static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
     const cf__pipeline *pipe = clock->pipe;
@@ -5728,9 +5751,9 @@ static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t
     if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
         return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
     if (a->pass >= passes) return cf__clock_fail(clock, "actions.pass", id, passes - 1, a->pass, "no such pass here");
-    if (a->keep > (a->pass == CF_F || a->pass == CF_R))
-        return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
-    return CF_OK;
+    if (!cf__flags_are_wrong(a)) return CF_OK;
+    if (a->reserved != 0) return cf__clock_fail(clock, "actions.reserved", id, 0, a->reserved, "must be 0");
+    return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
 }
 
 /* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now
@@ -5805,8 +5828,8 @@ static double cf__send(cf__clock *clock, int64_t stage, int what, double made, d
     return begin;
 }
 
-/* Notes in its cell that a pass has run. Returns what its result is to the stage that takes it. An R is taken only by an
-   R: where the next stage has kept the activations of its F, nobody does. */
+/* Notes in its cell that a pass has run. Returns what its result is to the stage that takes it. An R is taken only by
+   an R: where the next stage has kept the activations of its F, nobody does. */
 static int cf__conclude_on_clock(cf__clock *clock, const cf_action *a, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     uint8_t *done = &clock->done[cell];
@@ -5847,21 +5870,24 @@ static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_
                              double arrival) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage];
+    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
     double rows = cf__rows_time(clock, a->pass, chunk, cell);
     int gives;
     if (arrival > start) start = arrival;
     if (takes != CF__NOTHING && transfer > 0 && pipe->timing->no_overlap)
         start = cf__take_in(clock, takes, cell, start, transfer);
     if (rows > start) start = rows;
+    end = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
-    clock->end[id] = clock->free_at[stage] = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
-    if (clock->end[id] > clock->makespan) clock->makespan = clock->end[id];
+    clock->end[id] = end;
+    clock->free_at[stage] = end;
+    if (end > clock->makespan) clock->makespan = end;
     gives = cf__conclude_on_clock(clock, a, cell);
     if (gives == CF__NOTHING) return;
     cell = cf__cell_after(clock, gives, cell);
-    if (clock->crosses) clock->arrival[gives][cell] = clock->end[id]; /* until its SEND knows more */
-    else (void)cf__send(clock, stage, gives, clock->end[id], transfer, &clock->arrival[gives][cell]);
+    clock->given |= 1 << gives;
+    if (clock->crosses) clock->arrival[gives][cell] = end; /* until its SEND knows more */
+    else (void)cf__send(clock, stage, gives, end, transfer, &clock->arrival[gives][cell]);
 }
 
 static void cf__look_at(cf__clock *clock, int64_t stage) {
@@ -5890,11 +5916,12 @@ static cf_result cf__check_transfer_order(const cf__clock *clock, int64_t id, in
     return CF_OK;
 }
 
-/* Whether the next action of a stage is this one. */
+/* Whether the next action of a stage is this one, and nothing is wrong with it. */
 static int cf__is_next(const cf__clock *clock, int64_t stage, int pass, int64_t chunk, int64_t v) {
     const cf_schedule *schedule = clock->schedule;
     const cf_action *a = &schedule->actions[clock->next[stage]];
-    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v;
+    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v &&
+           !cf__flags_are_wrong(a);
 }
 
 /* The lists go on only when both ends have come to a transfer, because they must end even where a send waits for its
@@ -5912,7 +5939,6 @@ static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, 
     peer = v % pipe->n_stages;
     *waits = !cf__is_next(clock, peer, sends ? a->pass + 1 : a->pass - 1, a->chunk, v);
     if (*waits) return CF_OK;
-    if ((result = cf__check_action(clock, peer, clock->next[peer])) != CF_OK) return result;
     send = sends ? id : clock->next[peer];
     receive = sends ? clock->next[peer] : id;
     begin = cf__send(clock, sends ? stage : peer, what, clock->arrival[what][to], seconds, &clock->arrival[what][to]);
@@ -5924,18 +5950,20 @@ static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, 
     return CF_OK;
 }
 
-/* OFFLOAD and PREFETCH: the stage's copies run one after the other beside its passes, each from the point where the list
-   has come to it. */
+/* OFFLOAD and PREFETCH: the stage's copies run one after the other beside its passes, each from the point where the
+   list has come to it. */
 static cf_result cf__copy_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
-    double rate = pipe->timing != NULL ? pipe->timing->offload_seconds_per_token : 0, start = clock->free_at[stage], end;
+    double rate = pipe->timing != NULL ? pipe->timing->offload_seconds_per_token : 0;
+    double start = clock->free_at[stage], end;
     int leaves = a->pass == CF_OFFLOAD;
     if (c->group < 0 || !(clock->done[cell] & CF__FORWARDED) || (clock->done[cell] & CF__GRADED))
         return cf__clock_fail(clock, "actions.pass", id, 1, 0, "this chunk has no rows of state now");
     if (clock->away[cell] == leaves)
-        return cf__clock_fail(clock, "actions.pass", id, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+        return cf__clock_fail(clock, "actions.pass", id, !leaves, leaves,
+                              leaves ? "its rows are away" : "its rows are here");
     if (clock->copies_end[stage] > start) start = clock->copies_end[stage];
     end = start + cf__product(rate, (double)cf_chunk_state_tokens(pipe->plan, a->chunk));
     if (!(end <= DBL_MAX / 1e6))
@@ -5996,8 +6024,9 @@ static cf_result cf__clock_action(cf__clock *clock, int64_t stage, int64_t id, i
 
 /* Runs a stage until it has to wait for a neighbour. */
 static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
-    int64_t begin = clock->next[stage], end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
-    for (id = begin; id < end; id++) {
+    int64_t end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
+    clock->given = 0;
+    for (id = clock->next[stage]; id < end; id++) {
         int waits = 0;
         cf_result result = cf__check_action(clock, stage, id);
         if (result == CF_OK) result = cf__clock_action(clock, stage, id, &waits);
@@ -6005,10 +6034,9 @@ static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
         if (waits) break;
     }
     clock->next[stage] = id;
-    if (id > begin && n_stages > 1) {
-        cf__look_at(clock, (stage + 1) % n_stages);
-        cf__look_at(clock, (stage + n_stages - 1) % n_stages);
-    }
+    if (clock->crosses || n_stages == 1) return CF_OK; /* a transfer wakes the stage at its other end */
+    if (clock->given & ~(1 << CF__GRADIENT)) cf__look_at(clock, (stage + 1) % n_stages);
+    if (clock->given & 1 << CF__GRADIENT) cf__look_at(clock, (stage + n_stages - 1) % n_stages);
     return CF_OK;
 }
 
@@ -6025,12 +6053,14 @@ static cf_result cf__check_finished(const cf__clock *clock) {
             return cf__clock_fail(clock, "actions", -1, pipe->first_chunk + i % pipe->n, i / pipe->n,
                                   "the chunk wanted never ends its backward on the virtual stage found");
         if (clock->crosses && clock->receive[CF__INPUT_AGAIN][i] >= 0 && !(clock->done[i] & CF__REPLAYED))
-            return cf__clock_fail(clock, "actions", clock->receive[CF__INPUT_AGAIN][i], 1, 0, "nobody reads what it receives");
+            return cf__clock_fail(clock, "actions", clock->receive[CF__INPUT_AGAIN][i], 1, 0,
+                                  "nobody reads what it receives");
     }
     return CF_OK;
 }
 
-/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has moved. */
+/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has handed
+   something on to it. */
 static cf_result cf__run_clock(cf__clock *clock) {
     const cf_schedule *schedule = clock->schedule;
     int64_t n_stages = clock->pipe->n_stages, s;
@@ -6431,7 +6461,7 @@ typedef struct cf__holding {
    */
 static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
     int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
-    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* just before its replay */
+    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* before its replay */
     for (i = 0; i < h->n; i++) {
         const cf_chunk *c = &h->chunks[i];
         int64_t state = 0, held;
@@ -6673,7 +6703,7 @@ static void cf__build_pattern(cf__maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
     int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
-    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between a unit and its replays. */
+    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between unit and replays. */
     int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
     int64_t i, used = 0, begin = 0;
     pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
@@ -6795,8 +6825,8 @@ typedef struct cf__policy {
     double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
-    const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units start in
-                              order everywhere. NULL: any number */
+    const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
+                              start in order everywhere. NULL: any number */
 } cf__policy;
 
 /* One stage at work. Heaps hold passes: cell x CF__KINDS + kind. */
@@ -7302,14 +7332,7 @@ static void cf__layout_search(cf__search *search, cf__carver *carver) {
     search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
-static uint64_t cf__random(cf__search *search) { /* splitmix64 */
-    uint64_t x = search->random += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-static int64_t cf__below(cf__search *search, int64_t n) { return (int64_t)(cf__random(search) % (uint64_t)n); }
+static int64_t cf__below(cf__search *search, int64_t n) { return (int64_t)(cf__draw(&search->random) % (uint64_t)n); }
 
 /* In [-1, 1), a multiple of 2^-20. */
 static double cf__unit_random(cf__search *search) { return (double)cf__below(search, 1 << 21) / (1 << 20) - 1; }
@@ -7916,7 +7939,8 @@ static cf_timeline *cf__layout_timeline(cf_timeline *header, cf__carver *carver)
 static void cf__layout_simulation(cf__simulation *sim, cf__carver *carver) {
     cf__layout_pipeline(&sim->pipe, carver);
     cf__layout_clock(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
-    if (sim->schedule->lowered) cf__layout_traffic(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
+    if (sim->schedule->lowered)
+        cf__layout_traffic(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
     if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
@@ -7984,7 +8008,8 @@ static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, co
 
 /* What a stage holds while it walks its list. */
 typedef struct cf__held {
-    int64_t live, tokens, state, gradient, saved; /* chunks kept; tokens: kept, of state, of its gradient, of saved inputs */
+    int64_t live;                           /* chunks kept */
+    int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
 } cf__held;
 
 static int64_t cf__held_bytes(const cf__held *held, const cf_bytes *bytes) {
@@ -8795,7 +8820,7 @@ typedef struct cf__lowerer {
     unsigned char *queued;   /* (schedule->n_stages) 1: its next pass is in the heap */
     cf__event *heap;         /* (2 x schedule->n_stages) earliest first */
     /* offload only */
-    int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass that used its state, -1: none */
+    int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass with its state, -1 */
     int32_t *held;           /* (n_cells) there too: chunks that have rows now */
     int32_t *moved;          /* (n_actions) after this pass the rows of so many chunks of its group leave */
     int64_t *back;           /* (n_actions) and before this pass those that left after pass back[] return; -1: none */
@@ -9534,13 +9559,6 @@ static void cf__layout_tuner(cf__tuner *t, const cf_tuning *header, cf__carver *
 }
 
 /* ---- batches ---- */
-
-static uint64_t cf__draw(uint64_t *state) { /* splitmix64 */
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
 
 static int64_t cf__longest_of(const int64_t *lengths, int64_t n) {
     int64_t i, longest = 0;
@@ -10583,15 +10601,8 @@ struct cf_runner {
 };
 
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
-    uint64_t x = seed + 0x9e3779b97f4a7c15u * ((uint64_t)chunk + 1);
-    int round;
-    for (round = 0; round < 2; round++) {
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        x ^= x >> 31;
-        if (round == 0) x += 0x9e3779b97f4a7c15u * ((uint64_t)stage + 1);
-    }
-    return x;
+    uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
+    return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
 }
 
 static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
@@ -10711,6 +10722,10 @@ static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) 
     if (a->stage % r->schedule->n_stages != r->stage)
         return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
+    if (cf__flags_are_wrong(a) && a->reserved != 0)
+        return cf__bad_action(r, "reserved", step, 0, a->reserved, "must be 0");
+    if (cf__flags_are_wrong(a))
+        return cf__bad_action(r, "keep", step, 0, a->keep, "only F and R keep, and that is 0 or 1");
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
@@ -10919,7 +10934,8 @@ static void cf__after_backward(cf_runner *r, const cf_step *step) {
     if (group == NULL || step->action.pass == CF_W) return;
     r->live_state_tokens -= group->tokens - step->chunk->prefix;
     group->tokens = step->chunk->prefix;
-    if (step->chunk->index == 0) cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
+    if (step->chunk->index == 0)
+        cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
 }
 
 static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {

@@ -64,6 +64,7 @@ static int action_is_possible(const books *b, const cf_action *a) {
     const cf_chunk *chunk;
     const chunk_book *book;
     if (a->chunk < 0 || a->chunk >= b->plan->n_chunks || a->stage != 0 || a->pass >= CF_PASS_COUNT) return 0;
+    if (a->reserved != 0 || a->keep > 1 || (a->keep && a->pass != CF_F && a->pass != CF_R)) return 0;
     chunk = &b->plan->chunks[a->chunk];
     book = &b->chunks[a->chunk];
     if (chunk->rank != b->rank) return 0;
@@ -650,6 +651,8 @@ TEST(other_orders_run) {
 TEST(impossible_actions_are_refused_where_they_stand) {
     check_by_hand("B3", 0);                                   /* nothing kept */
     check_by_hand("F3 B3", 1);
+    check_by_hand("F3+ B3+", 1);                              /* a B keeps nothing */
+    check_by_hand("F3+ I3 W3+", 2);
     check_by_hand("F3+ B3 B3", 2);                            /* twice */
     check_by_hand("F3+ F3+", 1);
     check_by_hand("F3 F3+", 1);
@@ -697,7 +700,11 @@ static void damage_actions(harness_rng *rng, const cf_plan *plan, cf_action *act
     static const int32_t chunks[] = {-1, INT32_MAX, INT32_MIN};
     int64_t a = harness_between(rng, 0, *n - 1), b = harness_between(rng, 0, *n - 1);
     cf_action swap = actions[a];
-    switch (harness_between(rng, 0, 7)) {
+    switch (harness_between(rng, 0, 8)) {
+        case 8: /* flags that say nothing */
+            if (harness_chance(rng, 0.5)) actions[a].reserved = 256;
+            else actions[a].keep = 2;
+            break;
         case 0: actions[a].pass = passes[harness_between(rng, 0, COUNT(passes) - 1)]; break;
         case 1: actions[a].keep = (uint8_t)!actions[a].keep; break;
         case 2: actions[a].chunk = (int32_t)harness_between(rng, -1, plan->n_chunks); break;

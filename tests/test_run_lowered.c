@@ -1,5 +1,5 @@
-/* >>run: lowered schedules. Every stage is run by cf_run with callbacks that write down what they are told; then the notes of
-   all stages are played together, with a boundary buffer per slot, and every tensor must be the right one when it is read. */
+/* >>run: lowered schedules. Every stage is run by cf_run with callbacks that write down what they are told; then the notes
+   of all stages are played together, with a boundary buffer per slot: every tensor must be the right one when it is read. */
 
 #include "chunkflow.h"
 #include "harness.h"
