@@ -1563,11 +1563,11 @@ typedef struct cf_attention_desc {
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
     int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (MMA);
-                                     everything else always has (dk and dv: for the same n_processors) */
+                                     everything else always has, for the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
     int64_t arch;                 /* compute capability x 10 of the device that will run it; 0: the current device's */
-    int64_t n_processors;         /* its multiprocessors: says how finely the backward is cut. 0: the current device's;
-                                     if arch is given, as many as a usual device of it has */
+    int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
+                                     is given, as many as a usual device of it has */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
@@ -1583,10 +1583,10 @@ typedef struct cf_attention {
     size_t tiles_bytes;           /* ... once a chunk, and give their address as cf_attention_tensors.tiles. May be 0 */
     int64_t n_forward_tiles;      /* entries of that list, for one key head */
     int64_t n_row_tiles;
-    int64_t n_key_tiles;          /* with at least one visible pair; parts of one count as several */
+    int64_t n_key_tiles;          /* with at least one visible pair */
     int64_t n_all_key_tiles;
-    int64_t n_split_key_tiles;    /* those cut into parts for several blocks, where whole ones would leave the device
-                                     idle: few key heads. Their sums meet in the workspace */
+    int64_t n_split_forward_tiles;/* tiles cut into parts, which count as tiles above, where whole ones would leave the */
+    int64_t n_split_key_tiles;    /* device idle: few key heads, small chunks. Their sums meet in the workspace */
 } cf_attention;
 
 /* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy

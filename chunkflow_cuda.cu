@@ -332,9 +332,9 @@ const int FORWARD_KEYS = 64;
 const int ROW_TILE = 64;  /* packed rows of a backward tile, and of the sums of dQ */
 const int KEY_TILE = 128; /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
-const int LEAST_PART = 16; /* row tiles: shorter parts of a key tile are not worth a block of their own */
-const int MOST_PROCESSORS = 1024;
-const int64_t MOST_ROWS = (int64_t)1 << 30; /* leaves room for index arithmetic in 32 bits */
+const int LEAST_PART = 16; /* steps of a loop: shorter parts of a tile are not worth a block of their own */
+const int MOST_PROCESSORS = 1024, MOST_SLOTS = 3 * MOST_PROCESSORS; /* blocks at a time: at most 3 a processor */
+const int64_t MOST_ROWS = (int64_t)1 << 30;                         /* leaves room for index arithmetic in 32 bits */
 const float LN_2 = 0.6931471805599453f;
 const float LOG2_E = 1.4426950408889634f;
 
@@ -343,11 +343,11 @@ struct tile {
     int32_t q_start, q_length; /* the slice: first row, tokens */
     int32_t k_start, k_length;
     int32_t block;      /* which tile of the slice this is */
-    int32_t begin, end; /* a key tile, or a part of one: its row tiles, counted in the slice. A split key tile: its
-                           parts. Otherwise unused */
+    int32_t begin, end; /* what it goes through, counted in the slice: blocks of FORWARD_KEYS keys, or, of a key tile,
+                           row tiles. A split tile: its parts */
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile */
-    int32_t part;       /* a part of a split key tile: its index among all parts. Otherwise -1 */
+    int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
 };
 
 /* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
@@ -508,10 +508,12 @@ struct problem {
     mask visible;
     int64_t group;
     int64_t rows_q, rows_k, longest_q, longest_k, pairs;
-    int64_t n_forward_tiles, n_row_tiles;
-    int64_t n_key_tiles; /* with parts of split ones instead of these */
-    int64_t n_split, n_parts;
-    int64_t part_limit; /* most row tiles of a part; 0: nothing is split */
+    int64_t n_forward_tiles, n_key_tiles; /* with parts of split ones instead of these */
+    int64_t n_row_tiles;
+    struct splitting {
+        int64_t limit;            /* longest part; 0: nothing is split */
+        int64_t n_split, n_parts; /* for one key head */
+    } forward, backward;
     int32_t key_tile;
 };
 
@@ -551,15 +553,30 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     return CF_OK;
 }
 
-/* Sets a key tile's row tiles. */
-void set_row_tiles(const problem *p, tile *t) {
-    const int32_t first = t->block * p->key_tile, last = std::min(t->k_length, first + p->key_tile) - 1;
-    const int64_t from = token_begin(p->visible, *t, first), upto = token_end(p->visible, *t, last);
-    t->begin = (int32_t)(from * p->group / ROW_TILE);
-    t->end = from < upto ? div_up(upto * p->group, ROW_TILE) : t->begin;
+/* ---- parts of tiles ---- */
+
+/* Calls visit(tile) for every tile of `rows` packed rows, in order of slices, and in each from the last tile, which
+   sees most, to the first. */
+template <typename F> void each_row_tile(const problem *p, int32_t rows, F visit) {
+    int32_t place = 0;
+    for (int64_t s = 0; s < p->desc.n_slices; s++) {
+        tile t = slice_tile(&p->desc, s);
+        const int32_t n_rows = (int32_t)(t.q_length * p->group), n_blocks = div_up(n_rows, rows);
+        t.part = -1;
+        for (t.block = n_blocks - 1; t.block >= 0; t.block--) {
+            const int64_t last_row = std::min<int64_t>(n_rows, ((int64_t)t.block + 1) * rows) - 1;
+            const int32_t from = key_begin(p->visible, t, (int32_t)((int64_t)t.block * rows / p->group));
+            const int32_t upto = key_end(p->visible, t, (int32_t)(last_row / p->group));
+            t.place = place + t.block;
+            t.begin = from / FORWARD_KEYS;
+            t.end = from < upto ? div_up(upto, FORWARD_KEYS) : t.begin;
+            visit(t);
+        }
+        place += n_blocks;
+    }
 }
 
-/* Calls visit(tile) for every key tile, in order of slices. */
+/* The same for key tiles, from the first to the last. */
 template <typename F> void each_key_tile(const problem *p, F visit) {
     int32_t place = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
@@ -569,57 +586,80 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
         t.part = -1;
         place += div_up(t.q_length * p->group, ROW_TILE);
         for (t.block = 0; t.block < n_blocks; t.block++) {
-            set_row_tiles(p, &t);
+            const int32_t first = t.block * p->key_tile, last = std::min(t.k_length, first + p->key_tile) - 1;
+            const int64_t from = token_begin(p->visible, t, first), upto = token_end(p->visible, t, last);
+            t.begin = (int32_t)(from * p->group / ROW_TILE);
+            t.end = from < upto ? div_up(upto * p->group, ROW_TILE) : t.begin;
             visit(t);
         }
     }
 }
 
-int32_t parts_of(int64_t n_row_tiles, int64_t limit) {
-    return limit > 0 && n_row_tiles > limit ? div_up(n_row_tiles, limit) : 1;
-}
+int32_t parts_of(int64_t steps, int64_t limit) { return limit > 0 && steps > limit ? div_up(steps, limit) : 1; }
 
-/* How long the backward takes, in row tiles, if parts have at most `limit` row tiles (0: no parts): blocks start in
-   order of slices, each on the processor that is free first. Longest first, as they really run, does no worse. Beside
-   its row tiles a block reads K and V and updates dK and dV, which takes as long as about two row tiles; a part writes
-   its sums, which are read again, which makes it three. */
-int64_t backward_time(const problem *p, int64_t limit) {
-    const int64_t WHOLE = 2, PART = 3;
-    int64_t busy[MOST_PROCESSORS] = {0}, longest = 0;
-    const int64_t n = p->desc.n_processors;
-    each_key_tile(p, [&](const tile &t) {
-        const int64_t rows = t.end - t.begin, parts = parts_of(rows, limit);
-        for (int64_t i = 0; i < parts * p->desc.n_kv_heads && rows > 0; i++) {
-            std::pop_heap(busy, busy + n, std::greater<int64_t>());
-            busy[n - 1] += parts == 1 ? rows + WHOLE : div_up(rows, parts) + PART;
-            longest = std::max(longest, busy[n - 1]);
-            std::push_heap(busy, busy + n, std::greater<int64_t>());
+/* What a kernel's blocks cost beside the steps of their loops, in such steps, and how many of them run at a time. */
+struct block_costs {
+    int64_t whole, part; /* a part also writes its sums to the workspace, where they are read again */
+    int64_t n_slots;
+};
+
+/* How long a kernel takes if parts have at most `limit` steps (0: no parts): blocks start in the order of `each`, each
+   in the slot that is free first. They really start longest first, which does no worse. */
+template <typename Each>
+int64_t time_in_parts(const problem *p, const block_costs &costs, int64_t limit, const Each &each) {
+    int64_t busy[MOST_SLOTS] = {0}, longest = 0;
+    int64_t *end = busy + costs.n_slots;
+    each([&](const tile &t) {
+        const int64_t steps = t.end - t.begin, parts = parts_of(steps, limit);
+        for (int64_t i = 0; i < parts * p->desc.n_kv_heads && steps > 0; i++) {
+            std::pop_heap(busy, end, std::greater<int64_t>());
+            end[-1] += parts == 1 ? steps + costs.whole : div_up(steps, parts) + costs.part;
+            longest = std::max(longest, end[-1]);
+            std::push_heap(busy, end, std::greater<int64_t>());
         }
     });
     return longest;
 }
 
-/* With few key heads there are few key tiles, and the first ones of a long slice see the most rows: then most of the
-   device would wait for these. Chooses the length of parts, from an eighth to a quarter of what one processor has to do
-   in the mean and up to all of it, that is done first. A part has at least half the limit's row tiles, so there are at
-   most 8 of them for each processor, which bounds the workspace. Nothing about this was measured yet. */
-void choose_parts(problem *p) {
-    int64_t work = 0, longest = 0;
-    each_key_tile(p, [&](const tile &t) {
-        work += t.end - t.begin;
+/* Few key heads make few tiles, and those of a long slice are long: most of the device would wait for them. Chooses the
+   length of parts that takes least time, from `least` eighths of what a slot has to do in the mean up to all of it, and
+   counts them. A part has at least half the steps of the limit, so there are at most 16 / least of them for each slot,
+   which bounds the workspace. Nothing about this was measured yet. */
+template <typename Each>
+void choose_parts(const problem *p, const block_costs &costs, int64_t least, problem::splitting *to, const Each &each) {
+    int64_t steps = 0, longest = 0;
+    each([&](const tile &t) {
+        steps += t.end - t.begin;
         longest = std::max<int64_t>(longest, t.end - t.begin);
     });
-    const int64_t mean = work * p->desc.n_kv_heads / p->desc.n_processors + 1;
+    const int64_t mean = steps * p->desc.n_kv_heads / costs.n_slots + 1;
     if (longest <= LEAST_PART || longest <= mean / 2) return;
-    const int64_t whole = backward_time(p, 0);
+    const int64_t whole = time_in_parts(p, costs, 0, each);
     int64_t best = whole - whole / 20; /* not for less than 5 % */
-    for (int64_t eighths = 8; eighths >= 2; eighths--) {
+    for (int64_t eighths = 8; eighths >= least; eighths--) {
         const int64_t limit = std::max<int64_t>(LEAST_PART, mean * eighths / 8);
-        if (limit >= longest) continue;
-        const int64_t time = backward_time(p, limit);
-        if (time < best) best = time, p->part_limit = limit;
+        const int64_t time = limit < longest ? time_in_parts(p, costs, limit, each) : whole;
+        if (time < best) best = time, to->limit = limit;
         if (limit == LEAST_PART) break;
     }
+    each([&](const tile &t) {
+        const int32_t parts = parts_of(t.end - t.begin, to->limit);
+        to->n_split += parts > 1;
+        to->n_parts += parts > 1 ? parts : 0;
+    });
+}
+
+/* A step of the forward is a block of keys, one of the backward a row tile: each takes a block about as long as to move
+   64 KB, where all blocks do so. A forward reads Q and writes its rows, or 68 KB; a backward reads K and V, and updates
+   dK and dV (256 KB), or writes 128 KB. How many blocks a processor has follows from their launch bounds and memory. */
+void split_tiles(problem *p) {
+    const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
+    const int64_t n = p->desc.n_processors, blocks = (large ? 1 : 2) + (roomy ? 1 : 0);
+    const block_costs forward = {1, 3, n * blocks}, backward = {2, 3, n};
+    choose_parts(p, forward, 4, &p->forward, [&](const auto &visit) { each_row_tile(p, FORWARD_ROWS, visit); });
+    choose_parts(p, backward, 2, &p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
+    p->n_forward_tiles += p->forward.n_parts - p->forward.n_split;
+    p->n_key_tiles += p->backward.n_parts - p->backward.n_split;
 }
 
 /* How many tiles of each kind the slices make. */
@@ -631,16 +671,6 @@ void count_tiles(problem *p) {
         p->n_key_tiles += div_up(t.k_length, p->key_tile);
         p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
     }
-}
-
-void count_parts(problem *p) {
-    each_key_tile(p, [&](const tile &t) {
-        const int32_t parts = parts_of(t.end - t.begin, p->part_limit);
-        if (parts == 1) return;
-        p->n_split++;
-        p->n_parts += parts;
-        p->n_key_tiles += parts - 1;
-    });
 }
 
 cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
@@ -676,59 +706,30 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
     if (most_tiles > INT32_MAX / d->n_kv_heads)
         return fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / d->n_kv_heads, most_tiles, "too many tiles");
-    choose_parts(p);
-    if (p->part_limit > 0) count_parts(p);
+    split_tiles(p);
     return CF_OK;
 }
 
 /* Longest first, so that no long tile starts last; ties in order of slices, so that the list is unique. */
-struct longer_work {
-    mask visible;
-    int64_t group;
-    int32_t rows; /* of a tile; 0: key tiles */
-
-    int64_t work(const tile &t) const {
-        if (rows == 0) return t.end - t.begin;
-        const int32_t first = (int32_t)((int64_t)t.block * rows / group);
-        const int64_t last = std::min((int64_t)t.q_length * group, (int64_t)(t.block + 1) * rows) - 1;
-        return (int64_t)key_end(visible, t, (int32_t)(last / group)) - key_begin(visible, t, first);
-    }
-    bool operator()(const tile &a, const tile &b) const {
-        const int64_t work_a = work(a), work_b = work(b);
-        if (work_a != work_b) return work_a > work_b;
-        if (a.place != b.place) return a.place < b.place;
-        return a.block != b.block ? a.block < b.block : a.begin < b.begin;
-    }
-};
-
-/* The list on the device: forward tiles, row tiles, key tiles or their parts, and split key tiles. */
-int64_t fill_row_tiles(const problem *p, int32_t rows, tile *tiles) {
-    int64_t n = 0;
-    for (int64_t s = 0; s < p->desc.n_slices; s++) {
-        tile t = slice_tile(&p->desc, s);
-        const int32_t n_blocks = div_up(t.q_length * p->group, rows);
-        t.part = -1;
-        for (t.block = 0; t.block < n_blocks; t.block++) {
-            t.place = (int32_t)n;
-            tiles[n++] = t;
-        }
-    }
-    const longer_work order = {p->visible, p->group, rows};
-    std::sort(tiles, tiles + n, order);
-    return n;
+bool longer_work(const tile &a, const tile &b) {
+    if (a.end - a.begin != b.end - b.begin) return a.end - a.begin > b.end - b.begin;
+    if (a.place != b.place) return a.place < b.place;
+    return a.block != b.block ? a.block < b.block : a.begin < b.begin;
 }
 
-/* Returns how many of the key tiles have a visible pair; those come first. */
-int64_t fill_key_tiles(const problem *p, tile *tiles, tile *split) {
+/* The list on the device: forward tiles, row tiles, key tiles, all of them with parts in place of split ones; then the
+   split key tiles and the split forward tiles. A filler returns how many tiles, or parts, have a visible pair; those
+   come first. */
+template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const problem::splitting &how, const Each &each) {
     int64_t n = 0, with_work = 0;
     int32_t part = 0;
-    each_key_tile(p, [&](const tile &t) {
-        const int32_t rows = t.end - t.begin, parts = parts_of(rows, p->part_limit);
-        with_work += rows > 0 ? parts : 0;
+    each([&](const tile &t) {
+        const int32_t steps = t.end - t.begin, parts = parts_of(steps, how.limit);
+        with_work += steps > 0 ? parts : 0;
         for (int32_t i = 0; i < parts; i++) {
             tiles[n] = t;
-            tiles[n].begin = t.begin + (int32_t)((int64_t)rows * i / parts);
-            tiles[n].end = t.begin + (int32_t)((int64_t)rows * (i + 1) / parts);
+            tiles[n].begin = t.begin + (int32_t)((int64_t)steps * i / parts);
+            tiles[n].end = t.begin + (int32_t)((int64_t)steps * (i + 1) / parts);
             if (parts > 1) tiles[n].part = part + i;
             n++;
         }
@@ -738,9 +739,17 @@ int64_t fill_key_tiles(const problem *p, tile *tiles, tile *split) {
         split->end = part += parts;
         split++;
     });
-    const longer_work order = {p->visible, p->group, 0};
-    std::sort(tiles, tiles + n, order);
+    std::sort(tiles, tiles + n, longer_work);
     return with_work;
+}
+
+/* Returns how many key tiles have a visible pair. */
+int64_t fill_all_tiles(const problem *p, tile *tiles) {
+    tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_key_tiles;
+    tile *split_forward = split_keys + p->backward.n_split;
+    fill_tiles(tiles, split_forward, p->forward, [&](const auto &visit) { each_row_tile(p, FORWARD_ROWS, visit); });
+    fill_tiles(rows, (tile *)NULL, problem::splitting(), [&](const auto &visit) { each_row_tile(p, ROW_TILE, visit); });
+    return fill_tiles(keys, split_keys, p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
 }
 
 /* ================================================================================================================
@@ -1006,7 +1015,8 @@ struct fused_params {
     float *log_sums, *row_dots; /* backward, by key head and row tile: log2 of the sum, dout . out */
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
     int64_t stats_stride;       /* of these three, from key head to key head */
-    float *part_sums;           /* by key head and part of a key tile: fp32 sums of dK, then of dV */
+    float *part_sums;           /* by key head and part of a split tile: fp32 sums of dK, then of dV; or of the output,
+                                   then the softmax's of each thread */
     int64_t n_parts;            /* of one key head */
     mask visible;
     float scale;      /* of the dot products */
@@ -1016,6 +1026,24 @@ struct fused_params {
     divisor group;
     int32_t overwrite;
 };
+
+/* Sums of a block, as its threads have them, in the workspace. */
+template <int THREADS, int M, int N> CF_DEVICE void store_part(const float (&sums)[M][N][4], float *part, int thread) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
+            uint4 bits;
+            memcpy(&bits, sums[i][j], 16);
+            global_store_16(part + ((i * N + j) * THREADS + thread) * 4, bits);
+        }
+    }
+}
+
+template <int THREADS> CF_DEVICE void load_quad(float (&x)[4], const float *part, int quad, int thread) {
+    const uint4 bits = global_load_16(part + (quad * THREADS + thread) * 4);
+    memcpy(x, &bits, 16);
+}
 
 /* ================================================================================================================
    >>forward
@@ -1085,7 +1113,16 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
     }
 }
 
-/* One block: 128 packed rows of one key head against all keys that they see, last keys first. Four warps of 32 rows
+/* The sums of a part of a forward tile in the workspace: of the output, then greatest scores and sums of exponentials
+   of each thread's rows. */
+template <int HEAD> struct forward_part_size { static const int FLOATS = FORWARD_ROWS * HEAD + 8 * FORWARD_THREADS; };
+
+template <int HEAD> CF_DEVICE float *forward_part(const fused_params &p, int head, int part) {
+    return p.part_sums + (head * p.n_parts + part) * forward_part_size<HEAD>::FLOATS;
+}
+
+/* One block: 128 packed rows of one key head against all keys that they see (a part of a split tile: some of these, and
+   the rest is attention_combine_kernel's), last keys first. Four warps of 32 rows
    each, so that a K or V fragment from shared memory serves two products. K has two stages and V one: while the scores
    of keys n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an
    sm_80 (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks
@@ -1103,9 +1140,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
 
     /* Key blocks first .. end - 1; those from full_begin to full_end - 1 are seen whole by every row. */
-    const int first_token = first_row / p.group, last_token = last_row / p.group;
-    const int key_limit = key_end(p.visible, t, last_token), key_start = key_begin(p.visible, t, first_token);
-    const int first = key_start / KEYS, end = key_limit > key_start ? (key_limit + KEYS - 1) / KEYS : first;
+    const int first_token = first_row / p.group, last_token = last_row / p.group, first = t.begin, end = t.end;
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
@@ -1157,10 +1192,67 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         __syncthreads();
         multiply_sums<T, ROW>(o, s, lane_as_rows<ROW>(v, 0, 0));
     }
+    if (t.part >= 0) {
+        float *part = forward_part<HEAD>(p, head, t.part);
+        const float softmax[1][2][4] = {{{r.top[0][0], r.top[0][1], r.top[1][0], r.top[1][1]},
+                                         {r.sum[0][0], r.sum[0][1], r.sum[1][0], r.sum[1][1]}}};
+        store_part<FORWARD_THREADS>(o, part, (int)threadIdx.x);
+        store_part<FORWARD_THREADS>(softmax, part + FORWARD_ROWS * HEAD, (int)threadIdx.x);
+        return;
+    }
     /* A warp's rows of Q are its own by now. */
     finish_rows<T, HEAD>(o, r, p, t, head, warp_row, q);
     __syncwarp();
     store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, first_row, warp_row, q);
+}
+
+/* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
+   The order is always the same. */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(FORWARD_THREADS, 2) attention_combine_kernel(const __grid_constant__ fused_params p) {
+    int head;
+    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const int thread = (int)threadIdx.x, warp_row = thread / 32 * 32;
+    const shared_address rows = shared_start();
+    float o[2][HEAD / 8][4];
+    running<2> r;
+    clear(o);
+    CF_UNROLL
+    for (int i = 0; i < 2; i++) {
+        r.top[i][0] = r.top[i][1] = -INFINITY;
+        r.sum[i][0] = r.sum[i][1] = 0.0f;
+    }
+    for (int part = t.begin; part < t.end; part++) {
+        const float *from = forward_part<HEAD>(p, head, part);
+        float tops[4], sums[4], keep[2][2], add[2][2];
+        load_quad<FORWARD_THREADS>(tops, from + FORWARD_ROWS * HEAD, 0, thread);
+        load_quad<FORWARD_THREADS>(sums, from + FORWARD_ROWS * HEAD, 1, thread);
+        CF_UNROLL
+        for (int i = 0; i < 2; i++) {
+            CF_UNROLL
+            for (int half = 0; half < 2; half++) {
+                const float top = fmaxf(r.top[i][half], tops[2 * i + half]);
+                const float base = top == -INFINITY ? 0.0f : top * p.scale_log2; /* as in soften */
+                keep[i][half] = exp2_fast(r.top[i][half] * p.scale_log2 - base);
+                add[i][half] = exp2_fast(tops[2 * i + half] * p.scale_log2 - base);
+                r.top[i][half] = top;
+                r.sum[i][half] = r.sum[i][half] * keep[i][half] + sums[2 * i + half] * add[i][half];
+            }
+        }
+        CF_UNROLL
+        for (int i = 0; i < 2; i++) {
+            CF_UNROLL
+            for (int j = 0; j < HEAD / 8; j++) {
+                float x[4];
+                load_quad<FORWARD_THREADS>(x, from, i * (HEAD / 8) + j, thread);
+                CF_UNROLL
+                for (int e = 0; e < 4; e++) o[i][j][e] = o[i][j][e] * keep[i][e / 2] + x[e] * add[i][e / 2];
+            }
+        }
+    }
+    finish_rows<T, HEAD>(o, r, p, t, head, warp_row, rows);
+    __syncwarp();
+    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, t.block * FORWARD_ROWS, warp_row, rows);
 }
 
 /* ================================================================================================================
@@ -1284,32 +1376,6 @@ template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &
     return p.part_sums + ((head * p.n_parts + part) * 2 + of_v) * (KEYS * HEAD);
 }
 
-template <int M, int N> CF_DEVICE void store_part(const float (&sums)[M][N][4], float *part, int thread) {
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            uint4 bits;
-            memcpy(&bits, sums[i][j], 16);
-            global_store_16(part + ((i * N + j) * BACKWARD_THREADS + thread) * 4, bits);
-        }
-    }
-}
-
-template <int M, int N> CF_DEVICE void add_part(float (&sums)[M][N][4], const float *part, int thread) {
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            const uint4 bits = global_load_16(part + ((i * N + j) * BACKWARD_THREADS + thread) * 4);
-            float x[4];
-            memcpy(x, &bits, 16);
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) sums[i][j][e] += x[e];
-        }
-    }
-}
-
 /* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
    query heads are summed in registers and reach memory once. Eight warps: 2 x 4 over the scores (64 rows x KEYS), 4 x 2
    over dK and dV, 2 x 4 over dQ. Per row tile: scores and dP, then P and dS go through shared memory to the three other
@@ -1415,8 +1481,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
         }
     }
     if (t.part >= 0) {
-        store_part(dk, part_address<HEAD, KEYS>(p, head, t.part, 0), (int)threadIdx.x);
-        store_part(dv, part_address<HEAD, KEYS>(p, head, t.part, 1), (int)threadIdx.x);
+        store_part<BACKWARD_THREADS>(dk, part_address<HEAD, KEYS>(p, head, t.part, 0), (int)threadIdx.x);
+        store_part<BACKWARD_THREADS>(dv, part_address<HEAD, KEYS>(p, head, t.part, 1), (int)threadIdx.x);
         return;
     }
     const int key = dkv_part * WARP_KEYS, column = column_part * HEAD / 2;
@@ -1437,8 +1503,19 @@ __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __gr
     const int64_t first_key = t.block * KEYS, row = of_v ? p.dv_row : p.dk_row;
     float sums[KEYS / 64][HEAD / 16][4];
     clear(sums);
-    for (int part = t.begin; part < t.end; part++)
-        add_part(sums, part_address<HEAD, KEYS>(p, head, part, of_v), thread);
+    for (int part = t.begin; part < t.end; part++) {
+        const float *from = part_address<HEAD, KEYS>(p, head, part, of_v);
+        CF_UNROLL
+        for (int i = 0; i < KEYS / 64; i++) {
+            CF_UNROLL
+            for (int j = 0; j < HEAD / 16; j++) {
+                float x[4];
+                load_quad<BACKWARD_THREADS>(x, from, i * (HEAD / 16) + j, thread);
+                CF_UNROLL
+                for (int e = 0; e < 4; e++) sums[i][j][e] += x[e];
+            }
+        }
+    }
     update_keys(sums, of_v ? 1.0f : p.scale,
                 (of_v ? p.dv : p.dk) + (t.k_start + first_key) * row + head * (of_v ? p.dv_head : p.dk_head), row, key,
                 t.k_length - (int)first_key, column, p.n_chunks * 8, p.overwrite);
@@ -1489,9 +1566,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     const int last_row = (n_rows < first_row + ROW_TILE ? n_rows : first_row + ROW_TILE) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
-    const int first_token = first_row / p.group, last_token = last_row / p.group;
-    const int key_limit = key_end(p.visible, t, last_token), key_start = key_begin(p.visible, t, first_token);
-    const int first = key_start / KEYS, end = key_limit > key_start ? (key_limit + KEYS - 1) / KEYS : first;
+    const int first_token = first_row / p.group, last_token = last_row / p.group, first = t.begin, end = t.end;
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
@@ -1707,7 +1782,15 @@ int can_fused(const problem *p) {
     return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80;
 }
 
-int64_t fused_n_tiles(const problem *p) { return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->n_split; }
+int64_t fused_n_tiles(const problem *p) {
+    return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->backward.n_split + p->forward.n_split;
+}
+
+/* Device workspace of the forward: the sums of parts of its tiles. */
+size_t fused_forward_bytes(const problem *p) {
+    const int floats = fused_head(p) == 64 ? forward_part_size<64>::FLOATS : forward_part_size<128>::FLOATS;
+    return (size_t)p->desc.n_kv_heads * (size_t)p->forward.n_parts * (size_t)floats * sizeof(float);
+}
 
 /* Device workspace of the backward: two numbers a row, the sums of dQ, the sums of parts of key tiles. */
 size_t fused_stats_bytes(const problem *p) {
@@ -1722,8 +1805,8 @@ size_t fused_dq_bytes(const problem *p) {
 int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
 
 size_t fused_part_bytes(const problem *p) {
-    return (size_t)p->desc.n_kv_heads * (size_t)p->n_parts * 2 * (size_t)p->key_tile * (size_t)fused_key_head(p) *
-           sizeof(float);
+    return (size_t)p->desc.n_kv_heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile *
+           (size_t)fused_key_head(p) * sizeof(float);
 }
 
 size_t fused_backward_bytes(const problem *p) {
@@ -1765,8 +1848,15 @@ template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     const problem *p = &c.problem_of->inner;
     fused_params f = fused_of(c);
     f.n_tiles = p->n_forward_tiles;
-    return launch("attention_forward", attention_forward_kernel<T, HEAD>, f.n_tiles * f.n_kv_heads, FORWARD_THREADS,
-                  forward_layout<HEAD>::BYTES, c.stream, c.error, f);
+    f.part_sums = static_cast<float *>(c.tensors->workspace);
+    f.n_parts = p->forward.n_parts;
+    const cf_result code = launch("attention_forward", attention_forward_kernel<T, HEAD>, f.n_tiles * f.n_kv_heads,
+                                  FORWARD_THREADS, forward_layout<HEAD>::BYTES, c.stream, c.error, f);
+    f.tiles += fused_n_tiles(p) - p->forward.n_split;
+    f.n_tiles = p->forward.n_split;
+    return code != CF_OK ? code
+                         : launch("attention_combine", attention_combine_kernel<T, HEAD>, f.n_tiles * f.n_kv_heads,
+                                  FORWARD_THREADS, FORWARD_ROWS * HEAD * 2, c.stream, c.error, f);
 }
 
 template <typename T, int HEAD, int KEYS, int STAGES> cf_result launch_backward(const call &c, const fused_params &f) {
@@ -1784,10 +1874,10 @@ template <typename T, int HEAD> cf_result launch_key_tiles(const call &c, const 
     const bool large = p->key_tile == KEY_TILE;
     fused_params split = f;
     split.tiles += p->n_key_tiles;
-    split.n_tiles = p->n_split;
+    split.n_tiles = p->backward.n_split;
     const cf_result code =
         large ? launch_backward<T, HEAD, KEY_TILE, 2>(c, f) : launch_backward<T, 128, SMALL_KEY_TILE, 1>(c, f);
-    if (code != CF_OK || p->n_split == 0) return code;
+    if (code != CF_OK) return code;
     return large ? launch_join<HEAD, KEY_TILE>(c, split) : launch_join<128, SMALL_KEY_TILE>(c, split);
 }
 
@@ -1808,7 +1898,7 @@ template <typename T, int HEAD> cf_result fused_backward_as(const call &c) {
     if (!d->deterministic) rows.dq_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p));
     fused_params keys = rows;
     keys.part_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p) + fused_dq_bytes(p));
-    keys.n_parts = p->n_parts;
+    keys.n_parts = p->backward.n_parts;
     const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
     keys.tiles += p->n_row_tiles;
     keys.n_tiles = x->overwrite ? p->n_key_tiles : a->open.n_key_tiles;
@@ -2106,8 +2196,6 @@ cf_result unfused_backward(const call &c) {
 
 /* ---- the choice ---- */
 
-size_t no_bytes(const problem *) { return 0; }
-
 /* Fastest first. A further path (wgmma, say) is one more line. */
 struct path_entry {
     cf_attention_path path;
@@ -2121,7 +2209,8 @@ struct path_entry {
 };
 
 const path_entry paths[] = {
-    {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, no_bytes, fused_backward_bytes, fused_forward, fused_backward},
+    {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
+     fused_backward},
     {CF_ATTENTION_UNFUSED, "unfused", can_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
      unfused_forward, unfused_backward},
 };
@@ -2270,13 +2359,12 @@ cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size
     a->open.tiles = base + at.tiles;
     a->open.tiles_bytes = at.tiles_bytes;
     if (at.tiles_bytes > 0) {
-        tile *tiles = reinterpret_cast<tile *>(base + at.tiles);
-        a->open.n_forward_tiles = fill_row_tiles(&p, FORWARD_ROWS, tiles);
-        a->open.n_row_tiles = fill_row_tiles(&p, ROW_TILE, tiles + p.n_forward_tiles);
+        a->open.n_forward_tiles = p.n_forward_tiles;
+        a->open.n_row_tiles = p.n_row_tiles;
         a->open.n_all_key_tiles = p.n_key_tiles;
-        a->open.n_split_key_tiles = p.n_split;
-        tiles += p.n_forward_tiles + p.n_row_tiles;
-        a->open.n_key_tiles = fill_key_tiles(&p, tiles, tiles + p.n_key_tiles);
+        a->open.n_split_forward_tiles = p.forward.n_split;
+        a->open.n_split_key_tiles = p.backward.n_split;
+        a->open.n_key_tiles = fill_all_tiles(&p, reinterpret_cast<tile *>(base + at.tiles));
     }
     *out = &a->open;
     return CF_OK;
@@ -3025,8 +3113,10 @@ template <typename F> void each_neighbour(const time_index &t, const space &s, c
         for (int64_t link = t.newest[node]; link >= 0; link = t.link_next[link]) visit(s.rects[t.link_rect[link]]);
     const int64_t upto = t.first_rank[r.end];
     for (int64_t rank = t.first_rank[r.begin]; rank < upto; rank++) {
-        if (rank % 64 == 0 && t.placed[rank / 64] == 0) rank += 63;
-        else if (t.placed[rank / 64] >> (rank % 64) & 1) visit(s.rects[t.by_begin[rank]]);
+        if (rank % 64 == 0 && t.placed[rank / 64] == 0)
+            rank += 63;
+        else if (t.placed[rank / 64] >> (rank % 64) & 1)
+            visit(s.rects[t.by_begin[rank]]);
     }
 }
 
@@ -3235,8 +3325,10 @@ int64_t find_owned(const array<owned> &owners, int64_t low) {
     int64_t from = 0, upto = owners.n;
     while (from < upto) {
         const int64_t middle = from + (upto - from) / 2;
-        if (owners[middle].high > low) upto = middle;
-        else from = middle + 1;
+        if (owners[middle].high > low)
+            upto = middle;
+        else
+            from = middle + 1;
     }
     return from;
 }
@@ -3275,7 +3367,7 @@ bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int6
 namespace {
 
 const int COMPUTE = 0, COPY = 1, FIRST_LINK = 2; /* streams of a stage; then the links, see link_stream */
-const int64_t MOST_LOCAL_STAGES = 256;          /* virtual stages in one process */
+const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one process */
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
 
 /* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory), -1: none.
@@ -3285,15 +3377,15 @@ struct planned {
     int64_t first_wait;
     int32_t n_waits;
     int32_t stream;
-    int64_t event;     /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner;   /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
-    int32_t peer;      /* index of the stage at the other end among the local ones, or its number with NCCL */
-    int32_t overwrite; /* the first backward that touches these rows of gradient */
+    int64_t event;         /* index of its end event, its start event is the next one; -1: its RECV has it */
+    int64_t partner;       /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
+    int32_t peer;          /* index of the stage at the other end among the local ones, or its number with NCCL */
+    int32_t overwrite;     /* the first backward that touches these rows of gradient */
     int32_t with_gradient; /* a move takes rows of gradient along */
 };
 
 struct wait {
-    int32_t stage;    /* local */
+    int32_t stage; /* local */
     int32_t stream;
     int64_t position; /* in that stage's list */
 };
@@ -3308,15 +3400,15 @@ struct executor;
 
 struct stage {
     executor *owner;
-    int64_t number;       /* in the pipeline */
+    int64_t number; /* in the pipeline */
     int device;
     int64_t metadata_set; /* index into executor.sets */
     array<cudaStream_t> streams;
     array<cudaEvent_t> events;
-    cudaEvent_t base;     /* timeline: time 0 of the run */
-    char *memory;         /* on the device */
+    cudaEvent_t base; /* timeline: time 0 of the run */
+    char *memory;     /* on the device */
     int64_t memory_bytes;
-    char *host;           /* pinned */
+    char *host; /* pinned */
     int64_t host_bytes;
 
     /* the batch */
@@ -3325,7 +3417,7 @@ struct stage {
     array<planned> plan;
     array<wait> waits;
     array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
-    array<plane_set> state, gradient;          /* by local virtual stage */
+    array<plane_set> state, gradient;       /* by local virtual stage */
     int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
     int64_t attention_bytes;                /* workspace of its largest problem */
     int64_t arena_at, workspace_at, attention_at, standalone_at;
@@ -3343,23 +3435,31 @@ struct metadata_set {
     array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
     array<int64_t> tiles_at;               /* in the device's copy */
     array<unsigned char> memory;
-    size_t most_bytes;                     /* workspace of the largest problem */
-    int64_t bytes;                         /* of the device's copy: positions, then tiles */
+    size_t most_bytes; /* workspace of the largest problem */
+    int64_t bytes;     /* of the device's copy: positions, then tiles */
 };
 
 /* Positions in the lists of all stages, by kind, virtual stage and chunk. -1: not there. */
-enum { AT_F, AT_R, AT_B, AT_RECV_F, AT_RECV_R, AT_RECV_B, AT_KINDS };
+enum {
+    AT_F,
+    AT_R,
+    AT_B,
+    AT_RECV_F,
+    AT_RECV_R,
+    AT_RECV_B,
+    AT_KINDS
+};
 
 struct executor {
     cf_executor_desc desc; /* defaults filled in; its arrays are copies */
     cf_allocator allocator;
     array<cf_cuda_stage> stage_descs;
     array<int> devices;
-    array<stage> stages;   /* the local ones */
-    int64_t first_stage;   /* number of the first local one */
+    array<stage> stages; /* the local ones */
+    int64_t first_stage; /* number of the first local one */
     int64_t n_virtual_stages;
     int has_state;
-    int lost;              /* the device made no progress: its streams are not to be waited for */
+    int lost; /* the device made no progress: its streams are not to be waited for */
 
     /* the batch */
     const cf_plan *plan;         /* NULL: none */
@@ -3372,7 +3472,7 @@ struct executor {
     array<int32_t> seqlens;      /* what it points to */
     array<int64_t> positions_at; /* in the device's copy */
     array<metadata_set> sets;
-    int timed;                   /* the last run ended well, so its events tell times */
+    int timed; /* the last run ended well, so its events tell times */
 
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
@@ -3386,9 +3486,7 @@ struct executor {
 executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
 const executor *opened(const cf_executor *e) { return reinterpret_cast<const executor *>(e); }
 
-cf_result no_memory(cf_error *error) {
-    return fail(error, CF_ERROR_MEMORY, "allocator", -1, 1, 0, "no memory");
-}
+cf_result no_memory(cf_error *error) { return fail(error, CF_ERROR_MEMORY, "allocator", -1, 1, 0, "no memory"); }
 
 bool is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
 bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
@@ -3459,19 +3557,25 @@ int64_t rows_of(const cf_plan *plan, int64_t chunk) {
 
 struct move {
     int64_t cell, position;
-    bool operator<(const move &other) const { return cell != other.cell ? cell < other.cell : position < other.position; }
+    bool operator<(const move &other) const {
+        return cell != other.cell ? cell < other.cell : position < other.position;
+    }
 };
 
-enum { ARENA, HOST, FIRST_STATE }; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
+enum {
+    ARENA,
+    HOST,
+    FIRST_STATE
+}; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
 
 struct recording {
     executor *e;
     stage *s;
     array<space> spaces;
-    array<int64_t> next_pass;      /* (n_actions + 1) position of the next compute pass behind an action */
-    array<int64_t> slots[2];       /* the body in each activation slot and in each boundary slot */
-    array<move> moves;             /* OFFLOAD and PREFETCH */
-    array<int64_t> tensors;        /* by cell and AT_F .. AT_B: body of a tensor that stays on this stage; -1: none */
+    array<int64_t> next_pass; /* (n_actions + 1) position of the next compute pass behind an action */
+    array<int64_t> slots[2];  /* the body in each activation slot and in each boundary slot */
+    array<move> moves;        /* OFFLOAD and PREFETCH */
+    array<int64_t> tensors;   /* by cell and AT_F .. AT_B: body of a tensor that stays on this stage; -1: none */
     int64_t position;
     bool no_memory, too_large;
 };
@@ -3490,7 +3594,8 @@ void drop_recording(recording *r) {
 /* fixed + each x n, rounded up to 256; -1 where that is too large. */
 int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
     if (each > 0 && n > MOST_BYTES / each) return -1;
-    return fixed > MOST_BYTES || fixed + each * n > MOST_BYTES ? -1 : (int64_t)align_up((size_t)(fixed + each * n), 256);
+    return fixed > MOST_BYTES || fixed + each * n > MOST_BYTES ? -1
+                                                               : (int64_t)align_up((size_t)(fixed + each * n), 256);
 }
 
 /* A new item of the arena, from the action at hand on; its end is not known yet. */
@@ -3547,8 +3652,10 @@ void record_release(void *user, cf_resource what, int64_t slot, int64_t, int64_t
     if (what == CF_RESOURCE_STATE || r->no_memory) return;
     const int64_t b = r->slots[what == CF_RESOURCE_ACTIVATIONS ? 0 : 1][slot];
     if (r->position >= r->s->n_actions) return; /* what an error has left in use */
-    if (is_send(r->s->actions[r->position].pass)) end_sent_item(r, b, r->position);
-    else end_item(r, b, r->position);
+    if (is_send(r->s->actions[r->position].pass))
+        end_sent_item(r, b, r->position);
+    else
+        end_item(r, b, r->position);
 }
 
 /* With one stage, virtual stages hand tensors to each other on the spot, and the interpreter knows nothing of them. The
@@ -3663,7 +3770,8 @@ bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t fir
         const bool both = e->desc.offload_gradients && leaves > first_backward;
         ok = add_rect(from, state, c->prefix, rows, held, leaves + 1, leaves + 1);
         if (ok && both) ok = add_rect(from, gradient, c->prefix, rows, held_gradient, leaves + 1, leaves + 1);
-        const int64_t bytes = plane_bytes(r->s->state[local], rows) + (both ? plane_bytes(r->s->gradient[local], rows) : 0);
+        const int64_t bytes =
+            plane_bytes(r->s->state[local], rows) + (both ? plane_bytes(r->s->gradient[local], rows) : 0);
         ok = ok && record_stay(r, bytes, leaves, comes);
         r->s->plan[leaves].with_gradient = r->s->plan[comes].with_gradient = both;
         held = comes;
@@ -3832,8 +3940,10 @@ bool wait_for_data(executor *e, stage *s, waiting *w, int64_t at) {
         if (has_nccl(e) && is_send(a.pass)) ok = add_wait(e, s, w, at, self, sent_by(e, a));
         if (!has_nccl(e) && is_receive(a.pass)) ok = add_wait(e, s, w, at, p.peer, p.partner);
     } else {
-        if (a.pass == CF_OFFLOAD) ok = add_wait(e, s, w, at, self, w->last_pass[cell]);
-        else w->last_fetch[cell] = at;
+        if (a.pass == CF_OFFLOAD)
+            ok = add_wait(e, s, w, at, self, w->last_pass[cell]);
+        else
+            w->last_fetch[cell] = at;
     }
     return ok;
 }
@@ -3927,7 +4037,8 @@ cf_result check_chunks(const executor *e, cf_error *error) {
         if (group < 0) continue;
         n = plan->groups[group].n_chunks;
         if (plan->groups[group].first_chunk != i || n < 1 || n > upto - i)
-            return bad_plan(error, "first_chunk", group, i, plan->groups[group].first_chunk, "not where its chunks are");
+            return bad_plan(error, "first_chunk", group, i, plan->groups[group].first_chunk,
+                            "not where its chunks are");
         code = check_group(plan, i, error);
     }
     return code;
@@ -3937,7 +4048,8 @@ cf_result check_chunks(const executor *e, cf_error *error) {
 bool find_positions(executor *e) {
     const cf_schedule *s = e->schedule;
     const int64_t n = e->n_virtual_stages * e->n_steps;
-    static const int8_t kinds[CF_PASS_COUNT] = {AT_F, AT_R, AT_B, AT_B, -1, -1, AT_RECV_F, -1, AT_RECV_R, -1, AT_RECV_B, -1, -1};
+    static const int8_t kinds[CF_PASS_COUNT] = {AT_F, AT_R,      AT_B, AT_B,      -1, -1, AT_RECV_F,
+                                                -1,   AT_RECV_R, -1,   AT_RECV_B, -1, -1};
     if (!fill<int64_t>(e->allocator, &e->at, AT_KINDS * n, -1)) return false;
     for (int64_t i = 0; i < s->n_stages; i++)
         for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
@@ -4228,8 +4340,8 @@ int64_t most_workspace(const executor *e, const stage *s) {
     for (int64_t v = s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
         for (int64_t i = 0; i < e->n_steps; i++) {
             const cf_cuda_stage &d = e->stage_descs[v];
-            const int64_t bytes = item_bytes(d.workspace_bytes, d.workspace_bytes_per_token,
-                                             e->plan->chunks[e->first_chunk + i].padded);
+            const int64_t bytes =
+                item_bytes(d.workspace_bytes, d.workspace_bytes_per_token, e->plan->chunks[e->first_chunk + i].padded);
             if (bytes < 0) return -1;
             most = std::max(most, bytes);
         }
@@ -4241,8 +4353,7 @@ int64_t standalone_bytes(const executor *e, stage *s) {
     s->standalone_rows = 0;
     if (!e->has_state) return 0;
     for (int64_t i = e->first_chunk; i < e->first_chunk + e->n_steps; i++)
-        if (e->plan->chunks[i].group < 0)
-            s->standalone_rows = std::max(s->standalone_rows, e->plan->chunks[i].padded);
+        if (e->plan->chunks[i].group < 0) s->standalone_rows = std::max(s->standalone_rows, e->plan->chunks[i].padded);
     s->standalone_rows = (int64_t)align_up((size_t)s->standalone_rows, 64); /* a row has 32 bytes at least */
     return s->standalone_rows * 2 * 4 * e->desc.attention.n_kv_heads * e->desc.attention.head_size;
 }
@@ -4253,8 +4364,7 @@ cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     cf_executor_memory *m = &s->memory_used;
     const int64_t own = most_workspace(e, s), standalone = standalone_bytes(e, s);
     int64_t at = set.bytes;
-    if (own < 0)
-        return fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "the workspace is too large");
+    if (own < 0) return fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "the workspace is too large");
     m->metadata = set.bytes;
     s->arena_at = at;
     at += m->arena;
@@ -4282,16 +4392,20 @@ cf_result take_memory(stage *s, cf_error *error) {
         s->memory = NULL;
         s->memory_bytes = 0;
         status = cudaMalloc(reinterpret_cast<void **>(&s->memory), (size_t)device);
-        if (status == cudaSuccess) s->memory_bytes = device;
-        else s->memory = NULL;
+        if (status == cudaSuccess)
+            s->memory_bytes = device;
+        else
+            s->memory = NULL;
     }
     if (status == cudaSuccess && host > s->host_bytes) {
         if (s->host != NULL) (void)cudaFreeHost(s->host);
         s->host = NULL;
         s->host_bytes = 0;
         status = cudaMallocHost(reinterpret_cast<void **>(&s->host), (size_t)host);
-        if (status == cudaSuccess) s->host_bytes = host;
-        else s->host = NULL;
+        if (status == cudaSuccess)
+            s->host_bytes = host;
+        else
+            s->host = NULL;
     }
     if (status == cudaSuccess) return CF_OK;
     (void)cudaGetLastError(); /* a refused allocation is no reason for a later call to fail */
@@ -4469,7 +4583,8 @@ void note_failure(const stage *s, int64_t position, cf_result code, const char *
     if (e->failure.code != CF_OK) return;
     if (e->desc.n_virtual > 1)
         (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, (long long)s->number);
-    else (void)snprintf(place, sizeof place, "stage %lld", (long long)s->number);
+    else
+        (void)snprintf(place, sizeof place, "stage %lld", (long long)s->number);
     e->failure.item = position;
     e->failure.code = code;
     e->failure.field = field;
@@ -4738,8 +4853,7 @@ cf_state state_of(const stage *s, const plane_set &p, int64_t row, cf_dtype dtyp
 cf_state gradient_of(const stage *s, const cf_action &a) {
     const executor *e = s->owner;
     const plane_set &p = s->gradient[a.stage / e->desc.n_stages];
-    if (e->plan->chunks[a.chunk].group >= 0)
-        return state_of(s, p, s->gradient_row[local_cell(e, a)], CF_DTYPE_FP32);
+    if (e->plan->chunks[a.chunk].group >= 0) return state_of(s, p, s->gradient_row[local_cell(e, a)], CF_DTYPE_FP32);
     plane_set shared = p;
     shared.rows = s->standalone_rows;
     shared.at = s->standalone_at;
@@ -4773,8 +4887,8 @@ cf_cuda_step step_of(const stage *s, const cf_step *step) {
     out.device = s->device;
     set_attention(s, a, &out);
     if (e->has_state && a.pass != CF_W)
-        out.state = state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(e, a)],
-                             e->desc.attention.dtype);
+        out.state =
+            state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(e, a)], e->desc.attention.dtype);
     if (e->has_state && is_backward(a.pass)) {
         out.gradient = gradient_of(s, a);
         out.overwrite = p.overwrite;
@@ -4855,7 +4969,8 @@ int run_receive(void *user, const cf_step *step) {
     if (begin_action(s, step->position) != 0) return 1;
     if (bytes > 0 && peer->device == s->device)
         status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_stream(s, p));
-    else if (bytes > 0) status = cudaMemcpyPeerAsync(to, s->device, from, peer->device, bytes, own_stream(s, p));
+    else if (bytes > 0)
+        status = cudaMemcpyPeerAsync(to, s->device, from, peer->device, bytes, own_stream(s, p));
     if (check_cuda(s, step->position, status, "copying") != 0) return 1;
     return end_action(s, step->position);
 }
@@ -5014,8 +5129,7 @@ cf_result read_times(const executor *e, const stage *s, double *start, double *e
             p = &from->plan[p->partner];
         }
         cudaError_t status = cudaEventElapsedTime(&milliseconds[0], from->base, from->events[p->event + 1]);
-        if (status == cudaSuccess)
-            status = cudaEventElapsedTime(&milliseconds[1], from->base, from->events[p->event]);
+        if (status == cudaSuccess) status = cudaEventElapsedTime(&milliseconds[1], from->base, from->events[p->event]);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
         start[first + i] = 1e-3 * (double)milliseconds[0];
         end[first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
@@ -5044,8 +5158,7 @@ cf_result check_counts(cf_executor_desc *d, cf_error *error) {
         return bad_desc(error, "timeout", -1, 600, 0, "must be a positive number of seconds");
     if (d->memory_limit < 0) return bad_desc(error, "memory_limit", -1, 0, d->memory_limit, "must not be negative");
     if (d->boundary_bytes_per_token < 0 || d->boundary_bytes_per_token > MOST_BYTES)
-        return bad_desc(error, "boundary_bytes_per_token", -1, MOST_BYTES, d->boundary_bytes_per_token,
-                        "out of range");
+        return bad_desc(error, "boundary_bytes_per_token", -1, MOST_BYTES, d->boundary_bytes_per_token, "out of range");
     if (d->boundary_bytes_per_token == 0 && d->n_stages * d->n_virtual > 1)
         return bad_desc(error, "boundary_bytes_per_token", -1, 1, 0, "must be given with more than one virtual stage");
     if (d->stages == NULL) return bad_desc(error, "stages", -1, 1, 0, "must not be NULL");
@@ -5226,8 +5339,10 @@ cf_result make_executor(const cf_executor_desc &d, const cf_allocator &from, exe
 #ifdef CHUNKFLOW_NCCL
     if (code == CF_OK && has_nccl(e)) code = start_nccl(e, error);
 #endif
-    if (code == CF_OK) *out = e;
-    else free_executor(e);
+    if (code == CF_OK)
+        *out = e;
+    else
+        free_executor(e);
     return code;
 }
 

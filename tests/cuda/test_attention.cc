@@ -129,7 +129,7 @@ TEST(little_shared_memory) {
     }
 }
 
-/* ---- key tiles in parts ---- */
+/* ---- tiles in parts ---- */
 
 /* In units of the greatest number. */
 static double greatest_gap(const std::vector<double> &x, const std::vector<double> &y) {
@@ -177,19 +177,70 @@ TEST(split_key_tiles) {
     }
 }
 
+/* Few queries with many keys: the parts' softmaxes are put together, whatever the mask hides of them. */
+TEST(split_forward_tiles) {
+    const int sizes[] = {64, 128, 40, 128};
+    for (int i = 0; i < 4; i++) {
+        host_problem p = problem_of(4, 2, sizes[i]);
+        run_options o = mma, whole;
+        device_results one, other;
+        p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.full = i == 3;
+        p.window = i == 1 ? 1150 : 0;
+        p.softcap = i == 2 ? 3.0 : 0.0;
+        p.scale = i == 0 ? 1.0 : 0.0; /* greatest scores far apart */
+        o.processors = 100 - 30 * i;
+        o.arch = i == 2 ? 86 : 80;
+        o.strided = i == 1;
+        o.backward = i == 0;
+        p.add_slice(9, 30);
+        p.add_slice(70, 1250 + 63 * i); /* 20 and more blocks of keys */
+        p.add_slice(20, 7);
+        check_problem(p, o, (uint64_t)(400 + i));
+        whole = o;
+        whole.processors = 1;
+        whole.backward = o.backward = false;
+        const host_inputs in = random_inputs(p, (uint64_t)(400 + i));
+        if (!run_on_device(p, in, o, &one) || !run_on_device(p, in, whole, &other)) return;
+        CHECK(one.attention.n_split_forward_tiles > 0);
+        CHECK_INT(other.attention.n_split_forward_tiles, 0);
+        CHECK_INT(other.attention.forward_bytes, 0);
+        CHECK(one.attention.forward_bytes > 0);
+        CHECK(one.attention.forward_bytes <= (size_t)(4 * 3 * o.processors * (128 * 128 + 1024) * 4));
+        CHECK(greatest_gap(one.values.out, other.values.out) <= 0x1p-8); /* rounded after other sums of fp32 */
+        for (size_t j = 0; j < one.values.lse.size(); j++) {
+            const double a = one.values.lse[j], b = other.values.lse[j];
+            if (!CHECK(a == b || std::fabs(a - b) <= 0x1p-20 * std::fabs(b))) break;
+        }
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_kernel("attention_combine").blocks, 0); /* of the whole run */
+        cuda_emu_set_order(1);
+        const bool ok = run_on_device(p, in, o, &other);
+        cuda_emu_set_order(0);
+        if (!ok) return;
+        CHECK(one.bits == other.bits);
+        CHECK_INT(cuda_emu_kernel("attention_combine").blocks, 2 * one.attention.n_split_forward_tiles);
+        CHECK_INT(cuda_emu_kernel("attention_forward").blocks, 2 * one.attention.n_forward_tiles);
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+#endif
+    }
+}
+
 /* Where the device would be idle otherwise, and only there; on the host alone. */
-TEST(when_key_tiles_are_split) {
+TEST(when_tiles_are_split) {
     const struct {
         int n_heads, n_kv_heads, queries, keys, documents, processors;
-        bool split;
+        bool forward, backward;
     } cases[] = {
-        {8, 1, 8192, 8192, 1, 132, true},           /* one key head a device: 64 tiles, the first with 1024 row tiles */
-        {8, 1, 1024, 1024, 8, 132, true},           /* packed: 64 tiles */
-        {16, 2, 8192, 8192, 1, 132, true},          /* 128 tiles */
-        {64, 8, 8192, 8192, 1, 132, false},         /* 512 tiles: the device is full */
-        {8, 1, 8192, 8192 + 262144, 1, 132, false}, /* a long prefix has tiles enough */
-        {8, 8, 64, 64, 1, 132, false},              /* nothing that is worth it */
-        {8, 1, 8192, 8192, 1, 1, false},
+        {8, 1, 8192, 8192, 1, 132, false, true},           /* 64 key tiles, the first with 1024 row tiles */
+        {8, 1, 1024, 1024, 8, 132, false, true},           /* packed: 64 key tiles */
+        {16, 2, 8192, 8192, 1, 132, false, true},          /* 128 key tiles */
+        {64, 8, 8192, 8192, 1, 132, false, false},         /* 512 key tiles: the device is full */
+        {8, 1, 8192, 8192 + 262144, 1, 132, false, false}, /* a long prefix has key tiles enough */
+        {7, 1, 2048, 2048 + 131072, 1, 132, true, false},  /* 112 forward tiles for 264 blocks */
+        {8, 1, 100, 262144, 1, 132, true, false},          /* the last tokens of a long sequence */
+        {8, 8, 64, 64, 1, 132, false, false},              /* nothing that is worth it */
+        {8, 1, 8192, 8192, 1, 1, false, false},
     };
     for (const auto &one : cases) {
         std::vector<int32_t> cu_q = {0}, cu_k = {0};
@@ -207,9 +258,13 @@ TEST(when_key_tiles_are_split) {
         REQUIRE(cf_attention_size(&d, &bytes, NULL) == CF_OK);
         std::vector<uint64_t> memory(bytes / 8 + 2);
         REQUIRE(cf_attention_prepare(&d, memory.data(), bytes, &a, NULL) == CF_OK);
-        harness_note("%d/%d heads, %d x %d by %d", one.n_heads, one.n_kv_heads, one.documents, one.queries, one.keys);
-        CHECK_INT(a->n_split_key_tiles > 0, one.split);
-        CHECK(!one.split || a->n_key_tiles * one.n_kv_heads >= one.processors);
+        harness_note("%d/%d heads, %d x %d by %d: %d forward, %d key tiles; split %d, %d", one.n_heads, one.n_kv_heads,
+                     one.documents, one.queries, one.keys, (int)a->n_forward_tiles, (int)a->n_all_key_tiles,
+                     (int)a->n_split_forward_tiles, (int)a->n_split_key_tiles);
+        CHECK_INT(a->n_split_forward_tiles > 0, one.forward);
+        CHECK_INT(a->n_split_key_tiles > 0, one.backward);
+        CHECK(!one.forward || a->n_forward_tiles * one.n_kv_heads >= one.processors);
+        CHECK(!one.backward || a->n_key_tiles * one.n_kv_heads >= one.processors);
         CHECK(a->n_key_tiles <= a->n_all_key_tiles);
         CHECK_INT(a->desc.n_processors, one.processors);
     }
@@ -1006,7 +1061,7 @@ TEST(accuracy_rule_rejects) {
 SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptors), CASE(sizes_are_exact),
       CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
       CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
-      CASE(when_key_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens), CASE(documents_packed_heads),
-      CASE(padded_slices), CASE(masks), CASE(window_edges), CASE(empty_slices), CASE(no_slices),
-      CASE(nan_in_blind_rows), CASE(large_scores), CASE(unfused_types_and_blocks), CASE(chunks_equal_one_piece),
-      CASE(determinism));
+      CASE(split_forward_tiles), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
+      CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges), CASE(empty_slices),
+      CASE(no_slices), CASE(nan_in_blind_rows), CASE(large_scores), CASE(unfused_types_and_blocks),
+      CASE(chunks_equal_one_piece), CASE(determinism));
