@@ -465,6 +465,7 @@ TEST(where_pointers_point) {
 /* ---- several devices ---- */
 
 static void check_kernel(const char *address) { (void)cuda_emu_check_global(address, 16); }
+static void check_listed_kernel(const std::vector<const char *> *list) { check_kernel((*list)[0]); }
 
 TEST(contexts) {
     fresh_machine machine;
@@ -511,7 +512,13 @@ TEST(peers) {
     OK(cudaMemcpyAsync(on_1, on_0, 16, cudaMemcpyDefault, stream));
     CHECK(cudaMemcpyPeerAsync(on_1, 0, on_0, 1, 16, stream) == cudaErrorInvalidValue);
     expect_fault(CUDA_EMU_COPY);
-    OK(launch(stream, check_kernel, 1, (const char *)on_0));
+    OK(launch(stream, check_kernel, 1, (const char *)on_0)); /* seen in the arguments, and when it is used */
+    OK(cudaStreamSynchronize(stream));
+    CHECK_INT(cuda_emu_faults(), 2);
+    CHECK_INT(cuda_emu_faults(CUDA_EMU_PEER), 2);
+    cuda_emu_reset();
+    const std::vector<const char *> table = {on_0}; /* in no argument */
+    OK(launch(stream, check_listed_kernel, 1, &table));
     OK(cudaStreamSynchronize(stream));
     expect_fault(CUDA_EMU_PEER);
     CHECK(cudaMemsetAsync(on_0, 0, 16, stream) == cudaErrorInvalidValue);
@@ -525,7 +532,7 @@ TEST(peers) {
     OK(cudaStreamSynchronize(stream));
     CHECK_INT(cuda_emu_faults(), 0);
     OK(cudaSetDevice(0)); /* not in the other direction */
-    OK(launch(nullptr, check_kernel, 1, (const char *)on_1));
+    OK(launch(nullptr, set_kernel, 1, (int *)(void *)on_1, 3));
     OK(cudaDeviceSynchronize());
     expect_fault(CUDA_EMU_PEER);
     cuda_emu_set_peer_access(false);

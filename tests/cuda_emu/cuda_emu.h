@@ -1,5 +1,5 @@
-/* cuda_emu.h - runs CUDA programs on the host: kernels one thread at a time, streams in any order that CUDA allows - MIT
-   or public domain
+/* cuda_emu.h - runs CUDA programs on the host: kernels one thread at a time, streams in any order that CUDA allows -
+   MIT or public domain
 
    Put this folder first on the include path and compile a .cu file as C++17 (-x c++): it then finds cuda_runtime.h and
    the other CUDA headers here, and its kernels become ordinary functions. Link the .cc files of this folder. One host
@@ -8,26 +8,27 @@
    Kernels. A launch runs its blocks one after the other. The threads of a block are fibers that give way to one another
    only at barriers and warp collectives, so a run is deterministic; cuda_emu_set_order changes the order of the warps.
    The instructions that a kernel reaches through named device functions (ldmatrix, mma.sync, cp.async) are here as
-   cuda_emu_* functions with the fragment layouts of the PTX manual. A cp.async copy lands only when its thread waits for
-   its group, so a missing wait is seen.
+   cuda_emu_* functions with the fragment layouts of the PTX manual. A cp.async copy lands only when its thread waits
+   for its group, so a missing wait is seen.
 
    Streams. Nothing runs when it is issued. Launches (with their arguments as they were then), copies, records, waits
    and cuBLAS calls are queued, and run when the host waits, in an order that respects what CUDA promises and nothing
    else: the order of each stream, events, and the legacy default stream. Which of the possible orders, a policy says
    (cuda_emu_set_policy). A program that gives the same bits under all of them has its waits in place; one that reads a
    result before it waited finds what was there before. cudaStreamQuery and cudaEventQuery advance the device by a step.
-   As in CUDA: a copy from pageable memory takes its bytes when it is issued, one from pinned memory when it runs; a copy
-   to pageable memory returns when it has run; cudaMemcpy waits, but not for the arrival of bytes from pageable memory
-   or between devices; cudaMemset does not wait; cudaFree waits for its device, cudaMalloc does not; a wait for an event
-   that was never recorded is none.
+   As in CUDA: a copy from pageable memory takes its bytes when it is issued, one from pinned memory when it runs; a
+   copy to pageable memory returns when it has run; cudaMemcpy waits, but not for the arrival of bytes from pageable
+   memory, nor for copies within and between devices; cudaMemset does not wait; cudaFree waits for its device,
+   cudaMalloc does not; a wait for an event that was never recorded is none. There can be several devices, and with
+   nccl.h several processes.
 
    Time. Every operation also has a duration in virtual seconds, and events and cudaEventElapsedTime tell virtual time:
    an operation starts when its stream, what it waits for and the host's time at its issue allow, whatever the order in
    which the host runs it. Streams never slow one another down: neither multiprocessors nor copy engines are shared.
 
    What is watched, and counted as a fault of its kind (the first one is kept as text, nothing is printed):
-     OUT_OF_BOUNDS   a shared access outside the block's dynamic shared memory; a vector or asynchronous access, a copy or
-                     a product outside every cudaMalloc'ed block (plain dereferences are AddressSanitizer's to see)
+     OUT_OF_BOUNDS   a shared access outside the block's dynamic shared memory; a vector or asynchronous access, a copy
+                     or a product outside every cudaMalloc'ed block (plain dereferences are AddressSanitizer's to see)
      UNINITIALISED   a read of shared memory that nobody wrote in this block, or whose asynchronous copy is in flight
      MISALIGNED      a vector access that is not aligned to its size
      RACE            two threads touch the same four bytes of shared memory between two barriers, at least one writing
@@ -36,15 +37,16 @@
      DIVERGED        a warp collective that some of its lanes never reach, or where they call different ones
      LAUNCH          a launch that a device would refuse
      COPY            a copy whose kind contradicts its addresses, or a cudaMemset of host memory
-     PEER            memory of another device, used without peer access
+     PEER            memory of another device, used, or handed to a kernel, without peer access (copies need none)
      HANDLE          a stream, event or handle that does not exist (any more)
      IN_USE          memory that was freed while queued work, for which the call does not wait, uses it
      DEADLOCK        a wait of the host that cannot end. All queued work is then dropped
      TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
-   Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__ arrays
-   are filled with 0xFF bytes before each block, and memory from cudaMalloc and cudaMallocHost once. Per kernel it counts
-   blocks, barriers, mma instructions, and the wavefronts of shared memory with those that bank conflicts add. */
+   Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__
+   arrays are filled with 0xFF bytes before each block, and memory from cudaMalloc and cudaMallocHost once. Blocks,
+   barriers, mma instructions, and the wavefronts of shared memory with those that bank conflicts add, are counted by
+   kernel. */
 
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -128,14 +130,16 @@ enum cuda_emu_policy {
     CUDA_EMU_IMMEDIATE,    /* at once: the fastest of devices */
     CUDA_EMU_LAZY,         /* nothing but what the host waits for, and what that waits for */
     CUDA_EMU_NEWEST_FIRST, /* the stream that got work last comes first */
-    CUDA_EMU_STREAM_LATE,  /* one stream only when nothing else can run: of the live ones, number `choice` */
+    CUDA_EMU_STREAM_LATE,  /* stream number `choice` only when nothing else can run: 0 is the legacy streams, from 1 on
+                              those that are alive, as they were created */
     CUDA_EMU_RANDOM        /* any, also while the host goes on (how often differs too); `choice` is the seed */
 };
 void cuda_emu_set_policy(cuda_emu_policy policy, uint64_t choice = 0);
 void cuda_emu_set_order(int backwards); /* 1: warps and blocks of a kernel start in descending order */
 
-/* Calls `workload` under every policy, with every stream that it makes late once and as many seeds as said. The policy
-   is then as before. cuda_emu_policy_name tells, for messages, which one is set. */
+/* Calls `workload` under every policy, with every stream that it makes late once and as many seeds as said. It should
+   make its objects anew each time: good bytes that an earlier call left in a buffer hide a missing wait. The policy is
+   then as before. cuda_emu_policy_name tells, for messages, which one is set. */
 void cuda_emu_each_policy(int seeds, const std::function<void()> &workload);
 const char *cuda_emu_policy_name();
 

@@ -1,7 +1,7 @@
 /* cuda_emu_private.h - what the parts of the emulation know of one another - MIT or public domain
 
-   cuda_emu.cc runs one kernel. runtime_emu.cc holds the queues that say when, memory, and everything else that a program
-   calls; cublas_emu.cc and nccl_emu.cc put their work on its queues. */
+   cuda_emu.cc runs one kernel. runtime_emu.cc holds the queues that say when, memory, and everything else that a
+   program calls; cublas_emu.cc and nccl_emu.cc put their work on its queues. */
 
 #ifndef CUDA_EMU_PRIVATE_H
 #define CUDA_EMU_PRIVATE_H
@@ -9,6 +9,17 @@
 #include "cuda_emu.h"
 
 #include <memory>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMU_ASAN 1
+#endif
+#endif
+#ifndef EMU_ASAN
+#define EMU_ASAN 0
+#endif
 
 /* ---- kernels ---- */
 
@@ -36,8 +47,8 @@ struct cuda_emu_range {
     size_t bytes;
 };
 
-/* One operation of a stream. It may begin when it is the first in its queue and all of `after` are done, and run when it
-   is ready too. */
+/* One operation of a stream. It may begin when it is the first in its queue and all of `after` are done, and run when
+   it is ready too. */
 struct cuda_emu_operation {
     cuda_emu_work work;
     std::function<void()> begin; /* empty: nothing to do before it is ready */

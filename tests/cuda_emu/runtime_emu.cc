@@ -13,17 +13,6 @@
 #include <deque>
 #include <map>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EMU_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMU_ASAN 1
-#endif
-#endif
-#ifndef EMU_ASAN
-#define EMU_ASAN 0
-#endif
-
 typedef cuda_emu_operation_ref operation_ref;
 
 /* ================================================================================================================
@@ -83,8 +72,8 @@ cudaError_t cuda_emu_finish_call(cudaError_t error) {
     return error;
 }
 
-/* The first is for calls that do nothing when they fail, the second for those that wait, free or destroy: they go on and
-   return `begun` in the end. */
+/* The first is for calls that do nothing when they fail, the second for those that wait, free or destroy: they go on
+   and return `begun` in the end. */
 #define BEGIN_CALL(device)                                                 \
     do {                                                                   \
         const cudaError_t begun = cuda_emu_begin_call(__func__, (device)); \
@@ -1028,12 +1017,15 @@ cudaError_t cuda_emu_func_set_attribute(const void *kernel, cudaFuncAttribute at
     return cudaSuccess;
 }
 
-/* Addresses of allocations among the arguments. */
-static void find_uses(const void *values, size_t bytes, std::vector<cuda_emu_range> *uses) {
+/* Addresses of allocations among the arguments; a fault for one that the device cannot use. */
+static void find_uses(const char *name, int device, const void *values, size_t bytes,
+                      std::vector<cuda_emu_range> *uses) {
     for (size_t at = 0; at + sizeof(void *) <= bytes; at += sizeof(void *)) {
         const void *address;
         memcpy(&address, (const char *)values + at, sizeof address);
-        if (find_block((uintptr_t)address)) uses->push_back({address, 1});
+        if (!find_block((uintptr_t)address)) continue;
+        uses->push_back({address, 1});
+        (void)cuda_emu_check_range(address, 1, device, name);
     }
 }
 
@@ -1053,7 +1045,7 @@ cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel
     operation->work.threads = (int64_t)block.x * block.y * block.z;
     operation->run = [call] { cuda_emu_run_kernel(call); };
     if (kernels_to_failure > 0 && --kernels_to_failure == 0) operation->fails = kernel_failure;
-    find_uses(values, bytes, &operation->uses);
+    find_uses(name.c_str(), stream->device, values, bytes, &operation->uses);
     cuda_emu_issue(stream, operation);
     return cudaSuccess;
 }
