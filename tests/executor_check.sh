@@ -159,7 +159,8 @@ program=$build/cuda/executor_cuda
 if [ ! -x "$program" ]; then skip_all "built without a C++ compiler"; fi
 CUDA_EMU_DEVICES=2
 export CUDA_EMU_DEVICES
-tiny="--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
+# fp32, because the fused attention of 16-bit numbers takes five times as long at these sizes.
+tiny="--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
 model="$tiny --synthetic 56,5,16,3,1,0,33" # groups of 4 and 3 chunks, some of them hybrid
 
 # ---- gradients: types and the float64 reference, which shares no line with the kernels ----
@@ -168,9 +169,9 @@ for type in fp32 fp16 bf16; do
     gradients "$type, one stage" "check $type.*(2 hybrid), largest group 4.* 5 replays" --type $type --reference
 done
 gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
-gradients "bf16 with the fused attention" 'check bf16' --attention mma --stages 2 --reference
-gradients "fp32 on 4 stages" '4 stages' --type fp32 --layers 4 --stages 4 --k 2 --reference
-gradients "bf16, head size 64, one key head" 'check bf16' --hidden 128 --heads 2 --kv-heads 1 --layers 1 --reference
+gradients "bf16 with the fused attention" 'check bf16' --type bf16 --attention mma --stages 2 --reference
+gradients "fp32 on 4 stages" '4 stages' --layers 4 --stages 4 --k 2 --reference
+gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 --layers 1 --reference
 
 # ---- gradients: every schedule and replay ----
 
@@ -178,37 +179,37 @@ for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
     for replay in pipeline local; do
         layers=2
         if [ $schedule = interleaved ]; then layers=4; fi
-        gradients "$schedule, $replay replay, 2 stages" "$schedule, 2 stages x [12]; [1-9][0-9]* replays" --type fp32 \
+        gradients "$schedule, $replay replay, 2 stages" "$schedule, 2 stages x [12]; [1-9][0-9]* replays" \
             --schedule $schedule --replay $replay --layers $layers --stages 2 --k 1
     done
 done
-gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --type fp32 --layers 4 --schedule 1f1b --stages 4 --k 2
-gradients "3 stages with 1, 1 and 2 layers" '3 stages' --type fp32 --layers 4 --stages 3 --k 2
-gradients "nothing replayed" ' 0 replays' --type fp32 --stages 2 --k 9
-gradients "I and W, bf16" '[1-9][0-9]* split backwards' --schedule zero-bubble --layers 4 --stages 4 --k 2
-gradients "I and W on one stage" '[1-9][0-9]* split backwards' --type fp32 --schedule zero-bubble --k 2
-gradients "best with I and W" 'best' --type fp32 --schedule best --split-backward --stages 2 --k 2 --replay local
+gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --layers 4 --schedule 1f1b --stages 4 --k 2
+gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
+gradients "nothing replayed" ' 0 replays' --stages 2 --k 9
+gradients "I and W, bf16" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 --schedule zero-bubble --stages 2 --k 2
+gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-bubble --k 2
+gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
 gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 --virtual 2 --k 2
-gradients "at most 2 chunks kept" 'K 4' --type fp32 --stages 2 --k 4 --limit 2
+gradients "at most 2 chunks kept" 'K 4' --stages 2 --k 4 --limit 2
 
 # ---- gradients: chunks ----
 
-gradients "aligned slices" '[1-9] hybrid' --type fp32 --align 8 --stages 2 --k 2
-gradients "no hybrid chunks" '(0 hybrid)' --type fp32 --no-tails --stages 2
-gradients "even slices, prompts" 'largest group 4' --type fp32 --split even --prompt 7 --stages 2 --k 2 --reference
+gradients "aligned slices" '[1-9] hybrid' --align 8 --stages 2 --k 2
+gradients "no hybrid chunks" '(0 hybrid)' --no-tails --stages 2
+gradients "even slices, prompts" 'largest group 4' --split even --prompt 7 --stages 2 --k 2 --reference
 model="$tiny --synthetic 16,9,3,0,1,16,12,5"
-gradients "standalone chunks only" 'largest group 0' --type fp32 --stages 2 --schedule 1f1b --align 4
+gradients "standalone chunks only" 'largest group 0' --stages 2 --schedule 1f1b --align 4
 model="$tiny --synthetic 131"
-gradients "one group of 9" 'largest group 9' --type fp32 --stages 2 --k 3 --schedule zero-bubble
+gradients "one group of 9" 'largest group 9' --stages 2 --k 3 --schedule zero-bubble
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
 # ---- state in host memory, two devices ----
 
 for replay in pipeline local; do
-    gradients "state in host memory, $replay replay" ' [1-9][0-9]* offloads' --type fp32 --stages 2 --k 2 --offload 0.01 \
+    gradients "state in host memory, $replay replay" ' [1-9][0-9]* offloads' --stages 2 --k 2 --offload 0.01 \
         --replay $replay
 done
-gradients "2 devices" '2 stages' --type fp32 --stages 2 --devices 2 --k 2
+gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
 gradients "4 stages on 2 devices, interleaved, offload" ' [1-9][0-9]* offloads' --layers 8 --stages 4 --devices 2 --k 2 \
     --schedule interleaved --offload 0.01
 
@@ -222,22 +223,22 @@ orders() {
         CUDA_EMU_POLICY=${policy% *}
         CUDA_EMU_CHOICE=${policy#* }
         export CUDA_EMU_POLICY CUDA_EMU_CHOICE
-        gradients "$what, $policy" '' --type fp32 "$@"
+        gradients "$what, $policy" '' "$@"
     done
     unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
 }
 orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --offload 0.01 --replay local --schedule interleaved
 CUDA_EMU_BACKWARDS=1
 export CUDA_EMU_BACKWARDS
-gradients "blocks and warps in descending order" '' --type fp32 --stages 2 --k 2
+gradients "blocks and warps in descending order" '' --stages 2 --k 2
 unset CUDA_EMU_BACKWARDS
 
 # ---- training and timelines ----
 
 learns "loss falls, 2 stages" --stages 2 --k 2 --steps 6 --lr 0.01
-learns "loss falls, fp16, one stage" --type fp16 --steps 6 --lr 0.01
+learns "loss falls, fp16, one stage" --type fp16 --attention unfused --steps 6 --lr 0.01
 model="$tiny"
-learns "text, a batch of other chunks each time" --type fp32 --stages 2 --schedule zero-bubble --steps 4 --batch 1 --lr 0.01 \
+learns "text, a batch of other chunks each time" --stages 2 --schedule zero-bubble --steps 4 --batch 1 --lr 0.01 \
     --max-length 60 examples/hello.c
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 timeline "paper, one stage" --k 2
@@ -245,11 +246,26 @@ timeline "1f1b on 2 devices" --stages 2 --devices 2 --schedule 1f1b --k 2
 timeline "zero-bubble, local replay, offload" --stages 2 --schedule zero-bubble --replay local --k 2 --offload 0.01
 timeline "interleaved on 2 devices" --layers 4 --stages 2 --devices 2 --schedule interleaved --k 1
 
-# ---- a process a stage ----
+# ---- a process a stage: sends that wait for their receivers, and sends that do not ----
 
-gradients "2 ranks" '2 stages' --type fp32 --ranks 2 --devices 2 --k 2
-gradients "3 ranks, split backwards" '3 stages' --type fp32 --layers 3 --ranks 3 --k 1 --schedule zero-bubble
-gradients "2 ranks, 2 virtual stages each" '2 stages x 2' --layers 4 --ranks 2 --schedule interleaved --k 2 --replay local
+for sends in rendezvous buffered; do
+    CUDA_EMU_NCCL=$sends
+    export CUDA_EMU_NCCL
+    gradients "2 ranks, $sends" '2 stages' --ranks 2 --devices 2 --k 2
+    gradients "3 ranks, split backwards, $sends" '3 stages' --layers 3 --ranks 3 --schedule zero-bubble
+    gradients "2 ranks, 2 virtual stages each, offload, $sends" '2 stages x 2' --layers 4 --ranks 2 --schedule interleaved \
+        --k 2 --replay local --offload 0.01
+done
+unset CUDA_EMU_NCCL
+for policy in lazy newest-first "random 3"; do
+    CUDA_EMU_POLICY=${policy% *}
+    CUDA_EMU_CHOICE=${policy#* }
+    export CUDA_EMU_POLICY CUDA_EMU_CHOICE
+    gradients "2 ranks, $policy" '2 stages' --ranks 2 --schedule 1f1b --k 2
+done
+unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
+learns "loss falls, 2 ranks" --ranks 2 --k 2 --steps 6 --lr 0.01
+timeline "2 ranks" --ranks 2 --k 2 --schedule 1f1b
 
 # ---- failures ----
 
@@ -259,7 +275,7 @@ fails() {
     said=$2
     shift 2
     # shellcheck disable=SC2086
-    run $model --check --type fp32 --stages 2 --k 2 "$@"
+    run $model --check --stages 2 --k 2 "$@"
     expect "$name" 1 "executor_cuda: .*$said"
 }
 for call in 1 4 40 200 400 700 1100; do
@@ -273,6 +289,8 @@ for kernel in 1 50 700; do
     export CUDA_EMU_FAIL_KERNEL
     fails "kernel $kernel" 'of chunk [0-9]* on .*stage [01]' --blocking
 done
+CUDA_EMU_FAIL_KERNEL=300
+fails "kernel 300 of both ranks" 'rank [01]: .*of chunk' --ranks 2
 unset CUDA_EMU_FAIL_KERNEL
 
 # ---- options ----
@@ -285,7 +303,7 @@ refuse 'no target tokens' --synthetic 1,0,1
 refuse 'give --synthetic or files' examples/hello.c
 refuse 'head_size' --heads 8
 refuse 'heads must divide hidden' --heads 5
-refuse 'path' --type fp32 --attention mma
+refuse 'path' --attention mma
 refuse '--ranks 2 wants as many stages' --ranks 2 --stages 3
 run --help
 expect "help" 0 '^usage: executor_cuda'
