@@ -1747,7 +1747,8 @@ typedef struct cf_cuda_step {
     const void *tiles;
     const int32_t *positions;     /* (chunk->padded): cf_position_ids, but -1 in padding */
     cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
-                                     chunk->prefix. A standalone chunk has one of its own, from F to its backward */
+                                     chunk->prefix. A standalone chunk has one of its own, from F to its backward. W:
+                                     data is NULL, because rows are held until B or I */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
     int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
@@ -1796,7 +1797,8 @@ typedef struct cf_executor_desc {
     double timeout;                   /* seconds without progress of the device after which a run gives up. 0: 600 */
     uint64_t seed;
     struct ncclComm *nccl;            /* one stage per process: this process runs the stage that is its rank in this
-                                         communicator, of n_stages ranks. NULL: all stages in this process */
+                                         communicator, of n_stages ranks. NULL: all stages in this process, which are
+                                         256 virtual ones at most */
     const cf_allocator *allocator;    /* host memory; NULL: malloc */
 } cf_executor_desc;
 
@@ -1825,8 +1827,12 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
    released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the
    callback's or CUDA's number. CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of
    the device itself shows later than the action that made it: it is put down to the first action that is not known to
-   have ended; `blocking` finds it exactly. With NCCL the other stages go on with their transfers, so that no process
-   hangs, and all of them report the stage that failed. */
+   have ended; `blocking` finds it exactly. After a `timeout` the executor can be used again once the device has come to
+   an end.
+
+   With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and report
+   the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others find that
+   out from NCCL or after `timeout`: the communicator is then aborted (ncclCommAbort), the executor of no more use. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_run(cf_executor *executor, cf_error *error);
 
 /* The compute stream of a stage, for what must come before or after its passes (zeroing gradients, the optimizer). NULL

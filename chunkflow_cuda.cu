@@ -1,7 +1,8 @@
 /* chunkflow_cuda.cu - attention for chunked training on NVIDIA GPUs - MIT or public domain
 
-   The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. Needs the CUDA Toolkit
-   and cuBLAS, nothing else:
+   The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. The executor calls the
+   header's own functions: put its implementation into some other file of the program. Needs the CUDA Toolkit and
+   cuBLAS, and NCCL only where CHUNKFLOW_NCCL is defined:
 
        nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
            -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
@@ -3362,7 +3363,8 @@ bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int6
 /* Load walks the lists once through the interpreter and works out, for each action: where its memory lies, which
    earlier actions its stream must wait for, and in which order one host thread can put the actions of all stages on
    their streams so that nothing waits for what is not issued yet. Run repeats the walk in that order and does no more
-   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock. */
+   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
+   device has fewer queues than there are streams and puts several into one. */
 
 namespace {
 
@@ -3402,7 +3404,7 @@ struct stage {
     executor *owner;
     int64_t number; /* in the pipeline */
     int device;
-    int64_t metadata_set; /* index into executor.sets */
+    int64_t set_index;    /* into executor.sets */
     array<cudaStream_t> streams;
     array<cudaEvent_t> events;
     cudaEvent_t base; /* timeline: time 0 of the run */
@@ -3480,7 +3482,7 @@ struct executor {
     int64_t n_transfers; /* NCCL: handed over in this run */
     int aborted;         /* NCCL: the communicator was given up */
     cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
-    int64_t *exchange_device, *exchange_host; /* NCCL: two numbers each, what goes into an exchange and what comes out */
+    int64_t *exchange_device, *exchange_host; /* NCCL: two numbers, into an exchange and out of it */
 };
 
 executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
@@ -3594,8 +3596,8 @@ void drop_recording(recording *r) {
 /* fixed + each x n, rounded up to 256; -1 where that is too large. */
 int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
     if (each > 0 && n > MOST_BYTES / each) return -1;
-    return fixed > MOST_BYTES || fixed + each * n > MOST_BYTES ? -1
-                                                               : (int64_t)align_up((size_t)(fixed + each * n), 256);
+    if (fixed > MOST_BYTES - each * n) return -1;
+    return (int64_t)align_up((size_t)(fixed + each * n), 256);
 }
 
 /* A new item of the arena, from the action at hand on; its end is not known yet. */
@@ -3755,7 +3757,9 @@ bool record_stay(recording *r, int64_t bytes, int64_t leaves, int64_t comes) {
 }
 
 /* When a chunk's rows are held: from its F to its backward, less its stays in host memory; and those of its gradient,
-   which exist from the first backward of its group on. moves[*next] is the first move that may be the chunk's. */
+   which exist from the first backward of its group on. moves[*next] is the first move that may be the chunk's.
+   Rows that leave may be taken over by the next action, which then waits for the copy: who moves state out is short of
+   memory. */
 bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t first_backward, int64_t *next) {
     executor *e = r->e;
     const cf_allocator &from = e->allocator;
@@ -3770,9 +3774,8 @@ bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t fir
         const bool both = e->desc.offload_gradients && leaves > first_backward;
         ok = add_rect(from, state, c->prefix, rows, held, leaves + 1, leaves + 1);
         if (ok && both) ok = add_rect(from, gradient, c->prefix, rows, held_gradient, leaves + 1, leaves + 1);
-        const int64_t bytes =
-            plane_bytes(r->s->state[local], rows) + (both ? plane_bytes(r->s->gradient[local], rows) : 0);
-        ok = ok && record_stay(r, bytes, leaves, comes);
+        const int64_t own = plane_bytes(r->s->state[local], rows), more = plane_bytes(r->s->gradient[local], rows);
+        ok = ok && record_stay(r, own + (both ? more : 0), leaves, comes);
         r->s->plan[leaves].with_gradient = r->s->plan[comes].with_gradient = both;
         held = comes;
         if (both) held_gradient = comes;
@@ -4048,8 +4051,8 @@ cf_result check_chunks(const executor *e, cf_error *error) {
 bool find_positions(executor *e) {
     const cf_schedule *s = e->schedule;
     const int64_t n = e->n_virtual_stages * e->n_steps;
-    static const int8_t kinds[CF_PASS_COUNT] = {AT_F, AT_R,      AT_B, AT_B,      -1, -1, AT_RECV_F,
-                                                -1,   AT_RECV_R, -1,   AT_RECV_B, -1, -1};
+    static const int8_t kinds[CF_PASS_COUNT] = {AT_F,      AT_R, AT_B,      AT_B, -1,        -1, /* .. W, SEND_F */
+                                                AT_RECV_F, -1,   AT_RECV_R, -1,   AT_RECV_B, -1, -1};
     if (!fill<int64_t>(e->allocator, &e->at, AT_KINDS * n, -1)) return false;
     for (int64_t i = 0; i < s->n_stages; i++)
         for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
@@ -4360,7 +4363,7 @@ int64_t standalone_bytes(const executor *e, stage *s) {
 
 /* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace. */
 cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
-    const metadata_set &set = e->sets[s->metadata_set];
+    const metadata_set &set = e->sets[s->set_index];
     cf_executor_memory *m = &s->memory_used;
     const int64_t own = most_workspace(e, s), standalone = standalone_bytes(e, s);
     int64_t at = set.bytes;
@@ -4439,7 +4442,7 @@ cf_result take_all(executor *e, cf_error *error) {
         code = take_memory(s, error);
         if (code == CF_OK) code = take_events(e, s, error);
         if (code == CF_OK) code = take_run_memory(e, s, error);
-        if (code == CF_OK) code = upload_set(e, e->sets[s->metadata_set], s, error);
+        if (code == CF_OK) code = upload_set(e, e->sets[s->set_index], s, error);
     }
     return code;
 }
@@ -4645,7 +4648,8 @@ void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->mem
 
 /* Everything that the processes do with one another is on one stream and in the order of the list. A stage that fails
    goes on with its transfers, whatever is in the buffers, so that the others come to their ends; then all exchange who
-   failed. A stage whose device is dead can do neither: it gives the communicator up, and the others find a peer gone. */
+   failed. A stage whose device is dead can do neither: it gives the communicator up, and the others find a peer gone.
+ */
 
 cf_result fail_nccl(cf_error *error, ncclResult_t status) {
     return fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status, ncclGetErrorString(status));
@@ -4710,7 +4714,8 @@ int transfer_with_nccl(const stage *s, int64_t position) {
     if (begin_action(s, position) != 0) return 1;
     if (bytes > 0 && is_send(a.pass))
         status = ncclSend(in_arena(s, p.output), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
-    else if (bytes > 0) status = ncclRecv(in_arena(s, p.input), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
+    else if (bytes > 0)
+        status = ncclRecv(in_arena(s, p.input), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
     status = settle(e, status);
     if (status != ncclSuccess) {
         note_failure(s, position, CF_ERROR_DEVICE, "nccl", "transfer", (int64_t)status, ncclGetErrorString(status));
@@ -4866,7 +4871,7 @@ cf_state gradient_of(const stage *s, const cf_action &a) {
 void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
     const executor *e = s->owner;
     const int64_t i = a.chunk - e->first_chunk;
-    const metadata_set &set = e->sets[s->metadata_set];
+    const metadata_set &set = e->sets[s->set_index];
     step->metadata = &e->metadata[i];
     step->positions = reinterpret_cast<const int32_t *>(s->memory + e->positions_at[i]);
     if (set.attention.n == 0) return;
@@ -5119,6 +5124,13 @@ cf_result run_batch(executor *e, cf_error *error) {
 
 /* ---- the timeline ---- */
 
+/* Stages on one device share its clock, to the last bit. */
+cudaEvent_t clock_of(const executor *e, const stage *s) {
+    int64_t i = 0;
+    while (e->stages[i].device != s->device) i++;
+    return e->stages[i].base;
+}
+
 cf_result read_times(const executor *e, const stage *s, double *start, double *end, cf_error *error) {
     const int64_t first = e->schedule->first[s->number];
     for (int64_t i = 0; i < s->n_actions; i++) {
@@ -5129,8 +5141,9 @@ cf_result read_times(const executor *e, const stage *s, double *start, double *e
             from = &e->stages[p->peer];
             p = &from->plan[p->partner];
         }
-        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], from->base, from->events[p->event + 1]);
-        if (status == cudaSuccess) status = cudaEventElapsedTime(&milliseconds[1], from->base, from->events[p->event]);
+        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], clock_of(e, from), from->events[p->event + 1]);
+        if (status == cudaSuccess)
+            status = cudaEventElapsedTime(&milliseconds[1], clock_of(e, from), from->events[p->event]);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
         start[first + i] = 1e-3 * (double)milliseconds[0];
         end[first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
@@ -5218,8 +5231,8 @@ cf_result choose_set(executor *e, stage *s, cf_error *error) {
     set.arch = e->desc.attention.arch;
     if (set.arch == 0 && e->desc.attention.n_heads != 0) code = device_arch(s->device, &set.arch, error);
     if (code != CF_OK) return code;
-    for (s->metadata_set = 0; s->metadata_set < e->sets.n; s->metadata_set++)
-        if (e->sets[s->metadata_set].arch == set.arch) return CF_OK;
+    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++)
+        if (e->sets[s->set_index].arch == set.arch) return CF_OK;
     return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
 }
 

@@ -648,6 +648,22 @@ test_check() {
         '/"stage": 0, .*"end": 256,/s/"end": 256,/"end": -1,/' s.json --plan p.json
     same check/other-plan 1 "$("$CHUNKFLOW" check --plan p2.json s.json >/dev/null 2>&1; echo $?)"
 
+    # Damage to bounds and peaks.
+    cf plan "$@" --schedule 1f1b --limit 9 --token-bytes 7,5,3,1 --json b.json --summary lengths
+    succeeds check/bytes check --plan p.json --token-bytes 7,5,3,1 b.json
+    succeeds check/bytes/unknown check --plan p.json b.json
+    refuses check/bytes/less 1 '^b.json: breaks a rule: peak_bytes: got [0-9]* on stage 0, the list gives' check \
+        --plan p.json --token-bytes 6,5,3,1 b.json
+    for bound in critical-path stage-load one-machine memory; do
+        damage "check/bound/$bound" "breaks a rule: bounds: no schedule is shorter than 9000000, says $bound" \
+            "s/\"$bound\": [0-9]*/\"$bound\": 9e6/" b.json --plan p.json
+    done
+    damage check/peak/tokens 'breaks a rule: peak_tokens: got 77 on stage 0, the list gives' \
+        's/"peak_tokens": \[[0-9]*/"peak_tokens": [77/' b.json --plan p.json
+    damage check/peak/state 'breaks a rule: peak_state_tokens: got 77 on stage 2, the list gives' \
+        's/"peak_state_tokens": \[\([0-9]*, [0-9]*\), [0-9]*/"peak_state_tokens": [\1, 77/' b.json --plan p.json
+    damage check/peak/count 'stages: says 3, there are 4' 's/"peak_bytes": \[/"peak_bytes": [1, /' b.json --plan p.json
+
     # Damage to the times of transfers.
     cf plan "$@" --schedule 1f1b --lower --latency 3 --json l.json --summary lengths
     succeeds check/lowered check --plan p.json l.json

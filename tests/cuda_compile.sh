@@ -108,6 +108,19 @@ else
     head -n 20 "$out/compute_80.log"
 fi
 
+# With NCCL, where its header is.
+if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then
+    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -DCHUNKFLOW_NCCL \
+            -gencode arch=compute_80,code=compute_80 -I. -c chunkflow_cuda.cu -o "$out/nccl.o" >"$out/nccl.log" 2>&1; then
+        ok "compiles with CHUNKFLOW_NCCL"
+    else
+        bad "does not compile with CHUNKFLOW_NCCL"
+        head -n 20 "$out/nccl.log"
+    fi
+else
+    printf 'skip: no nccl.h\n'
+fi
+
 # The object offers the functions of the header and nothing else (nvcc gives names without linkage a unique prefix), and
 # its host part works in a C program with no device.
 others=$(nm -g --defined-only "$out/sm_80.o" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')

@@ -256,6 +256,21 @@ static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_time
     }
 }
 
+/* The validator's own count of bytes: the peak is the least limit that it lets pass. */
+static void check_bytes(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_bytes *bytes) {
+    int64_t limits[8], stage, i;
+    cf_validate_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.bytes = *bytes;
+    desc.limits_bytes = limits;
+    for (i = 0; i < s->n_stages; i++) limits[i] = t->peak_bytes[i];
+    CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_OK);
+    for (stage = 0; stage < s->n_stages; stage++) {
+        for (i = 0; i < s->n_stages; i++) limits[i] = i == stage ? t->peak_bytes[i] - 1 : 0;
+        if (limits[stage] > 0) CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_ERROR_SCHEDULE);
+    }
+}
+
 TEST(agrees_with_the_slow_simulator) {
     harness_rng rng = {71};
     int64_t moved = 0, copied = 0;
@@ -297,6 +312,7 @@ TEST(agrees_with_the_slow_simulator) {
             copied += other->actions[i].pass == CF_PREFETCH;
         }
         check_books(plan, other, t);
+        check_bytes(plan, other, t, &desc.bytes);
         if (round % 8 == 0) check_transfers(plan, other, timing, t);
         free(start);
         free(end);

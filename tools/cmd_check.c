@@ -117,8 +117,18 @@ static int load_plan(const source *file, const char *lengths_path, saved_plan *o
    Schedules
    ---------------------------------------------------------------------------------------------------------------- */
 
+/* bytes: what a token weighs, NULL if nobody said. */
+static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved, const cf_bytes *bytes) {
+    char why[200];
+    int holds = saved->has_times ? saved_times_hold(plan, saved, bytes, why, sizeof why) : 1;
+
+    if (holds < 0) return cli_failed("out of memory for %s", cli_input_name(file->path));
+    return holds ? CLI_OK : breaks(file, why);
+}
+
+/* saved: with its times, NULL: there are none. */
 static int validate_schedule(const check_options *asked, const source *file, const cf_plan *plan,
-                             const cf_schedule *schedule) {
+                             const cf_schedule *schedule, const saved_schedule *saved) {
     pipeline_options limits = asked->limits;
     pipeline pipe;
     cf_validate_desc desc;
@@ -136,6 +146,7 @@ static int validate_schedule(const check_options *asked, const source *file, con
         if (result == CF_ERROR_MEMORY) code = cli_failed("%s", error.text);
         else if (result != CF_OK) code = breaks(file, error.text);
     }
+    if (code == CLI_OK && saved) code = check_times(file, plan, saved, pipe.counts_bytes ? &pipe.bytes : NULL);
     free(scaled);
     pipeline_close(&pipe);
     return code;
@@ -150,14 +161,6 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
     return CLI_OK;
 }
 
-static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved) {
-    char why[200];
-    int holds = saved->has_times ? saved_times_hold(plan, saved, why, sizeof why) : 1;
-
-    if (holds < 0) return cli_failed("out of memory for %s", cli_input_name(file->path));
-    return holds ? CLI_OK : breaks(file, why);
-}
-
 static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
     saved_schedule saved;
     int code;
@@ -166,8 +169,7 @@ static int check_json_schedule(const check_options *asked, const source *file, c
         return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
     code = saved_schedule_read(&file->document, &saved);
     if (code != CLI_OK) return code;
-    code = validate_schedule(asked, file, plan, &saved.schedule);
-    if (code == CLI_OK) code = check_times(file, plan, &saved);
+    code = validate_schedule(asked, file, plan, &saved.schedule, &saved);
     if (code == CLI_OK) code = say_schedule(file, &saved.schedule, saved.has_times ? "; its times hold" : "");
     saved_schedule_free(&saved);
     return code;
@@ -196,7 +198,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     case CF_ERROR_SCHEDULE: return breaks(file, error.text);
     default: return packing_error(&error, NULL);
     }
-    code = validate_schedule(asked, file, plan, schedule);
+    code = validate_schedule(asked, file, plan, schedule, NULL);
     if (code == CLI_OK) code = say_schedule(file, schedule, "");
     cf_schedule_free(schedule);
     return code;
@@ -283,8 +285,8 @@ const cli_command cmd_check = {
     "whether a written plan or schedule is sound",
     "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every\n"
     "rule is checked by code that shares nothing with what made the file; of times that a schedule has, that they fit\n"
-    "its order and its sums. Bounds, and peaks in tokens or bytes, are not read. Exit code 0: sound; 1: a rule is\n"
-    "broken, and one line names the first violation; 2: the file cannot be read.\n\n"
+    "its order, its sums and its bounds, and that the peaks are those of the lists (in bytes: with --token-bytes). Exit\n"
+    "code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the file cannot be read.\n\n"
     "    chunkflow plan --chunk-size 8K --k 2 --stages 4 --plan-json plan.json --json schedule.json lengths\n"
     "    chunkflow check plan.json --lengths lengths\n"
     "    chunkflow check --plan plan.json schedule.json\n",

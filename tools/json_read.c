@@ -350,6 +350,10 @@ static int read_field(const json_document *document, uint32_t node, const json_f
             return json_wrong(document, node, "%s: wanted true or false", field->name);
         *(int *)member = value->kind == JSON_TRUE;
         return CLI_OK;
+    case JSON_OBJECT_OF:
+        if (value->kind != JSON_OBJECT) return json_wrong(document, node, "%s: wanted an object", field->name);
+        *(uint32_t *)member = node;
+        return CLI_OK;
     case JSON_ARRAY_OF:
     default:
         if (value->kind != JSON_ARRAY) return json_wrong(document, node, "%s: wanted an array", field->name);

@@ -45,7 +45,8 @@ typedef enum json_type {
     JSON_REAL,    /* double: any finite number */
     JSON_BOOL,    /* int */
     JSON_WORD,    /* int64_t: place in the NULL-terminated list `words`, from 0 */
-    JSON_ARRAY_OF /* uint32_t: the node of an array, its elements unread */
+    JSON_ARRAY_OF, /* uint32_t: the node of an array, its elements unread */
+    JSON_OBJECT_OF /* uint32_t: the node of an object, its members unread */
 } json_type;
 
 typedef struct json_field {

@@ -233,11 +233,12 @@ typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
     int64_t kind, replay, lowered;
-    uint32_t actions, peak_live;
+    uint32_t actions, peak_live, bounds, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
 } schedule_object;
 
 #define SCHEDULE_COUNT(name, member) {name, JSON_INT, offsetof(schedule_object, member), 0, NULL}
 #define SCHEDULE_TIME(name) {#name, JSON_REAL, offsetof(schedule_object, timeline.name), 1, NULL}
+#define SCHEDULE_PEAK(name) {#name, JSON_ARRAY_OF, offsetof(schedule_object, name), 1, NULL}
 #define N_TIMES 6 /* members that are there together or not at all, first in the table */
 
 static const json_field schedule_fields[] = {
@@ -250,6 +251,8 @@ static const json_field schedule_fields[] = {
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
     {"actions", JSON_ARRAY_OF, offsetof(schedule_object, actions), 0, NULL},
+    {"bounds", JSON_OBJECT_OF, offsetof(schedule_object, bounds), 1, NULL},
+    SCHEDULE_PEAK(peak_tokens), SCHEDULE_PEAK(peak_state_tokens), SCHEDULE_PEAK(peak_bytes),
     {NULL, JSON_INT, 0, 0, NULL}};
 
 typedef struct action_object {
@@ -315,15 +318,61 @@ static int read_lists(const json_document *document, uint32_t array, saved_sched
     return CLI_OK;
 }
 
-static int read_peaks(const json_document *document, uint32_t array, saved_schedule *saved) {
+/* A number for each stage, into a new array; NULL where the file has none. */
+static int read_peaks(const json_document *document, uint32_t array, const char *name, int64_t n_stages,
+                      int64_t **out) {
     uint32_t node;
     int64_t stage = 0;
     int code = CLI_OK;
 
-    if (json_count(document, array) != saved->schedule.n_stages)
-        return contradicts(document, array, "stages", saved->schedule.n_stages, json_count(document, array));
+    if (array == 0) return CLI_OK;
+    if (json_count(document, array) != n_stages)
+        return contradicts(document, array, "stages", n_stages, json_count(document, array));
+    *out = (int64_t *)new_array(n_stages, sizeof **out);
+    if (!*out) return no_memory(document);
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
-        code = json_read_int(document, node, "peak_live", &saved->timeline.peak_live[stage++]);
+        code = json_read_int(document, node, name, &(*out)[stage++]);
+    return code;
+}
+
+typedef struct bounds_object {
+    double values[CF_MAX_BOUNDS];
+} bounds_object;
+
+#define BOUND(name, place) {name, JSON_REAL, offsetof(bounds_object, values[place]), 1, NULL}
+
+static const json_field bound_fields[] = {BOUND("critical-path", 0), BOUND("stage-load", 1), BOUND("one-machine", 2),
+                                          BOUND("memory", 3), {NULL, JSON_INT, 0, 0, NULL}};
+
+static int read_bounds(const json_document *document, uint32_t node, cf_timeline *timeline) {
+    bounds_object object;
+    uint64_t seen;
+    int code, i;
+
+    if (node == 0) return CLI_OK;
+    code = json_read_object(document, node, bound_fields, &object, &seen);
+    for (i = 0; i < CF_MAX_BOUNDS && code == CLI_OK; i++) {
+        if (!(seen >> i & 1)) continue;
+        timeline->bounds[timeline->n_bounds].name = bound_fields[i].name;
+        timeline->bounds[timeline->n_bounds++].value = object.values[i];
+    }
+    return code;
+}
+
+static int read_summary(const json_document *document, const schedule_object *object, saved_schedule *saved) {
+    cf_timeline *timeline = &saved->timeline;
+    const struct {
+        const char *name;
+        uint32_t array;
+        int64_t **out;
+    } peaks[] = {{"peak_live", object->peak_live, &timeline->peak_live},
+                 {"peak_tokens", object->peak_tokens, &timeline->peak_tokens},
+                 {"peak_state_tokens", object->peak_state_tokens, &timeline->peak_state_tokens},
+                 {"peak_bytes", object->peak_bytes, &timeline->peak_bytes}};
+    int code = read_bounds(document, object->bounds, timeline), i;
+
+    for (i = 0; i < 4 && code == CLI_OK; i++)
+        code = read_peaks(document, peaks[i].array, peaks[i].name, saved->schedule.n_stages, peaks[i].out);
     return code;
 }
 
@@ -357,8 +406,7 @@ static int allocate_schedule(const json_document *document, saved_schedule *save
     timeline->start = (double *)new_array(schedule->n_actions, sizeof *timeline->start);
     timeline->end = (double *)new_array(schedule->n_actions, sizeof *timeline->end);
     timeline->live = (int32_t *)new_array(schedule->n_actions, sizeof *timeline->live);
-    timeline->peak_live = (int64_t *)new_array(schedule->n_stages, sizeof *timeline->peak_live);
-    return timeline->start && timeline->end && timeline->live && timeline->peak_live ? CLI_OK : no_memory(document);
+    return timeline->start && timeline->end && timeline->live ? CLI_OK : no_memory(document);
 }
 
 int saved_schedule_read(const json_document *document, saved_schedule *out) {
@@ -387,7 +435,7 @@ int saved_schedule_read(const json_document *document, saved_schedule *out) {
     fresh.has_times = (seen & all_times) != 0;
     code = allocate_schedule(document, &fresh);
     if (code == CLI_OK) code = read_lists(document, object.actions, &fresh);
-    if (code == CLI_OK && fresh.has_times) code = read_peaks(document, object.peak_live, &fresh);
+    if (code == CLI_OK && fresh.has_times) code = read_summary(document, &object, &fresh);
     if (code == CLI_OK) *out = fresh;
     else saved_schedule_free(&fresh);
     return code;
@@ -400,6 +448,9 @@ void saved_schedule_free(saved_schedule *saved) {
     free(saved->timeline.end);
     free(saved->timeline.live);
     free(saved->timeline.peak_live);
+    free(saved->timeline.peak_tokens);
+    free(saved->timeline.peak_state_tokens);
+    free(saved->timeline.peak_bytes);
     memset(saved, 0, sizeof *saved);
 }
 
@@ -524,7 +575,55 @@ static int sums_hold(const time_check *c) {
     return 1;
 }
 
-int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, char *why, size_t size) {
+static int bounds_hold(const time_check *c) {
+    const cf_timeline *t = c->timeline;
+    int64_t i;
+
+    for (i = 0; i < t->n_bounds; i++) {
+        if (t->bounds[i].value <= t->makespan * (1 + 1e-9)) continue;
+        snprintf(c->why, c->size, "bounds: no schedule is shorter than %.9g, says %s, and the makespan is %.9g",
+                 t->bounds[i].value, t->bounds[i].name, t->makespan);
+        return 0;
+    }
+    return 1;
+}
+
+static int peaks_agree(const time_check *c, const char *name, const int64_t *got, const int64_t *wanted) {
+    int64_t stage;
+
+    for (stage = 0; got && stage < c->schedule->n_stages; stage++)
+        if (got[stage] != wanted[stage]) {
+            snprintf(c->why, c->size, "%s: got %lld on stage %lld, the list gives %lld", name, (long long)got[stage],
+                     (long long)stage, (long long)wanted[stage]);
+            return 0;
+        }
+    return 1;
+}
+
+/* The peaks follow from the lists: they are those of a simulation, whatever its times. */
+static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
+    const cf_timeline *t = c->timeline;
+    cf_timeline *lists = NULL;
+    cf_simulate_desc desc;
+    cf_error error;
+    int holds;
+
+    memset(&desc, 0, sizeof desc);
+    desc.no_bounds = 1;
+    if (bytes) desc.bytes = *bytes;
+    if (cf_simulate(c->plan, c->schedule, &desc, &lists, &error) != CF_OK) {
+        snprintf(c->why, c->size, "%s", error.text);
+        return error.code == CF_ERROR_MEMORY ? -1 : 0;
+    }
+    holds = peaks_agree(c, "peak_live", t->peak_live, lists->peak_live) &&
+            peaks_agree(c, "peak_tokens", t->peak_tokens, lists->peak_tokens) &&
+            peaks_agree(c, "peak_state_tokens", t->peak_state_tokens, lists->peak_state_tokens);
+    if (holds && bytes) holds = peaks_agree(c, "peak_bytes", t->peak_bytes, lists->peak_bytes);
+    cf_timeline_free(lists);
+    return holds;
+}
+
+int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, const cf_bytes *bytes, char *why, size_t size) {
     const cf_schedule *schedule = &saved->schedule;
     time_check c;
     int64_t i;
@@ -544,7 +643,7 @@ int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, char *why
         if (kind >= 0) *ended_at(&c, kind, a->stage, a->chunk) = saved->timeline.end[i];
     }
     for (i = 0; i < schedule->n_stages && holds; i++) holds = stage_times_hold(&c, i);
-    if (holds) holds = sums_hold(&c);
     free(c.ended);
-    return holds;
+    if (holds) holds = sums_hold(&c) && bounds_hold(&c);
+    return holds ? peaks_hold(&c, bytes) : 0;
 }

@@ -580,7 +580,8 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.offload_gradients = x.offload && harness_chance(&rng, 0.6);
     x.boundary_words = harness_between(&rng, 1, 3);
     if (n_devices > 1 && harness_chance(&rng, 0.7))
-        for (int64_t i = 0; i < x.order.n_stages; i++) x.devices.push_back((int)harness_between(&rng, 0, n_devices - 1));
+        for (int64_t i = 0; i < x.order.n_stages; i++)
+            x.devices.push_back((int)harness_between(&rng, 0, n_devices - 1));
     set_stages(&x, &rng);
     (void)describe(&x);
     return x;
@@ -1319,8 +1320,8 @@ static bool nothing_left(const cuda_emu_live &before) {
 
 /* Create, load, run, timeline. Whatever fails, a second try on the same executor must do. */
 static bool survive(const setting &x, const batch &b, const host_model &host, device_model *m,
-                    const cf_allocator *allocator, const std::function<void()> &arm, const std::function<bool()> &disarm,
-                    cf_result other) {
+                    const cf_allocator *allocator, const std::function<void()> &arm,
+                    const std::function<bool()> &disarm, cf_result other) {
     cf_executor_desc d = m->desc();
     cf_error error = {};
     cf_timeline *timeline = nullptr;
@@ -1683,7 +1684,8 @@ static bool failing_rank(const rank_context &c) {
         cf_error error = {};
         m.clear_results();
         if (own) (cancels ? m.cancel_at : m.fail_at) = i * n / 12;
-        const cf_result code = cf_executor_run(m.executor, &error), wanted = cancels ? CF_ERROR_CANCELLED : CF_ERROR_CALLBACK;
+        const cf_result wanted = cancels ? CF_ERROR_CANCELLED : CF_ERROR_CALLBACK;
+        const cf_result code = cf_executor_run(m.executor, &error);
         ok = RANK_CHECK(code == wanted) && RANK_CHECK(error.got == (own ? (cancels ? 9 : 5) : i % c.n));
         ok = ok && (own || RANK_CHECK(strcmp(error.field, "nccl") == 0));
         char stage[40];
