@@ -1,5 +1,6 @@
-/* >>run: lowered schedules. Every stage is run by cf_run with callbacks that write down what they are told; then the notes
-   of all stages are played together, with a boundary buffer per slot: every tensor must be the right one when it is read. */
+/* >>run: lowered schedules. Every stage is run by cf_run with callbacks that write down what they are told; then the
+   notes of all stages are played together, with a boundary buffer per slot: every tensor must be the right one when
+   it is read. */
 
 #include "chunkflow.h"
 #include "harness.h"
@@ -442,8 +443,8 @@ static void check_same_run(const notes *a, const notes *b, const cf_run_stats *s
     CHECK(memcmp(stats, wanted, sizeof *stats) == 0);
 }
 
-/* Several stages driven from one thread, in any order, each in its own memory: every callback and every count is that of
-   cf_run. */
+/* Several stages driven from one thread, in any order, each in its own memory: every callback and every count is that
+   of cf_run. */
 TEST(runners_side_by_side_do_what_run_does) {
     harness_rng rng = {54};
     int round;
@@ -606,7 +607,8 @@ TEST(a_runner_that_cannot_start_is_not_made) {
     cf_plan_free(plan);
 }
 
-SUITE(run_lowered, CASE(runners_side_by_side_do_what_run_does), CASE(a_runner_can_be_closed_at_any_point),
-      CASE(a_failed_runner_repeats_its_error), CASE(a_runner_that_cannot_start_is_not_made), CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
+SUITE(run_lowered, CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
       CASE(damaged_lowered_lists_are_survived), CASE(impossible_transfers_are_named),
-      CASE(lowered_runs_need_what_run_size_says));
+      CASE(lowered_runs_need_what_run_size_says), CASE(runners_side_by_side_do_what_run_does),
+      CASE(a_runner_can_be_closed_at_any_point), CASE(a_failed_runner_repeats_its_error),
+      CASE(a_runner_that_cannot_start_is_not_made));

@@ -285,8 +285,8 @@ const cli_command cmd_check = {
     "whether a written plan or schedule is sound",
     "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every\n"
     "rule is checked by code that shares nothing with what made the file; of times that a schedule has, that they fit\n"
-    "its order, its sums and its bounds, and that the peaks are those of the lists (in bytes: with --token-bytes). Exit\n"
-    "code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the file cannot be read.\n\n"
+    "its order, its sums and its bounds, and that the peaks are those of the lists (in bytes: with --token-bytes).\n"
+    "Exit code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the file cannot be read.\n\n"
     "    chunkflow plan --chunk-size 8K --k 2 --stages 4 --plan-json plan.json --json schedule.json lengths\n"
     "    chunkflow check plan.json --lengths lengths\n"
     "    chunkflow check --plan plan.json schedule.json\n",

@@ -26,8 +26,8 @@ void saved_plan_free(saved_plan *saved);
 typedef struct saved_schedule {
     cf_schedule schedule;
     int has_times;
-    cf_timeline timeline; /* all but `bound`; of what the file leaves out, peaks in tokens or bytes are NULL and there are
-                             no bounds */
+    cf_timeline timeline; /* all but `bound`; of what the file leaves out, peaks in tokens or bytes are NULL and there
+                             are no bounds */
 } saved_schedule;
 
 int saved_schedule_read(const json_document *document, saved_schedule *out);
@@ -35,9 +35,9 @@ void saved_schedule_free(saved_schedule *saved);
 
 /* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other
    stages has ended, no transfer comes before its tensor, the sums are those of the actions, no bound is above the
-   makespan, and the peaks are those of the lists. bytes: what a token weighs; NULL: peaks in bytes are not judged. For a
-   schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1 where there
-   is no memory. */
+   makespan, and the peaks are those of the lists. bytes: what a token weighs; NULL: peaks in bytes are not judged.
+   For a schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1
+   where there is no memory. */
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, const cf_bytes *bytes, char *why, size_t size);
 
 #endif /* CHUNKFLOW_SAVED_H */

@@ -1,5 +1,5 @@
-/* trace.c - a simulated or measured schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times in
-   microseconds. */
+/* trace.c - a simulated or measured schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times
+   in microseconds. */
 
 #include "trace.h"
 
