@@ -117,8 +117,8 @@ static void download_gradient(const part *p, const weights *to, const batch *b) 
 
 /* The whole model on one device. Fills in `gradient` and returns the loss. */
 template <typename T>
-static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b, int device,
-                                  cf_dtype type, cf_attention_path path) {
+static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b,
+                                  int device, cf_dtype type, cf_attention_path path) {
     const cf_attention_desc attention = attention_desc_of(c, type, path);
     char why[WHY_SIZE] = "";
     cublasHandle_t cublas = NULL;

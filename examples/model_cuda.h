@@ -63,7 +63,9 @@ static __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfl
 template <typename T> __host__ __device__ inline T from_float(float x);
 template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
 template <> __host__ __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
-template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
 
 static inline cudaDataType cublas_type(const float *) { return CUDA_R_32F; }
 static inline cudaDataType cublas_type(const __half *) { return CUDA_R_16F; }
@@ -119,7 +121,10 @@ __global__ void rmsnorm_kernel(int64_t rows, T *out, float *scale, const T *x, c
     const int64_t row = row_of_warp();
     if (row >= rows) return;
     float squares = 0;
-    for (int64_t c = threadIdx.x; c < width; c += WARP) squares += to_float(x[row * width + c]) * to_float(x[row * width + c]);
+    for (int64_t c = threadIdx.x; c < width; c += WARP) {
+        const float number = to_float(x[row * width + c]);
+        squares += number * number;
+    }
     const float s = 1 / sqrtf(warp_sum(squares) / (float)width + epsilon);
     if (threadIdx.x == 0) scale[row] = s;
     for (int64_t c = threadIdx.x; c < width; c += WARP)
@@ -194,8 +199,8 @@ __global__ void cross_entropy_kernel(int64_t rows, T *dlogits, float *loss, cons
     total = warp_sum(total);
     if (threadIdx.x == 0) loss[row] = target[row] < 0 ? 0 : logf(total) - (x[target[row]] - highest);
     for (int64_t c = threadIdx.x; c < width; c += WARP) {
-        const float probability = expf(x[c] - highest) / total;
-        dlogits[row * width + c] = from_float<T>(target[row] < 0 ? 0 : c == target[row] ? probability - 1 : probability);
+        const float probability = expf(x[c] - highest) / total, wanted = c == target[row] ? 1 : 0;
+        dlogits[row * width + c] = from_float<T>(target[row] < 0 ? 0 : probability - wanted);
     }
 }
 
@@ -546,11 +551,20 @@ template <typename T> static void check(pass_of<T> *p, const char *what, cudaErr
         if (!(p)->failed && function(__VA_ARGS__, &error) != CF_OK) check(p, #function, error.text); \
     } while (0)
 
-/* A kernel that takes a row (or a column) a warp. */
+/* A kernel on all rows of the chunk. */
 template <typename T, typename... P, typename... A>
-static void run_rows(pass_of<T> *p, const char *name, void (*kernel)(int64_t, P...), int64_t rows, A... arguments) {
+static void on_rows(pass_of<T> *p, const char *name, void (*kernel)(int64_t, P...), A... arguments) {
     if (p->failed) return;
-    check(p, name, launch(kernel, (rows + WARPS - 1) / WARPS, dim3(WARP, WARPS), p->step->stream, rows, arguments...));
+    check(p, name, launch(kernel, (p->rows + WARPS - 1) / WARPS, dim3(WARP, WARPS), p->step->stream, p->rows,
+                          arguments...));
+}
+
+/* out (columns) += sums over the rows of a, or of a x scale. */
+template <typename T>
+static void add_column_sums(pass_of<T> *p, float *out, int64_t columns, const T *a, const T *x, const float *scale) {
+    if (p->failed) return;
+    check(p, "column sums", launch(add_column_sums_kernel<T>, (columns + WARPS - 1) / WARPS, dim3(WARP, WARPS),
+                                   p->step->stream, columns, out, a, x, scale, p->rows));
 }
 
 template <typename T> static void copy_rows_of(pass_of<T> *p, void *to, const void *from, int64_t width) {
@@ -567,7 +581,8 @@ static void gemm(pass_of<T> *p, cublasOperation_t op_a, cublasOperation_t op_b, 
     if (p->failed) return;
     cublasStatus_t status =
         cublasGemmEx(p->own->cublas, op_a, op_b, (int)m, (int)n, (int)k, &one, a, cublas_type(a), (int)lda, b,
-                     cublas_type(b), (int)ldb, &beta, c, cublas_type(c), (int)m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+                     cublas_type(b), (int)ldb, &beta, c, cublas_type(c), (int)m, CUBLAS_COMPUTE_32F,
+                     CUBLAS_GEMM_DEFAULT);
     check(p, "cublasGemmEx", status == CUBLAS_STATUS_SUCCESS ? NULL : cublasGetStatusName(status));
 }
 
@@ -663,7 +678,8 @@ template <typename T> static cf_attention_tensors attention_of_layer(const pass_
 
 template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
-    const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own), prefix = p->step->step->chunk->prefix;
+    const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
+    const int64_t prefix = p->step->step->chunk->prefix, row_bytes = h * (int64_t)sizeof(T);
     const layer_activations_of<T> a = layer_at(p, layer);
     const cf_attention_tensors x = attention_of_layer(p, layer);
     cf_append append = append_of(p);
@@ -674,15 +690,15 @@ template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer
     append.v_out = cf_state_v(&p->step->state, layer, prefix);
     LIBRARY(p, cf_append_forward, &append, p->step->stream);
     LIBRARY(p, cf_attention_forward, p->step->attention, &x, p->step->stream);
-    LIBRARY(p, cf_padding_clear, a.attended, p->rows, h * (int64_t)sizeof(T), h * (int64_t)sizeof(T), p->step->positions,
-                                p->step->stream);
+    LIBRARY(p, cf_padding_clear, a.attended, p->rows, row_bytes, row_bytes, p->step->positions, p->step->stream);
 }
 
 /* From dattended to the gradient of the projections, in qkv. The state's gradient gets what this chunk's queries find
    for the keys and values of the prefix; that of the chunk's own rows is complete then. */
 template <typename T> static void attention_backward(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
-    const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own), prefix = p->step->step->chunk->prefix;
+    const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
+    const int64_t prefix = p->step->step->chunk->prefix;
     const layer_activations_of<T> a = layer_at(p, layer);
     cf_attention_tensors x = attention_of_layer(p, layer);
     cf_append append = append_of(p);
@@ -706,20 +722,20 @@ template <typename T> static void attention_backward(pass_of<T> *p, int64_t laye
 template <typename T> static void layer_forward(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
     const layout *at = &own->at;
-    const int64_t h = own->config->hidden, f = own->config->ffn, qkv = qkv_width(own), rows = p->rows;
+    const int64_t h = own->config->hidden, f = own->config->ffn, qkv = qkv_width(own);
     const float epsilon = (float)own->config->norm_epsilon;
     const layer_activations_of<T> a = layer_at(p, layer);
     const T *w = weights_of(p, layer);
     T *out = stream_after(p, layer);
-    run_rows(p, "norm1", rmsnorm_kernel<T>, rows, a.normed1, a.scale1, a.stream, w + at->norm1, h, epsilon);
-    run_rows(p, "bias", repeat_row_kernel<T>, rows, a.qkv, w + at->bias, qkv);
+    on_rows(p, "norm1", rmsnorm_kernel<T>, a.normed1, a.scale1, a.stream, w + at->norm1, h, epsilon);
+    on_rows(p, "bias", repeat_row_kernel<T>, a.qkv, w + at->bias, qkv);
     linear(p, a.qkv, a.normed1, w + at->qkv, h, qkv, 1);
     attention_forward(p, layer);
     copy_rows_of(p, a.middle, a.stream, h);
     linear(p, a.middle, a.attended, w + at->o, h, h, 1);
-    run_rows(p, "norm2", rmsnorm_kernel<T>, rows, a.normed2, a.scale2, a.middle, w + at->norm2, h, epsilon);
+    on_rows(p, "norm2", rmsnorm_kernel<T>, a.normed2, a.scale2, a.middle, w + at->norm2, h, epsilon);
     linear(p, a.gate_up, a.normed2, w + at->gate_up, h, 2 * f, 0);
-    run_rows(p, "swiglu", swiglu_kernel<T>, rows, a.gated, a.gate_up, f);
+    on_rows(p, "swiglu", swiglu_kernel<T>, a.gated, a.gate_up, f);
     copy_rows_of(p, out, a.middle, h);
     linear(p, out, a.gated, w + at->down, f, h, 1);
 }
@@ -728,21 +744,22 @@ template <typename T> static void layer_forward(pass_of<T> *p, int64_t layer) {
 template <typename T> static void layer_backward_input(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
     const layout *at = &own->at;
-    const int64_t h = own->config->hidden, f = own->config->ffn, qkv = qkv_width(own), rows = p->rows;
+    const int64_t h = own->config->hidden, f = own->config->ffn, qkv = qkv_width(own);
     const layer_activations_of<T> a = layer_at(p, layer);
     const scratch_of<T> s = p->scratch;
     const T *w = weights_of(p, layer), *dout = stream_after(p, layer);
     float *g = own->gradient + layer * at->layer;
     linear_backward(p, s.dgated, dout, w + at->down, f, h);
-    run_rows(p, "swiglu backward", swiglu_backward_kernel<T>, rows, a.gate_up, s.dgated, f);
+    on_rows(p, "swiglu backward", swiglu_backward_kernel<T>, a.gate_up, s.dgated, f);
     linear_backward(p, s.dnormed, a.gate_up, w + at->gate_up, h, 2 * f);
-    run_rows(p, "gain2", add_column_sums_kernel<T>, h, g + at->norm2, s.dnormed, a.middle, a.scale2, rows);
-    run_rows(p, "norm2 backward", rmsnorm_backward_kernel<T>, rows, a.middle, a.scale2, s.dnormed, dout, w + at->norm2, h);
+    add_column_sums(p, g + at->norm2, h, s.dnormed, a.middle, a.scale2);
+    on_rows(p, "norm2 backward", rmsnorm_backward_kernel<T>, a.middle, a.scale2, s.dnormed, dout, w + at->norm2, h);
     linear_backward(p, s.dattended, a.middle, w + at->o, h, h);
     attention_backward(p, layer);
     linear_backward(p, s.dnormed, a.qkv, w + at->qkv, h, qkv);
-    run_rows(p, "gain1", add_column_sums_kernel<T>, h, g + at->norm1, s.dnormed, a.stream, a.scale1, rows);
-    run_rows(p, "norm1 backward", rmsnorm_backward_kernel<T>, rows, a.stream, a.scale1, s.dnormed, a.middle, w + at->norm1, h);
+    add_column_sums(p, g + at->norm1, h, s.dnormed, a.stream, a.scale1);
+    on_rows(p, "norm1 backward", rmsnorm_backward_kernel<T>, a.stream, a.scale1, s.dnormed, a.middle, w + at->norm1,
+            h);
 }
 
 template <typename T> static void layer_backward_weights(pass_of<T> *p, int64_t layer) {
@@ -756,7 +773,7 @@ template <typename T> static void layer_backward_weights(pass_of<T> *p, int64_t 
     add_weight_gradient(p, g + at->gate_up, a.normed2, a.gate_up, h, 2 * f);
     add_weight_gradient(p, g + at->o, a.attended, a.middle, h, h);
     add_weight_gradient(p, g + at->qkv, a.normed1, a.qkv, h, qkv);
-    run_rows(p, "bias backward", add_column_sums_kernel<T>, qkv, g + at->bias, a.qkv, alone, no_scale, p->rows);
+    add_column_sums(p, g + at->bias, qkv, a.qkv, alone, no_scale);
 }
 
 /* ---- the whole part ---- */
@@ -764,19 +781,20 @@ template <typename T> static void layer_backward_weights(pass_of<T> *p, int64_t 
 template <typename T> static int part_forward(const part *own, const cf_cuda_step *step) {
     const int64_t h = own->config->hidden, v = own->config->vocabulary;
     pass_of<T> p = begin_pass<T>(own, step);
+    const layout *at = &own->at;
     const T *w = weights_of(&p, 0);
+    T *stream = p.kept.layer0.stream;
     if (p.rows == 0) return 0; /* an idle chunk */
     if (own->range.has_embedding)
-        run_rows(&p, "embedding", embed_kernel<T>, p.rows, p.kept.layer0.stream, own->tokens + p.first_row,
-                 w + own->at.embedding, h);
-    else copy_rows_of(&p, p.kept.layer0.stream, step->input, h);
+        on_rows(&p, "embedding", embed_kernel<T>, stream, own->tokens + p.first_row, w + at->embedding, h);
+    else copy_rows_of(&p, stream, step->input, h);
     for (int64_t i = 0; i < n_layers_of(own); i++) layer_forward(&p, i);
     if (own->range.has_head) {
-        run_rows(&p, "final norm", rmsnorm_kernel<T>, p.rows, p.kept.normed, p.kept.scale, p.kept.stream,
-                 w + own->at.final_norm, h, (float)own->config->norm_epsilon);
-        linear_backward(&p, p.scratch.logits, p.kept.normed, w + own->at.head, v, h); /* the head is (vocabulary, hidden) */
-        run_rows(&p, "loss", cross_entropy_kernel<T>, p.rows, p.kept.dlogits, own->loss + p.first_row, p.scratch.logits,
-                 own->targets + p.first_row, v);
+        on_rows(&p, "final norm", rmsnorm_kernel<T>, p.kept.normed, p.kept.scale, p.kept.stream, w + at->final_norm, h,
+                (float)own->config->norm_epsilon);
+        linear_backward(&p, p.scratch.logits, p.kept.normed, w + at->head, v, h); /* the head is (vocabulary, hidden) */
+        on_rows(&p, "loss", cross_entropy_kernel<T>, p.kept.dlogits, own->loss + p.first_row, p.scratch.logits,
+                own->targets + p.first_row, v);
     }
     copy_rows_of(&p, step->output, p.kept.stream, h);
     return p.failed;
@@ -786,14 +804,15 @@ template <typename T> static int part_forward(const part *own, const cf_cuda_ste
 template <typename T> static void part_backward_input(pass_of<T> *p) {
     const part *own = p->own;
     const int64_t h = own->config->hidden, v = own->config->vocabulary;
+    const layout *at = &own->at;
     const T *w = weights_of(p, 0), *const nothing_past = NULL;
     copy_rows_of(p, p->kept.stream, p->step->input, h);
     if (own->range.has_head) {
-        linear(p, p->scratch.dnormed, p->kept.dlogits, w + own->at.head, v, h, 0);
-        run_rows(p, "final gain", add_column_sums_kernel<T>, h, own->gradient + own->at.final_norm, p->scratch.dnormed,
-                 p->kept.stream, p->kept.scale, p->rows);
-        run_rows(p, "final norm backward", rmsnorm_backward_kernel<T>, p->rows, p->kept.stream, p->kept.scale,
-                 p->scratch.dnormed, nothing_past, w + own->at.final_norm, h);
+        T *const dnormed = p->scratch.dnormed;
+        linear(p, dnormed, p->kept.dlogits, w + at->head, v, h, 0);
+        add_column_sums(p, own->gradient + at->final_norm, h, dnormed, p->kept.stream, p->kept.scale);
+        on_rows(p, "final norm backward", rmsnorm_backward_kernel<T>, p->kept.stream, p->kept.scale, dnormed,
+                nothing_past, w + at->final_norm, h);
     }
     for (int64_t i = n_layers_of(own) - 1; i >= 0; i--) layer_backward_input(p, i);
     copy_rows_of(p, p->step->output, p->kept.layer0.stream, h);
@@ -801,9 +820,9 @@ template <typename T> static void part_backward_input(pass_of<T> *p) {
 
 template <typename T> static void part_backward_weights(pass_of<T> *p) {
     const part *own = p->own;
-    const int64_t h = own->config->hidden;
+    const int64_t h = own->config->hidden, v = own->config->vocabulary;
     if (own->range.has_head)
-        add_weight_gradient(p, own->gradient + own->at.head, p->kept.dlogits, p->kept.normed, own->config->vocabulary, h);
+        add_weight_gradient(p, own->gradient + own->at.head, p->kept.dlogits, p->kept.normed, v, h);
     for (int64_t i = n_layers_of(own) - 1; i >= 0; i--) layer_backward_weights(p, i);
     if (own->range.has_embedding && !p->failed)
         check(p, "embedding backward",

@@ -66,7 +66,8 @@ gradients() {
     shift 2
     # shellcheck disable=SC2086
     run $model --check "$@"
-    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(cat "$work/out" "$work/err" | grep -v '^stage' | tail -n 2)"
+    if [ "$status" -ne 0 ]; then
+        bad "$name" "exit status $status: $(cat "$work/out" "$work/err" | grep -v '^stage' | tail -n 2)"
     elif [ "$(grep -c ': ok$' "$work/out")" -lt 2 ] || grep -q 'NOT OK' "$work/out"; then bad "$name" "$(last_line)"
     elif ! grep -q -e "$said" "$work/out"; then bad "$name" "it did not say \"$said\" but: $(head -n 1 "$work/out")"
     else ok "$name"; fi
@@ -102,8 +103,8 @@ learns() {
     # shellcheck disable=SC2086
     run $model "$@"
     if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
-    elif awk '/^step/ { loss = $4; if (n++ == 0) first = loss } END { exit !(n > 1 && loss < 0.97 * first) }' "$work/out"
-    then ok "$name"
+    elif awk '/^step/ { loss = $4; if (n++ == 0) first = loss } END { exit !(n > 1 && loss < 0.97 * first) }' \
+        "$work/out"; then ok "$name"
     else bad "$name" "losses: $(awk '/^step/ { printf "%s ", $4 }' "$work/out")"; fi
 }
 
@@ -127,14 +128,15 @@ if [ "$mode" = device ]; then
     }
     program=$build/executor_cuda
     LIMIT=600
-    model="--layers 4 --hidden 256 --heads 4 --kv-heads 2 --ffn 704 --chunk-size 256 --synthetic 2000,90,256,1,0,700,31,333"
+    model="--layers 2 --hidden 128 --heads 2 --kv-heads 1 --ffn 352 --chunk-size 128"
+    model="$model --synthetic 700,90,128,1,0,300,31,133"
     for type in fp32 fp16 bf16; do
         gradients "$type, small, against the CPU" "check $type" --type $type --reference --k 2
     done
     for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
         for replay in pipeline local; do
-            gradients "$schedule, $replay replay, 2 stages" "$schedule" --type fp32 --schedule $schedule --replay $replay \
-                --stages 2 --k 2
+            gradients "$schedule, $replay replay, 2 stages" "$schedule" --type fp32 --layers 4 --schedule $schedule \
+                --replay $replay --stages 2 --k 2
         done
     done
     gradients "state in host memory" ' [1-9][0-9]* offloads' --type fp32 --stages 2 --k 2 --offload 0.01
@@ -147,7 +149,6 @@ if [ "$mode" = device ]; then
     learns "full size" --k 2 --stages 2 --steps 12 --lr 0.001
     if [ "$n_devices" -ge 2 ]; then
         gradients "full size, two devices" "2 stages" --stages 2 --devices 2 --k 2 --schedule 1f1b
-        timeline "two devices" --stages 2 --devices 2 --k 2
         [ -z "$nccl" ] || gradients "full size, NCCL" "2 stages" --ranks 2 --devices 2 --k 2 --schedule 1f1b
     else
         echo "skipped two devices and NCCL: there is one"
@@ -171,7 +172,8 @@ done
 gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
 gradients "bf16 with the fused attention" 'check bf16' --type bf16 --attention mma --stages 2 --reference
 gradients "fp32 on 4 stages" '4 stages' --layers 4 --stages 4 --k 2 --reference
-gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 --layers 1 --reference
+gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 --layers 1 \
+    --reference
 
 # ---- gradients: every schedule and replay ----
 
@@ -189,7 +191,8 @@ gradients "nothing replayed" ' 0 replays' --stages 2 --k 9
 gradients "I and W, bf16" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 --schedule zero-bubble --stages 2 --k 2
 gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-bubble --k 2
 gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
-gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 --virtual 2 --k 2
+gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 \
+    --virtual 2 --k 2
 gradients "at most 2 chunks kept" 'K 4' --stages 2 --k 4 --limit 2
 
 # ---- gradients: chunks ----
@@ -210,8 +213,8 @@ for replay in pipeline local; do
         --replay $replay
 done
 gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
-gradients "4 stages on 2 devices, interleaved, offload" ' [1-9][0-9]* offloads' --layers 8 --stages 4 --devices 2 --k 2 \
-    --schedule interleaved --offload 0.01
+gradients "4 stages on 2 devices, interleaved, offload" ' [1-9][0-9]* offloads' --layers 8 --stages 4 --devices 2 \
+    --k 2 --schedule interleaved --offload 0.01
 
 # ---- a device that does its work in another order ----
 
@@ -253,8 +256,8 @@ for sends in rendezvous buffered; do
     export CUDA_EMU_NCCL
     gradients "2 ranks, $sends" '2 stages' --ranks 2 --devices 2 --k 2
     gradients "3 ranks, split backwards, $sends" '3 stages' --layers 3 --ranks 3 --schedule zero-bubble
-    gradients "2 ranks, 2 virtual stages each, offload, $sends" '2 stages x 2' --layers 4 --ranks 2 --schedule interleaved \
-        --k 2 --replay local --offload 0.01
+    gradients "2 ranks, 2 virtual stages each, offload, $sends" '2 stages x 2' --layers 4 --ranks 2 --k 2 \
+        --schedule interleaved --replay local --offload 0.01
 done
 unset CUDA_EMU_NCCL
 for policy in lazy newest-first "random 3"; do

@@ -2,7 +2,8 @@
    emulation and a look at what the emulation has seen.
 
        CUDA_EMU_DEVICES=N       so many devices
-       CUDA_EMU_POLICY=NAME     the order of the device's work: in-order, immediate, lazy, newest-first, stream-late, random
+       CUDA_EMU_POLICY=NAME     the order of the device's work: in-order, immediate, lazy, newest-first, stream-late or
+                                random
        CUDA_EMU_CHOICE=N        the policy's stream or seed
        CUDA_EMU_BACKWARDS=1     warps and blocks in descending order
        CUDA_EMU_FAIL_CALL=N     the N-th call fails
@@ -45,14 +46,14 @@ int main(int argc, char **argv) {
     const int code = executor_cuda_main(argc, argv);
     const cuda_emu_live live = cuda_emu_live_objects();
     if (code == 0 && cuda_emu_faults() > 0) {
-        fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(), cuda_emu_first_fault());
+        fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(),
+                cuda_emu_first_fault());
         return 3;
     }
-    const int64_t left = live.allocations + live.pinned + live.streams + live.events + live.handles + live.communicators;
-    if (code == 0 && left > 0) {
-        fprintf(stderr, "emulation: not given back: %lld blocks, %lld pinned, %lld streams, %lld events, %lld cuBLAS handles, "
-                "%lld communicators\n", (long long)live.allocations, (long long)live.pinned, (long long)live.streams,
-                (long long)live.events, (long long)live.handles, (long long)live.communicators);
+    const int64_t objects = live.streams + live.events + live.handles + live.communicators;
+    if (code == 0 && live.allocations + live.pinned + objects > 0) {
+        fprintf(stderr, "emulation: not given back: %lld blocks, %lld pinned, %lld streams, events and handles\n",
+                (long long)live.allocations, (long long)live.pinned, (long long)objects);
         return 3;
     }
     return code;
