@@ -23,12 +23,15 @@
 #include <string>
 #include <vector>
 
+namespace { /* other tests have batches of their own */
+
 /* ---- the model ---- */
 
 typedef uint32_t word;
 
 const word POISON = 0xDEADBEEFu;
-const int WIDTH = 8; /* words in a row of K or V: one head of 8 fp32 numbers, used as bits */
+const int ROW = 64;  /* words in a row of K or V: one head of 64 fp32 numbers, so that groups may start at any row ... */
+const int WIDTH = 8; /* ... of which these are used, as bits */
 const int RESULTS = 4;
 
 __host__ __device__ static inline word mix(word h, word x) {
@@ -56,7 +59,7 @@ __host__ __device__ static inline void poison(word *data, int64_t n) {
 }
 
 __host__ __device__ static inline word *row_of(word *data, int64_t rows, int plane, int64_t row) {
-    return data + (plane * rows + row) * WIDTH;
+    return data + (plane * rows + row) * ROW;
 }
 
 /* The rows that a pass sees: the prefix, and the chunk's own without padding. */
@@ -167,7 +170,7 @@ struct setting {
     std::vector<cf_cuda_stage> stages;
     std::vector<int> devices;
     int64_t boundary_words = 2;
-    int offload = 0; /* random moves */
+    int offload = 0; /* 1: random moves; 2: all rows that can be away are */
     int offload_gradients = 0, timeline = 0, blocking = 0;
     uint64_t seed = 0;
     std::string name;
@@ -190,7 +193,7 @@ struct batch {
 };
 
 /* Puts moves of random chunks of a group into each gap between two of its passes. */
-static void add_moves(batch *b, harness_rng *rng) {
+static void add_moves(batch *b, bool all_of_them, harness_rng *rng) {
     const cf_schedule *s = b->lowered ? b->lowered : b->made;
     b->moved = *s;
     b->moved.lowered = 1;
@@ -208,11 +211,12 @@ static void add_moves(batch *b, harness_rng *rng) {
             if (c->group < 0 || list[i].pass > CF_I) continue;
             const int64_t left = last.count(key) ? last[key] : -1;
             for (int64_t j = 0; left >= 0 && j < held[key]; j++) {
-                if (!harness_chance(rng, 0.3)) continue;
+                if (!all_of_them && !harness_chance(rng, 0.3)) continue;
                 cf_action a = {};
                 a.stage = list[i].stage;
                 a.chunk = (int32_t)(b->plan->groups[c->group].first_chunk + j);
-                const int64_t out = harness_between(rng, left + 1, i), in = harness_between(rng, out, i);
+                const int64_t out = all_of_them ? left + 1 : harness_between(rng, left + 1, i);
+                const int64_t in = all_of_them ? i : harness_between(rng, out, i);
                 a.pass = CF_OFFLOAD;
                 before[(size_t)out].push_back(a);
                 a.pass = CF_PREFETCH;
@@ -247,7 +251,7 @@ static bool make_batch(const setting &x, batch *b) {
         FAIL("%s: %s", x.name.c_str(), error.text);
         return false;
     }
-    add_moves(b, &rng);
+    add_moves(b, x.offload == 2, &rng);
     if (cf_schedule_validate(b->plan, &b->moved, nullptr, nullptr, &error) == CF_OK) return true;
     FAIL("%s: moves: %s", x.name.c_str(), error.text);
     return false;
@@ -306,7 +310,7 @@ struct host_model {
         int64_t rows = 0;
         for (int64_t i = begin; i < begin + count; i++)
             rows = std::max(rows, plan->chunks[i].prefix + plan->chunks[i].padded);
-        if (!backward) state->assign((size_t)(rows * 2 * x.stages[(size_t)v].n_layers * WIDTH) + 1, POISON);
+        if (!backward) state->assign((size_t)(rows * 2 * x.stages[(size_t)v].n_layers * ROW) + 1, POISON);
         if (backward) gradient->assign(state->size(), POISON);
         for (int64_t k = 0; k < count; k++) {
             const int64_t chunk = backward ? begin + count - 1 - k : begin + k, i = chunk - first;
@@ -453,7 +457,7 @@ struct device_model {
         d.stages = x.stages.data();
         d.devices = x.devices.empty() ? nullptr : x.devices.data();
         d.attention.n_kv_heads = 1;
-        d.attention.head_size = WIDTH;
+        d.attention.head_size = ROW;
         d.attention.dtype = CF_DTYPE_FP32;
         d.boundary_bytes_per_token = 4 * x.boundary_words;
         d.offload_gradients = x.offload_gradients;
@@ -576,7 +580,8 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.order.rank = x.pack.n_ranks - 1;
     x.order.split_backward = harness_chance(&rng, 0.5);
     x.order.budget = 2;
-    x.offload = harness_chance(&rng, 0.5);
+    x.offload = (int)harness_between(&rng, -2, 2);
+    x.offload = std::max(x.offload, 0);
     x.offload_gradients = x.offload && harness_chance(&rng, 0.6);
     x.boundary_words = harness_between(&rng, 1, 3);
     if (n_devices > 1 && harness_chance(&rng, 0.7))
@@ -693,7 +698,7 @@ static int64_t first_of(int64_t a, int64_t b) { return a >= 0 ? a : b; }
 static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, int64_t begin, int64_t end,
                        const char *what, int64_t chunk) {
     for (int64_t plane = 0; plane < (s.one_layer ? 2 : 2 * s.n_layers); plane++)
-        to->add((const char *)s.data + (plane * s.rows + first) * WIDTH * 4, n * WIDTH * 4, begin, end, what, chunk);
+        to->add((const char *)s.data + (plane * s.rows + first) * ROW * 4, n * ROW * 4, begin, end, what, chunk);
 }
 
 /* A chunk's rows from its F, or of its gradient from its group's first backward, to its own; less the moves. */
@@ -856,7 +861,7 @@ TEST(state_is_what_the_books_say) {
     REQUIRE(m.start(&error));
     for (int64_t stage = 0; stage < 3; stage++) {
         cf_executor_memory memory = {};
-        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, WIDTH, CF_DTYPE_FP32, 0, 0};
+        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, ROW, CF_DTYPE_FP32, 0, 0};
         int64_t bytes = 0;
         REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
         state.rows = memory.stats.peak_state_tokens;
@@ -901,6 +906,7 @@ TEST(gaps_are_small) {
         device_model m(x, b, 1);
         cf_executor_desc d = m.desc();
         d.forward = d.backward = nullptr;
+        d.attention.head_size = 8;
         REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK);
         REQUIRE(CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK));
         for (int64_t stage = 0; stage < 4; stage++) {
@@ -1777,6 +1783,8 @@ TEST(timelines_of_processes) {
 }
 
 #endif
+
+} /* namespace */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                             \
