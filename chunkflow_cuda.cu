@@ -1185,7 +1185,9 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (n >= full_end || n < full_begin) {
             int begins[2][2], ends[2][2];
-            row_bounds(begins, ends, p.visible, t, p.group, first_row + warp_row);
+            /* The large kernel spills less if it works out here what the other one keeps. */
+            const int here = HEAD == 128 ? compute_here((int)threadIdx.x) / 32 * 32 : warp_row;
+            row_bounds(begins, ends, p.visible, t, p.group, first_row + here);
             hide_scores(s, begins, ends, n * KEYS + lane % 4 * 2);
         }
         soften(s, o, r, p.scale_log2);
@@ -1554,7 +1556,8 @@ template <int HEAD> struct dq_layout { /* of shared memory, in bytes */
 };
 
 /* dQ by itself, for the deterministic backward: one block has 64 packed rows and walks over the keys that they see, so
-   every sum has one order. Four warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. */
+   every sum has one order; its tiles are not cut into parts. Four warps of 16 rows. Head size 128: 96 KB, two blocks on
+   sm_90. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __grid_constant__ fused_params p) {
     typedef dq_layout<HEAD> layout;

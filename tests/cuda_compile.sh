@@ -33,8 +33,6 @@ mkdir -p "$out" || exit 1
 allowed='
 attention_forward_kernelI6__halfLi64E sm_80 24
 attention_forward_kernelI13__nv_bfloat16Li64E sm_80 24
-attention_forward_kernelI6__halfLi128E sm_80 24
-attention_forward_kernelI13__nv_bfloat16Li128E sm_80 24
 attention_forward_kernelI6__halfLi64E sm_90a 24
 attention_forward_kernelI13__nv_bfloat16Li64E sm_90a 24
 attention_forward_kernelI6__halfLi128E sm_90a 32
