@@ -4,13 +4,14 @@
 #   make demo       trains a small model through chunks on real text and proves that nothing changed (under a minute)
 #   make test       all CPU tests, with AddressSanitizer and UBSan
 #   make unit       only the unit tests, UNIT=substring chooses
-#   make test-cuda  the CUDA kernels under a host emulation, and a real compile where nvcc is; part of make test
+#   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
+#   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make clean
 #
-# Useful variables: CC, CXX, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
+# Useful variables: CC, CXX, NVCC, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
 
 CC      ?= cc
 CXX     ?= c++
@@ -85,6 +86,14 @@ $(BUILD)/pipeline_mpi: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
 $(BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
+# The CUDA example for a device. Not one of the programs that `make` builds: nvcc takes a minute for each architecture.
+NVCC      ?= nvcc
+CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
+
+$(BUILD)/executor_cuda: examples/executor_cuda.cu chunkflow_cuda.cu $(TRAIN_HEADERS) | $(BUILD)
+	$(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I. $(if $(NCCL),-DCHUNKFLOW_NCCL) examples/executor_cuda.cu chunkflow_cuda.cu \
+	    -lcublas $(if $(NCCL),-lnccl) -o $@
+
 # Threads that spin while they wait are slow on a busy machine; results are the same either way.
 demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu --demo
@@ -146,19 +155,32 @@ $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_HEADERS) | $(CUDA_BUILD)
 $(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# The CUDA example under the emulation; its main is called by that of executor_emulated.cc.
+CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_cuda.o executor_emulated.o chunkflow_cuda.cu.o \
+                $(addsuffix .o,$(notdir $(wildcard tests/cuda_emu/*.cc))))
+
+$(CUDA_BUILD)/executor_cuda.o: examples/executor_cuda.cu $(TRAIN_HEADERS) $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) -Dmain=executor_cuda_main -x c++ -c $< -o $@
+
+$(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) -c $< -o $@
+
+$(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
+	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 # Only with a C++ compiler; without one the suite counts as skipped.
 ifeq ($(can_cxx),yes)
-CUDA_TESTS := $(CUDA_BUILD)/tests
+CUDA_TESTS := $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda
 CUDA_SUITE := "$(CUDA_BUILD)/tests"
 else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
 endif
 
-test-cuda: $(CUDA_BUILD)/tests
-	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/cuda_compile.sh"
+test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(TEST_BUILD)/chunkflow
+	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/cuda_compile.sh"
 
-test-gpu:
-	BUILD="$(BUILD)" sh tests/run.sh "sh tests/cuda_device.sh"
+test-gpu: $(TEST_BUILD)/chunkflow
+	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
 test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer_model $(TEST_BUILD)/chunkflow $(MPI_TESTS) $(CUDA_TESTS)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
@@ -174,6 +196,7 @@ test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer
 	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
 	    $(CUDA_SUITE) \
+	    "sh tests/executor_check.sh" \
 	    "sh tests/cuda_compile.sh"
 
 # ---- benchmarks ----

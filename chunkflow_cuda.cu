@@ -4811,7 +4811,8 @@ void agree(executor *e) {
     e->lost = 0; /* nothing on the streams waits for a peer any more */
 }
 
-/* Every process knows the times of its own stage, and 0 for all others. A SEND takes the times of its RECV. */
+/* Every process knows the times of its own stage, and 0 for all others. A transfer begins when both ends have come to it,
+   for the one that comes first waits in it, and ends when the tensor has come. */
 cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     const cudaStream_t stream = exchange_stream(e);
     const size_t bytes = (size_t)(2 * n) * sizeof(double);
@@ -4836,8 +4837,8 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
         if (!is_send(a.pass)) continue;
         const int64_t peer = (a.stage + (a.pass == CF_SEND_B ? -1 : 1)) % e->desc.n_stages;
         const int64_t receive = s->first[peer] + receiver_of(e, a);
-        times[i] = times[receive];
-        times[n + i] = times[n + receive];
+        times[i] = times[receive] = std::max(times[i], times[receive]);
+        times[n + i] = times[n + receive] = std::max(times[receive], times[n + receive]);
     }
     return CF_OK;
 }
@@ -4953,11 +4954,11 @@ int run_move(void *user, const cf_step *step) {
 
 /* In one process the receiver copies, so nothing is left to do here. */
 int run_send(void *user, const cf_step *step) {
-    const stage *s = static_cast<const stage *>(user);
 #ifdef CHUNKFLOW_NCCL
+    const stage *s = static_cast<const stage *>(user);
     if (has_nccl(s->owner)) return transfer_with_nccl(s, step->position);
 #endif
-    (void)s;
+    (void)user;
     (void)step;
     return 0;
 }

@@ -13,6 +13,13 @@
 #error "build the trainer without -ffast-math or -Ofast: replays would no longer repeat the first forward bit by bit"
 #endif
 
+/* These headers are C99. A C++ compiler takes them too: it knows no restrict, and warns where = {0} clears a record. */
+#ifdef __cplusplus
+#define restrict
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#pragma GCC diagnostic ignored "-Wmissing-braces"
+#endif
+
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>

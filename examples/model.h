@@ -452,12 +452,12 @@ static inline void workspace_free(workspace *w, memory_meter *meter) {
 
 typedef struct pass {
     const model_config *config;
-    const weights *weights;
+    const struct weights *weights;
     const chunk_rows *rows;
     const activations *kept;
     const group_state *state; /* NULL without a group */
     workspace *scratch;
-    stage stage;
+    struct stage stage;
     uint64_t seed;            /* of dropout; the same in all passes of a training step */
 } pass;
 

@@ -151,4 +151,20 @@ else
     bad "does not link with a C program"
     head -n 5 "$out/use.log"
 fi
+
+# The example as a trainer's author would build it, and what it says where it cannot run.
+if "$NVCC" -O1 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -gencode arch=compute_80,code=sm_80 -I. \
+        -c examples/executor_cuda.cu -o "$out/example.o" >"$out/example.log" 2>&1 &&
+    "$NVCC" "$out/example.o" "$out/sm_80.o" -lcublas -o "$out/executor_cuda" >>"$out/example.log" 2>&1; then
+    CUDA_VISIBLE_DEVICES= "$out/executor_cuda" --synthetic 9 >"$out/example.out" 2>&1
+    status=$?
+    if [ "$status" -eq 1 ] && grep -q '^executor_cuda: cudaGetDeviceCount' "$out/example.out"; then
+        ok "the example compiles, and says where there is no device"
+    else
+        bad "the example without a device: status $status: $(tail -n 1 "$out/example.out")"
+    fi
+else
+    bad "the example does not compile"
+    head -n 20 "$out/example.log"
+fi
 finish 0

@@ -14,8 +14,8 @@ extern const harness_suite suite_attention, suite_state, suite_executor;
 extern const harness_suite suite_emulation, suite_streams, suite_nccl;
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_emulation, &suite_streams, &suite_nccl,
-                                                  &suite_attention, &suite_state,   &suite_executor};
+    static const harness_suite *const suites[] = {&suite_emulation, &suite_streams, &suite_nccl, &suite_attention,
+                                                  &suite_state, &suite_executor};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else

@@ -187,7 +187,7 @@ struct cuda_emu_work {
    2 us and 100 TFLOP/s, copies 5 us and 25 GB/s to and from the host, 100 GB/s between devices, 1 TB/s in one. */
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &rule);
 /* The host's virtual time: nothing that is issued later starts earlier. 0 at first; a wait of the host moves it on to
-   the end of what it waited for. Setting it back to 0 also sets back the clocks of all streams that are idle. */
+   the end of what it waited for, a query to the end of what it finds done. Setting it back to 0 also sets back the clocks of all streams that are idle. */
 void cuda_emu_set_host_time(double seconds);
 double cuda_emu_host_time();
 

@@ -406,7 +406,11 @@ void cuda_emu_wait_for_device(int device) {
 
 /* What a query finds. If there is work left, one piece of it runs after the look. */
 static cudaError_t query(const operation_ref &target) {
-    if (!target || target->done) return cudaSuccess;
+    if (!target) return cudaSuccess;
+    if (target->done) {
+        host_time = std::max(host_time, target->end); /* what the host has seen end is past */
+        return cudaSuccess;
+    }
     CUstream_st *next = choose(target.get());
     if (next) run_first_of(next);
     else if (waits_for_others()) usleep(20);

@@ -1,0 +1,169 @@
+/* check_cuda.h - are the executor's gradients those of unchunked training? - MIT or public domain
+
+   Two other ways to the gradients of a batch: the same passes on whole sequences, without executor, plan or chunks; and
+   model.h's on the CPU in float64, which share no line with the kernels. */
+
+#ifndef TRAIN_CHECK_CUDA_H
+#define TRAIN_CHECK_CUDA_H
+
+#include "model_cuda.h"
+#include "unchunked.h"
+
+/* ================================================================================================================
+   >>unchunked    the same passes without executor, plan or chunks: every sequence whole, one after the other
+   ================================================================================================================ */
+
+/* The attention of the model; its slices come from the executor, or below. */
+static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type, cf_attention_path path) {
+    cf_attention_desc a;
+    memset(&a, 0, sizeof a);
+    a.n_heads = c->heads;
+    a.n_kv_heads = c->kv_heads;
+    a.head_size = head_dim_of(c);
+    a.dtype = type;
+    a.path = path;
+    a.deterministic = 1; /* so that --check can ask for the same bits from two runs */
+    return a;
+}
+
+/* Adds the gradients of one sequence's summed losses to those of the part, which is the whole model, and returns that
+   sum. */
+template <typename T>
+static double sequence_gradients(part *whole, const batch *b, int64_t sequence, const cf_attention_desc *base) {
+    const int64_t n = b->length[sequence], first_row = 0;
+    const cf_cuda_stage needs = stage_needs<T>(whole);
+    int32_t cu_seqlens[2] = {0, (int32_t)n}, *ids = TAKE(int32_t, 3 * n);
+    for (int64_t i = 0; i < n; i++) {
+        ids[i] = (int32_t)i;
+        ids[n + i] = b->tokens[sequence][i];
+        ids[2 * n + i] = batch_target(b, sequence, i);
+    }
+    int32_t *const device_ids = take_device<int32_t>(3 * n);
+    upload(device_ids, ids, 3 * n);
+    whole->tokens = device_ids + n;
+    whole->targets = device_ids + 2 * n;
+    whole->loss = take_device<float>(n);
+    whole->first_row = &first_row;
+
+    cf_attention_desc attention = *base;
+    const cf_attention *prepared = NULL;
+    size_t bytes = 0;
+    attention.n_slices = 1;
+    attention.cu_seqlens_q = attention.cu_seqlens_k = cu_seqlens;
+    MUST(cf_attention_size(&attention, &bytes, &error));
+    void *memory = take_memory((int64_t)bytes, 1);
+    MUST(cf_attention_prepare(&attention, memory, bytes, &prepared, &error));
+    char *tiles = take_device<char>((int64_t)prepared->tiles_bytes);
+    upload(tiles, (const char *)prepared->tiles, (int64_t)prepared->tiles_bytes);
+
+    cf_chunk chunk;
+    cf_step step;
+    cf_cuda_step cuda;
+    memset(&chunk, 0, sizeof chunk);
+    memset(&step, 0, sizeof step);
+    memset(&cuda, 0, sizeof cuda);
+    chunk.tokens = chunk.padded = n;
+    step.chunk = &chunk;
+    cuda.step = &step;
+    cuda.attention = prepared;
+    cuda.tiles = tiles;
+    cuda.positions = device_ids;
+    cuda.activations = take_device<char>(needs.activation_bytes + n * needs.activation_bytes_per_token);
+    cuda.workspace = take_device<char>(needs.workspace_bytes + n * needs.workspace_bytes_per_token);
+    cuda.attention_workspace_bytes = prepared->forward_bytes > prepared->backward_bytes ? prepared->forward_bytes
+                                                                                         : prepared->backward_bytes;
+    cuda.attention_workspace = take_device<char>((int64_t)cuda.attention_workspace_bytes);
+    const cf_state state = {NULL, n_layers_of(whole), base->n_kv_heads, base->head_size, whole->type, n, 0};
+    const int64_t state_numbers = n * n_layers_of(whole) * 2 * kv_width(whole);
+    cuda.state = cuda.gradient = state;
+    cuda.state.data = take_device<T>(state_numbers);
+    cuda.gradient.data = take_device<float>(state_numbers);
+    cuda.gradient.dtype = CF_DTYPE_FP32;
+    cuda.overwrite = 1;
+    MUST_CUDA(cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking));
+    MUST_CUBLAS(cublasSetStream(whole->cublas, cuda.stream));
+
+    step.action.pass = CF_F;
+    int failed = part_forward<T>(whole, &cuda);
+    step.action.pass = CF_B;
+    if (!failed) failed = part_backward<T>(whole, &cuda);
+    if (failed) fail(EXIT_CHECK_FAILED, "unchunked: %s", whole->why);
+    MUST_CUDA(cudaStreamSynchronize(cuda.stream));
+    float *loss = download(whole->loss, n);
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)loss[i];
+
+    void *const all[] = {device_ids, whole->loss, tiles, cuda.activations, cuda.workspace, cuda.attention_workspace,
+                         cuda.state.data, cuda.gradient.data};
+    for (void *one : all) MUST_CUDA(cudaFree(one));
+    whole->tokens = whole->targets = NULL;
+    whole->loss = NULL;
+    MUST_CUDA(cudaStreamDestroy(cuda.stream));
+    free(loss);
+    free(ids);
+    free(memory);
+    return sum;
+}
+
+/* A part's gradients, from the device into model.h's layout. A pass adds up those of the summed losses; times the
+   batch's loss weight they are those of the mean. */
+static void download_gradient(const part *p, const weights *to, const batch *b) {
+    const double scale = batch_loss_weight(b);
+    MUST_CUDA(cudaSetDevice(p->device));
+    float *gradient = download(p->gradient, p->at.count);
+    each_number(p, to, gradient, [=](real *host, const float *own) { *host = (real)*own * scale; });
+    free(gradient);
+}
+
+/* The whole model on one device. Fills in `gradient` and returns the loss. */
+template <typename T>
+static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b,
+                                  int device, cf_dtype type, cf_attention_path path) {
+    const cf_attention_desc attention = attention_desc_of(c, type, path);
+    char why[WHY_SIZE] = "";
+    cublasHandle_t cublas = NULL;
+    int64_t longest = 1;
+    double sum = 0;
+    for (int64_t i = 0; i < b->count; i++) longest = max_of(longest, b->length[i]);
+    MUST_CUDA(cudaSetDevice(device));
+    MUST_CUBLAS(cublasCreate(&cublas));
+    part whole = part_new<T>(c, stage_of(c, 0, 1), device, type, cublas, w, longest, why);
+    for (int64_t i = 0; i < b->count; i++) {
+        if (b->length[i] > 0) sum += sequence_gradients<T>(&whole, b, i, &attention);
+    }
+    download_gradient(&whole, gradient, b);
+    part_free(&whole);
+    MUST_CUBLAS(cublasDestroy(cublas));
+    return sum * batch_loss_weight(b);
+}
+
+/* |a - b| / |b|, both as vectors; infinite where a number is not finite, or where b alone is zero. */
+static double relative_distance(const real *a, const real *b, int64_t count) {
+    double difference = 0, length = 0;
+    for (int64_t i = 0; i < count; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        length += b[i] * b[i];
+    }
+    if (!(difference - difference == 0) || !(length - length == 0)) return INFINITY;
+    return difference == 0 ? 0 : length > 0 ? sqrt(difference / length) : INFINITY;
+}
+
+/* Compares those tensors that `owned` marks. Prints the worst one; returns whether it is within the limit. */
+static int compare_gradients(const char *with, const weights *a, const weights *b, const char *owned, double loss_a,
+                             double loss_b, double limit) {
+    double worst = loss_a == loss_b ? 0 : fabs(loss_a - loss_b) / fabs(loss_b);
+    const char *name = "loss";
+    for (int64_t i = 0; i < a->n_tensors; i++) {
+        const tensor *t = &a->tensors[i];
+        const double distance = owned[i] ? relative_distance(a->flat + t->offset, b->flat + t->offset, t->count) : 0;
+        if (distance <= worst) continue; /* written so that NaN is worst of all */
+        worst = distance;
+        name = t->name;
+    }
+    const int ok = worst <= limit;
+    printf("  %-34s largest relative difference %.1e (%s), limit %.0e: %s\n", with, worst, name, limit,
+           ok ? "ok" : "NOT OK");
+    return ok;
+}
+
+#endif /* TRAIN_CHECK_CUDA_H */

@@ -1,0 +1,316 @@
+#!/bin/sh
+# executor_check.sh - the CUDA example: every schedule through the executor, checked against unchunked gradients
+#
+#     tests/executor_check.sh          under the emulation: BUILD/cuda/executor_cuda (BUILD: build)
+#     tests/executor_check.sh device   on a device: builds BUILD/executor_cuda with nvcc first; larger shapes
+#
+# Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
+# What there is no compiler or device for is skipped.
+
+build=${BUILD:-build}
+mode=${1:-emulated}
+work=$build/executor_check.$mode.tmp
+chunkflow=$build/test/chunkflow
+passed=0
+failed=0
+
+LC_ALL=C
+export LC_ALL
+
+ok() {
+    echo "ok $1"
+    passed=$((passed + 1))
+}
+
+bad() {
+    echo "FAIL $1: $2"
+    failed=$((failed + 1))
+}
+
+skip_all() {
+    echo "skipped executor: $1"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+}
+
+finish() {
+    rm -rf "$work"
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+rm -rf "$work"
+mkdir -p "$work" || exit 1
+
+# run OPTIONS...: output in $work/out and $work/err, exit status in $status (124: it hung)
+run() {
+    timeout -k 5 "${LIMIT:-60}" "$program" "$@" >"$work/out" 2>"$work/err"
+    status=$?
+}
+
+last_line() { cat "$work/out" "$work/err" | tail -n 1; }
+
+# expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
+expect() {
+    if [ "$status" -ne "$2" ]; then bad "$1" "exit status $status, wanted $2: $(last_line)"
+    elif [ -n "$3" ] && ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
+        bad "$1" "it did not say \"$3\" but: $(last_line)"
+    else ok "$1"; fi
+}
+
+# gradients NAME TEXT OPTIONS...: --check finds nothing wrong, and TEXT shows that the case was what it is meant to be
+gradients() {
+    name="gradients: $1"
+    said=$2
+    shift 2
+    # shellcheck disable=SC2086
+    run $model --check "$@"
+    if [ "$status" -ne 0 ]; then
+        bad "$name" "exit status $status: $(cat "$work/out" "$work/err" | grep -v '^stage' | tail -n 2)"
+    elif [ "$(grep -c ': ok$' "$work/out")" -lt 2 ] || grep -q 'NOT OK' "$work/out"; then bad "$name" "$(last_line)"
+    elif ! grep -q -e "$said" "$work/out"; then bad "$name" "it did not say \"$said\" but: $(head -n 1 "$work/out")"
+    else ok "$name"; fi
+}
+
+# refuse TEXT OPTIONS...: status 2, one message, nothing printed
+refuse() {
+    said=$1
+    shift
+    # shellcheck disable=SC2086
+    run $model "$@"
+    if [ -s "$work/out" ]; then bad "refused: $*" "it printed: $(head -n 1 "$work/out")"
+    elif [ "$(wc -l <"$work/err")" -ne 1 ]; then bad "refused: $*" "it said: $(cat "$work/err")"
+    else expect "refused: $*" 2 "executor_cuda: .*$said"; fi
+}
+
+# timeline NAME OPTIONS...: what was measured passes the command's own check
+timeline() {
+    name="timeline: $1"
+    shift
+    # shellcheck disable=SC2086
+    run $model --check "$@" --timeline "$work/measured.json" --plan "$work/plan.json"
+    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
+    elif "$chunkflow" check --plan "$work/plan.json" "$work/measured.json" >"$work/said" 2>&1 &&
+        grep -q 'its times hold' "$work/said"; then ok "$name"
+    else bad "$name" "$(tail -n 1 "$work/said")"; fi
+}
+
+# learns NAME OPTIONS...: the last loss is lower than the first one
+learns() {
+    name="training: $1"
+    shift
+    # shellcheck disable=SC2086
+    run $model "$@"
+    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
+    elif awk '/^step/ { loss = $4; if (n++ == 0) first = loss } END { exit !(n > 1 && loss < 0.97 * first) }' \
+        "$work/out"; then ok "$name"
+    else bad "$name" "losses: $(awk '/^step/ { printf "%s ", $4 }' "$work/out")"; fi
+}
+
+if [ "$mode" = device ]; then
+    nvcc=${NVCC:-nvcc}
+    command -v "$nvcc" >/dev/null 2>&1 || skip_all "no nvcc"
+    command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all "no device"
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+    n_devices=$(nvidia-smi -L | grep -c GPU)
+    case $arch in
+        90) code="-gencode arch=compute_90a,code=sm_90a" ;;
+        *) code="-gencode arch=compute_$arch,code=sm_$arch" ;;
+    esac
+    nccl=
+    printf '#include <nccl.h>\nint main() { return ncclGetVersion(NULL); }\n' >"$work/nccl.cu"
+    if "$nvcc" "$work/nccl.cu" -lnccl -o "$work/nccl" >/dev/null 2>&1; then nccl="NCCL=1"; fi
+    # shellcheck disable=SC2086
+    make -s "$build/executor_cuda" BUILD="$build" CUDA_ARCH="$code" $nccl || {
+        bad "build" "nvcc failed"
+        finish
+    }
+    program=$build/executor_cuda
+    LIMIT=600
+    model="--layers 2 --hidden 128 --heads 2 --kv-heads 1 --ffn 352 --chunk-size 128"
+    model="$model --synthetic 700,90,128,1,0,300,31,133"
+    for type in fp32 fp16 bf16; do
+        gradients "$type, small, against the CPU" "check $type" --type $type --reference --k 2
+    done
+    for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
+        for replay in pipeline local; do
+            gradients "$schedule, $replay replay, 2 stages" "$schedule" --type fp32 --layers 4 --schedule $schedule \
+                --replay $replay --stages 2 --k 2
+        done
+    done
+    gradients "state in host memory" ' [1-9][0-9]* offloads' --type fp32 --stages 2 --k 2 --offload 0.01
+    model="--layers 8 --hidden 1024 --heads 8 --kv-heads 2 --ffn 2816 --chunk-size 4096"
+    model="$model --synthetic 60000,20000,300,4096,1000,7000,2000,1,77,12000"
+    gradients "full size, one stage" "check bf16" --k 2
+    gradients "full size, split backwards" 'zero-bubble' --k 1 --stages 4 --schedule zero-bubble
+    gradients "full size, state in host memory" ' [1-9][0-9]* offloads' --stages 2 --k 1 --offload 0.01
+    timeline "full size" --stages 4 --k 2 --schedule 1f1b
+    learns "full size" --k 2 --stages 2 --steps 12 --lr 0.001
+    if [ "$n_devices" -ge 2 ]; then
+        gradients "full size, two devices" "2 stages" --stages 2 --devices 2 --k 2 --schedule 1f1b
+        [ -z "$nccl" ] || gradients "full size, NCCL" "2 stages" --ranks 2 --devices 2 --k 2 --schedule 1f1b
+    else
+        echo "skipped two devices and NCCL: there is one"
+    fi
+    finish
+fi
+
+program=$build/cuda/executor_cuda
+if [ ! -x "$program" ]; then skip_all "built without a C++ compiler"; fi
+CUDA_EMU_DEVICES=2
+export CUDA_EMU_DEVICES
+# fp32, because the fused attention of 16-bit numbers takes five times as long at these sizes.
+tiny="--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
+model="$tiny --synthetic 56,5,16,3,1,0,33" # groups of 4 and 3 chunks, some of them hybrid
+
+# ---- gradients: types and the float64 reference, which shares no line with the kernels ----
+
+for type in fp32 fp16 bf16; do
+    gradients "$type, one stage" "check $type.*(2 hybrid), largest group 4.* 5 replays" --type $type --reference
+done
+gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
+gradients "bf16 with the fused attention" 'check bf16' --type bf16 --attention mma --stages 2 --reference
+gradients "fp32 on 4 stages" '4 stages' --layers 4 --stages 4 --k 2 --reference
+gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 --layers 1 \
+    --reference
+
+# ---- gradients: every schedule and replay ----
+
+for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
+    for replay in pipeline local; do
+        layers=2
+        if [ $schedule = interleaved ]; then layers=4; fi
+        gradients "$schedule, $replay replay, 2 stages" "$schedule, 2 stages x [12]; [1-9][0-9]* replays" \
+            --schedule $schedule --replay $replay --layers $layers --stages 2 --k 1
+    done
+done
+gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --layers 4 --schedule 1f1b --stages 4 --k 2
+gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
+gradients "nothing replayed" ' 0 replays' --stages 2 --k 9
+gradients "I and W, bf16" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 --schedule zero-bubble --stages 2 --k 2
+gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-bubble --k 2
+gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
+gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 \
+    --virtual 2 --k 2
+gradients "at most 2 chunks kept" 'K 4' --stages 2 --k 4 --limit 2
+
+# ---- gradients: chunks ----
+
+gradients "aligned slices" '[1-9] hybrid' --align 8 --stages 2 --k 2
+gradients "no hybrid chunks" '(0 hybrid)' --no-tails --stages 2
+gradients "even slices, prompts" 'largest group 4' --split even --prompt 7 --stages 2 --k 2 --reference
+model="$tiny --synthetic 16,9,3,0,1,16,12,5"
+gradients "standalone chunks only" 'largest group 0' --stages 2 --schedule 1f1b --align 4
+model="$tiny --synthetic 131"
+gradients "one group of 9" 'largest group 9' --stages 2 --k 3 --schedule zero-bubble
+model="$tiny --synthetic 56,5,16,3,1,0,33"
+
+# ---- state in host memory, two devices ----
+
+for replay in pipeline local; do
+    gradients "state in host memory, $replay replay" ' [1-9][0-9]* offloads' --stages 2 --k 2 --offload 0.01 \
+        --replay $replay
+done
+gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
+gradients "4 stages on 2 devices, interleaved, offload" ' [1-9][0-9]* offloads' --layers 8 --stages 4 --devices 2 \
+    --k 2 --schedule interleaved --offload 0.01
+
+# ---- a device that does its work in another order ----
+
+# orders NAME OPTIONS...: the same under every policy of the emulation
+orders() {
+    what=$1
+    shift
+    for policy in immediate lazy newest-first "stream-late 1" "stream-late 3" "stream-late 6" "random 1" "random 2"; do
+        CUDA_EMU_POLICY=${policy% *}
+        CUDA_EMU_CHOICE=${policy#* }
+        export CUDA_EMU_POLICY CUDA_EMU_CHOICE
+        gradients "$what, $policy" '' "$@"
+    done
+    unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
+}
+orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --offload 0.01 --replay local --schedule interleaved
+CUDA_EMU_BACKWARDS=1
+export CUDA_EMU_BACKWARDS
+gradients "blocks and warps in descending order" '' --stages 2 --k 2
+unset CUDA_EMU_BACKWARDS
+
+# ---- training and timelines ----
+
+learns "loss falls, 2 stages" --stages 2 --k 2 --steps 6 --lr 0.01
+learns "loss falls, fp16, one stage" --type fp16 --attention unfused --steps 6 --lr 0.01
+model="$tiny"
+learns "text, a batch of other chunks each time" --stages 2 --schedule zero-bubble --steps 4 --batch 1 --lr 0.01 \
+    --max-length 60 examples/hello.c
+model="$tiny --synthetic 56,5,16,3,1,0,33"
+timeline "paper, one stage" --k 2
+timeline "1f1b on 2 devices" --stages 2 --devices 2 --schedule 1f1b --k 2
+timeline "zero-bubble, local replay, offload" --stages 2 --schedule zero-bubble --replay local --k 2 --offload 0.01
+timeline "interleaved on 2 devices" --layers 4 --stages 2 --devices 2 --schedule interleaved --k 1
+
+# ---- a process a stage: sends that wait for their receivers, and sends that do not ----
+
+for sends in rendezvous buffered; do
+    CUDA_EMU_NCCL=$sends
+    export CUDA_EMU_NCCL
+    gradients "2 ranks, $sends" '2 stages' --ranks 2 --devices 2 --k 2
+    gradients "3 ranks, split backwards, $sends" '3 stages' --layers 3 --ranks 3 --schedule zero-bubble
+    gradients "2 ranks, 2 virtual stages each, offload, $sends" '2 stages x 2' --layers 4 --ranks 2 --k 2 \
+        --schedule interleaved --replay local --offload 0.01
+done
+unset CUDA_EMU_NCCL
+for policy in lazy newest-first "random 3"; do
+    CUDA_EMU_POLICY=${policy% *}
+    CUDA_EMU_CHOICE=${policy#* }
+    export CUDA_EMU_POLICY CUDA_EMU_CHOICE
+    gradients "2 ranks, $policy" '2 stages' --ranks 2 --schedule 1f1b --k 2
+done
+unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
+learns "loss falls, 2 ranks" --ranks 2 --k 2 --steps 6 --lr 0.01
+timeline "2 ranks" --ranks 2 --k 2 --schedule 1f1b
+
+# ---- failures ----
+
+# fails NAME TEXT OPTIONS...: one call, or one kernel, fails; the program ends and says so
+fails() {
+    name="fails: $1"
+    said=$2
+    shift 2
+    # shellcheck disable=SC2086
+    run $model --check --stages 2 --k 2 "$@"
+    expect "$name" 1 "executor_cuda: .*$said"
+}
+for call in 1 4 40 200 400 700 1100; do
+    CUDA_EMU_FAIL_CALL=$call
+    export CUDA_EMU_FAIL_CALL
+    fails "call $call" '[cC][uU][dDbB][aAlL]'
+done
+unset CUDA_EMU_FAIL_CALL
+for kernel in 1 50 700; do
+    CUDA_EMU_FAIL_KERNEL=$kernel
+    export CUDA_EMU_FAIL_KERNEL
+    fails "kernel $kernel" 'of chunk [0-9]* on .*stage [01]' --blocking
+done
+CUDA_EMU_FAIL_KERNEL=300
+fails "kernel 300 of both ranks" 'rank [01]: .*of chunk' --ranks 2
+unset CUDA_EMU_FAIL_KERNEL
+
+# ---- options ----
+
+refuse 'unknown option' --nonsense
+refuse '--schedule: wanted one of' --schedule worst
+refuse '--devices 3: there are 2' --devices 3
+refuse 'want as many layers' --stages 5
+refuse 'no target tokens' --synthetic 1,0,1
+refuse 'give --synthetic or files' examples/hello.c
+refuse 'head_size' --heads 8
+refuse 'heads must divide hidden' --heads 5
+refuse 'path' --attention mma
+refuse '--ranks 2 wants as many stages' --ranks 2 --stages 3
+run --help
+expect "help" 0 '^usage: executor_cuda'
+# shellcheck disable=SC2086
+run $model --check --timeline "$work/none/file"
+expect "a timeline that cannot be written" 1 'No such file'
+finish
