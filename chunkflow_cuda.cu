@@ -3155,7 +3155,7 @@ struct placing {
     int64_t work; /* pairs of rectangles that share time, looked at so far */
 };
 
-const int64_t MOST_WORK = 2000000; /* a few hundredths of a second; after that no further order is tried */
+const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
 
 
 bool place_body(placing *p, body *b, bool narrowest) {
@@ -3289,9 +3289,12 @@ bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
     static const struct {
         body_order order;
         bool narrowest;
-    } tries[] = {{BY_LATEST, false}, {BY_BEGIN, false}, {BY_HEIGHT, true},
-                 {BY_AREA, true},    {BY_AREA, false},  {BY_HEIGHT, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
+    } tries[] = {{BY_HEIGHT, false}, /* the best of these where there is only time for one */
+                 {BY_LATEST, false},
+                 {BY_BEGIN, false},
+                 {BY_HEIGHT, true},
+                 {BY_AREA, false}};
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 5, n_more = 50;
     placing p = {};
     p.from = &from;
     p.s = s;
