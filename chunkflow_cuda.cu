@@ -4827,6 +4827,7 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     if (status == cudaSuccess && reduced == ncclSuccess)
         status = cudaMemcpyAsync(times, all, bytes, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess && reduced == ncclSuccess) status = cudaStreamSynchronize(stream);
+    if (reduced != ncclSuccess || status == cudaErrorNotReady) give_up(e); /* or the next call would wait for ever */
     if (all != NULL) (void)cudaFree(all);
     if (reduced != ncclSuccess) return fail_nccl(error, reduced);
     if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
@@ -5238,12 +5239,16 @@ cf_result choose_set(executor *e, stage *s, cf_error *error) {
     return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
 }
 
+/* Passes have the lowest priority: NCCL's kernels, few blocks that others wait for, shall not queue behind theirs. */
 cf_result make_streams(executor *e, stage *s, cf_error *error) {
     const int64_t n = n_streams_of(e);
+    int least = 0, greatest = 0;
     cudaError_t status = cudaSetDevice(s->device);
+    if (status == cudaSuccess) status = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (!reserve(e->allocator, &s->streams, n)) return no_memory(error);
     while (status == cudaSuccess && s->streams.n < n) {
-        status = cudaStreamCreateWithFlags(&s->streams.data[s->streams.n], cudaStreamNonBlocking);
+        status = cudaStreamCreateWithPriority(&s->streams.data[s->streams.n], cudaStreamNonBlocking,
+                                              s->streams.n == COMPUTE ? least : greatest);
         s->streams.n += status == cudaSuccess;
     }
     if (status == cudaSuccess && e->desc.timeline) status = cudaEventCreateWithFlags(&s->base, cudaEventDefault);
