@@ -4955,11 +4955,11 @@ int run_move(void *user, const cf_step *step) {
 
 /* In one process the receiver copies, so nothing is left to do here. */
 int run_send(void *user, const cf_step *step) {
-    const stage *s = static_cast<const stage *>(user);
 #ifdef CHUNKFLOW_NCCL
+    const stage *s = static_cast<const stage *>(user);
     if (has_nccl(s->owner)) return transfer_with_nccl(s, step->position);
 #endif
-    (void)s;
+    (void)user;
     (void)step;
     return 0;
 }

@@ -982,6 +982,9 @@ TEST(a_failing_callback) {
         REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK));
         const seen_pass &last = m.seen.back();
         CHECK_INT((int64_t)m.seen.size(), i + 1); /* nothing was issued after it */
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_pending(), 0); /* and what was has ended */
+#endif
         CHECK_INT(error.code, CF_ERROR_CALLBACK);
         CHECK_INT(error.got, 5);
         CHECK_INT(error.item, last.position);
