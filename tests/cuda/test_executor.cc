@@ -30,8 +30,8 @@ namespace { /* other tests have batches of their own */
 typedef uint32_t word;
 
 const word POISON = 0xDEADBEEFu;
-const int ROW = 64;  /* words in a row of K or V: one head of 64 fp32 numbers, so that groups may start at any row ... */
-const int WIDTH = 8; /* ... of which these are used, as bits */
+const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a group may start anywhere; */
+const int WIDTH = 8; /* ... these are used, as bits */
 const int RESULTS = 4;
 
 __host__ __device__ static inline word mix(word h, word x) {
@@ -982,6 +982,9 @@ TEST(a_failing_callback) {
         REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK));
         const seen_pass &last = m.seen.back();
         CHECK_INT((int64_t)m.seen.size(), i + 1); /* nothing was issued after it */
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_pending(), 0); /* and what was has ended */
+#endif
         CHECK_INT(error.code, CF_ERROR_CALLBACK);
         CHECK_INT(error.got, 5);
         CHECK_INT(error.item, last.position);
@@ -1016,6 +1019,40 @@ TEST(cancelled) {
     }
     m.cancel_at = -1;
     REQUIRE(run_and_compare(&m, host));
+}
+
+/* A callback may ask whether its stream is idle; "not ready" stays behind in CUDA's last error. A launch that it does
+   not look after is found. */
+TEST(errors_that_callbacks_leave) {
+    const setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    int64_t n_busy = 0;
+    REQUIRE(make_batch(x, &b));
+    host_model host(x, b, 5);
+    host.run();
+    device_model m(x, b, 5);
+    REQUIRE(m.start(&error));
+    m.before = [&](const cf_cuda_step *step) { n_busy += cudaStreamQuery(step->stream) == cudaErrorNotReady; };
+    REQUIRE(run_and_compare(&m, host));
+    m.clear_results();
+    m.before = [&](const cf_cuda_step *step) {
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(1);
+        config.blockDim = dim3(4096); /* more than a block can have */
+        config.stream = step->stream;
+        if (m.n_passes == 4) (void)cudaLaunchKernelEx(&config, half_kernel, pass_data(), 0);
+    };
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
+    CHECK_INT(error.got, cudaErrorInvalidConfiguration);
+    CHECK_INT(m.n_passes, 5);
+    m.before = nullptr;
+    REQUIRE(run_and_compare(&m, host));
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK(n_busy > 0);
+    CHECK_INT(cuda_emu_faults(CUDA_EMU_LAUNCH), 1);
+    cuda_emu_reset();
+#endif
 }
 
 TEST(blocking_changes_nothing) {
@@ -1274,6 +1311,20 @@ TEST(every_order) {
         FAIL("%s: %s", cuda_emu_policy_name(), cuda_emu_first_fault());
         break;
     }
+    cuda_emu_defaults();
+}
+
+/* Devices that cannot reach each other's memory: copies between them are staged. */
+TEST(without_peer_access) {
+    devices_at_hand();
+    cuda_emu_set_peer_access(false);
+    for (uint64_t seed = 2500; seed < 2520; seed++) {
+        setting x = random_setting(seed, 1);
+        for (int64_t i = 0; i < x.order.n_stages; i++) x.devices.push_back((int)(i % 3));
+        (void)describe(&x);
+        if (!check_setting(x)) break;
+    }
+    CHECK_INT(cuda_emu_faults(), 0);
     cuda_emu_defaults();
 }
 
@@ -1735,6 +1786,38 @@ static bool dying_rank(const rank_context &c) {
 
 TEST(a_process_dies) { CHECK(run_ranks(3, "rendezvous", dying_rank)); }
 
+/* A call of CUDA or NCCL that fails in one process: nobody hangs, and nobody crashes. Where the call was one that
+   nothing hangs on, the run is good. */
+static int64_t failing_call;
+
+static bool stumbling_rank(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    host_model host(x, b, 6);
+    host.run();
+    device_model m(x, b, 6);
+    cf_error error = {};
+    m.may_fail = true;
+    if (!start_rank(c, &m, 20.0) || !run_rank(c, &m, host)) return false;
+    m.clear_results();
+    if (c.rank == 1) cuda_emu_fail_call(failing_call, cudaErrorUnknown);
+    const cf_result code = cf_executor_run(m.executor, &error);
+    const bool failed = c.rank == 1 && cuda_emu_failed();
+    cuda_emu_fail_call(0, cudaSuccess);
+    if (c.rank == 1 && code != CF_OK && !RANK_CHECK(failed)) return false;
+    if (code == CF_OK) return RANK_CHECK(same_results(m.fetch(), host, c.n, c.rank));
+    return RANK_CHECK(code == CF_ERROR_DEVICE || (code == CF_ERROR_CALLBACK && (error.got == 6 || c.rank != 1)));
+}
+
+TEST(a_process_stumbles) {
+    for (failing_call = 1; failing_call < 400; failing_call += 23)
+        if (!CHECK(run_ranks(3, "rendezvous", stumbling_rank))) harness_note("call %d", (int)failing_call);
+}
+
 /* Every process gets the times of all, and they are the simulated ones: with free transfers a single stream for them
    holds nothing up. */
 static bool timed_rank(const rank_context &c) {
@@ -1787,16 +1870,17 @@ TEST(timelines_of_processes) {
 } /* namespace */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-#define EMULATED_CASES                                                                                             \
-    , CASE(every_order), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),                          \
-        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs),                             \
-        CASE(too_little_device_memory), CASE(timelines_are_the_simulated_ones), CASE(processes),              \
-        CASE(a_process_fails), CASE(a_process_dies), CASE(timelines_of_processes)
+#define EMULATED_CASES                                                                                                 \
+    , CASE(every_order), CASE(without_peer_access), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),   \
+        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(too_little_device_memory), \
+        CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
+        CASE(a_process_stumbles), CASE(timelines_of_processes)
 #else
 #define EMULATED_CASES
 #endif
 
 SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places),
       CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
+      CASE(errors_that_callbacks_leave),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(bad_loads), CASE(loads_reuse_memory),
       CASE(attention_of_each_chunk) EMULATED_CASES);
