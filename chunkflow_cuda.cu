@@ -3158,7 +3158,7 @@ struct placing {
     int64_t work; /* pairs of rectangles that share time, looked at so far */
 };
 
-const int64_t MOST_WORK = 2000000; /* a few hundredths of a second; after that no further order is tried */
+const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
 
 
 bool place_body(placing *p, body *b, bool narrowest) {
@@ -3292,9 +3292,12 @@ bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
     static const struct {
         body_order order;
         bool narrowest;
-    } tries[] = {{BY_LATEST, false}, {BY_BEGIN, false}, {BY_HEIGHT, true},
-                 {BY_AREA, true},    {BY_AREA, false},  {BY_HEIGHT, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
+    } tries[] = {{BY_HEIGHT, false}, /* the best of these where there is only time for one */
+                 {BY_LATEST, false},
+                 {BY_BEGIN, false},
+                 {BY_HEIGHT, true},
+                 {BY_AREA, false}};
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 5, n_more = 50;
     placing p = {};
     p.from = &from;
     p.s = s;
@@ -4828,6 +4831,7 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     if (status == cudaSuccess && reduced == ncclSuccess)
         status = cudaMemcpyAsync(times, all, bytes, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess && reduced == ncclSuccess) status = cudaStreamSynchronize(stream);
+    if (reduced != ncclSuccess || status == cudaErrorNotReady) give_up(e); /* or the next call would wait for ever */
     if (all != NULL) (void)cudaFree(all);
     if (reduced != ncclSuccess) return fail_nccl(error, reduced);
     if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
@@ -5239,12 +5243,16 @@ cf_result choose_set(executor *e, stage *s, cf_error *error) {
     return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
 }
 
+/* Passes have the lowest priority: NCCL's kernels, few blocks that others wait for, shall not queue behind theirs. */
 cf_result make_streams(executor *e, stage *s, cf_error *error) {
     const int64_t n = n_streams_of(e);
+    int least = 0, greatest = 0;
     cudaError_t status = cudaSetDevice(s->device);
+    if (status == cudaSuccess) status = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (!reserve(e->allocator, &s->streams, n)) return no_memory(error);
     while (status == cudaSuccess && s->streams.n < n) {
-        status = cudaStreamCreateWithFlags(&s->streams.data[s->streams.n], cudaStreamNonBlocking);
+        status = cudaStreamCreateWithPriority(&s->streams.data[s->streams.n], cudaStreamNonBlocking,
+                                              s->streams.n == COMPUTE ? least : greatest);
         s->streams.n += status == cudaSuccess;
     }
     if (status == cudaSuccess && e->desc.timeline) status = cudaEventCreateWithFlags(&s->base, cudaEventDefault);

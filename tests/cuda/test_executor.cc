@@ -30,8 +30,8 @@ namespace { /* other tests have batches of their own */
 typedef uint32_t word;
 
 const word POISON = 0xDEADBEEFu;
-const int ROW = 64;  /* words in a row of K or V: one head of 64 fp32 numbers, so that groups may start at any row ... */
-const int WIDTH = 8; /* ... of which these are used, as bits */
+const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a group may start anywhere; */
+const int WIDTH = 8; /* ... these are used, as bits */
 const int RESULTS = 4;
 
 __host__ __device__ static inline word mix(word h, word x) {
@@ -1277,6 +1277,20 @@ TEST(every_order) {
     cuda_emu_defaults();
 }
 
+/* Devices that cannot reach each other's memory: copies between them are staged. */
+TEST(without_peer_access) {
+    devices_at_hand();
+    cuda_emu_set_peer_access(false);
+    for (uint64_t seed = 2500; seed < 2520; seed++) {
+        setting x = random_setting(seed, 1);
+        for (int64_t i = 0; i < x.order.n_stages; i++) x.devices.push_back((int)(i % 3));
+        (void)describe(&x);
+        if (!check_setting(x)) break;
+    }
+    CHECK_INT(cuda_emu_faults(), 0);
+    cuda_emu_defaults();
+}
+
 /* ---- what the loop may not do ---- */
 
 static int64_t costly_calls() {
@@ -1735,6 +1749,38 @@ static bool dying_rank(const rank_context &c) {
 
 TEST(a_process_dies) { CHECK(run_ranks(3, "rendezvous", dying_rank)); }
 
+/* A call of CUDA or NCCL that fails in one process: nobody hangs, and nobody crashes. Where the call was one that
+   nothing hangs on, the run is good. */
+static int64_t failing_call;
+
+static bool stumbling_rank(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    host_model host(x, b, 6);
+    host.run();
+    device_model m(x, b, 6);
+    cf_error error = {};
+    m.may_fail = true;
+    if (!start_rank(c, &m, 20.0) || !run_rank(c, &m, host)) return false;
+    m.clear_results();
+    if (c.rank == 1) cuda_emu_fail_call(failing_call, cudaErrorUnknown);
+    const cf_result code = cf_executor_run(m.executor, &error);
+    const bool failed = c.rank == 1 && cuda_emu_failed();
+    cuda_emu_fail_call(0, cudaSuccess);
+    if (c.rank == 1 && code != CF_OK && !RANK_CHECK(failed)) return false;
+    if (code == CF_OK) return RANK_CHECK(same_results(m.fetch(), host, c.n, c.rank));
+    return RANK_CHECK(code == CF_ERROR_DEVICE || (code == CF_ERROR_CALLBACK && (error.got == 6 || c.rank != 1)));
+}
+
+TEST(a_process_stumbles) {
+    for (failing_call = 1; failing_call < 400; failing_call += 23)
+        if (!CHECK(run_ranks(3, "rendezvous", stumbling_rank))) harness_note("call %d", (int)failing_call);
+}
+
 /* Every process gets the times of all, and they are the simulated ones: with free transfers a single stream for them
    holds nothing up. */
 static bool timed_rank(const rank_context &c) {
@@ -1787,11 +1833,11 @@ TEST(timelines_of_processes) {
 } /* namespace */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-#define EMULATED_CASES                                                                                             \
-    , CASE(every_order), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),                          \
-        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs),                             \
-        CASE(too_little_device_memory), CASE(timelines_are_the_simulated_ones), CASE(processes),              \
-        CASE(a_process_fails), CASE(a_process_dies), CASE(timelines_of_processes)
+#define EMULATED_CASES                                                                                                 \
+    , CASE(every_order), CASE(without_peer_access), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),   \
+        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(too_little_device_memory), \
+        CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
+        CASE(a_process_stumbles), CASE(timelines_of_processes)
 #else
 #define EMULATED_CASES
 #endif
