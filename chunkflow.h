@@ -1585,8 +1585,8 @@ typedef struct cf_attention {
     int64_t n_row_tiles;
     int64_t n_key_tiles;          /* with at least one visible pair */
     int64_t n_all_key_tiles;
-    int64_t n_split_forward_tiles;/* tiles cut into parts, which count as tiles above, where whole ones would leave the */
-    int64_t n_split_key_tiles;    /* device idle: few key heads, small chunks. Their sums meet in the workspace */
+    int64_t n_split_forward_tiles;/* tiles cut into parts (these count as tiles above) where whole ones would leave */
+    int64_t n_split_key_tiles;    /* the device idle: few key heads, small chunks. Their sums meet in the workspace */
 } cf_attention;
 
 /* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
@@ -1647,8 +1647,8 @@ typedef struct cf_state {
                                      standalone chunk, which no other chunk adds to) */
 } cf_state;
 
-/* Bytes that n_rows rows take in all planes: rows x layers (1 where one_layer) x 2 x n_kv_heads x head_size x bytes of a
-   number. This is the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row, as
+/* Bytes that n_rows rows take in all planes: rows x layers (1 where one_layer) x 2 x n_kv_heads x head_size x bytes of
+   a number. This is the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row, as
    cf_memory_token_bytes gives them for a virtual stage. Reads neither data nor rows. Errors of this and of the calls
    below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument; CF_ERROR_DEVICE. Nothing is put on the
    stream then. No rows, or no layers: nothing to do. */
@@ -1660,23 +1660,24 @@ CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, in
 CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
 
 /* Sets rows to 0 in every plane: gradients before the first backward of a group, if that does not overwrite them
-   (cf_attention_tensors.overwrite, which costs nothing), and rows that a new group takes over. Writes cf_state_bytes. */
+   (cf_attention_tensors.overwrite, which costs nothing), and rows that a new group takes over. Writes
+   cf_state_bytes. */
 CHUNKFLOW_CUDA_API cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows,
                                             cf_cuda_stream stream, cf_error *error);
 
 /* Copies rows to host memory and back. host: cf_state_bytes(n_rows) bytes, planes one after the other without gaps;
    pinned (cudaMallocHost), or the copy is no longer asynchronous. Moves cf_state_bytes each way: in one call of CUDA
    that copies all planes, or in one for each plane where they are 2 GB or more apart. Whoever runs them on a stream of
-   its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch; other rows may be
-   in use meanwhile. */
+   its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch; other rows may
+   be in use meanwhile. */
 CHUNKFLOW_CUDA_API cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host,
                                               cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows,
                                                const void *host, cf_cuda_stream stream, cf_error *error);
 
-/* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any position
-   below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and the
-   addition theorem puts them together in fp32. Both parts are rounded once, so the result is off by at most 2.42 x
+/* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any
+   position below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and
+   the addition theorem puts them together in fp32. Both parts are rounded once, so the result is off by at most 2.42 x
    2^-24, about two units in the last place (up to some ten million positions; then the angle's own rounding in double
    precision shows). So the table stays in cache: 0.5 MB at 256K positions and head size 128, where a row for each
    position would take 134 MB. */
@@ -1730,8 +1731,8 @@ CHUNKFLOW_CUDA_API cf_result cf_padding_clear(void *data, int64_t rows, int64_t 
                                               const int32_t *positions, cf_cuda_stream stream, cf_error *error);
 
 /* Keeps a stage's input for local replay: copies rows of row_bytes bytes. A stride of 0: row_bytes. Costs rows x
-   row_bytes bytes, the memory model's cf_token_bytes.boundary for each row. The executor below keeps the received tensor
-   itself and copies nothing. */
+   row_bytes bytes, the memory model's cf_token_bytes.boundary for each row. The executor below keeps the received
+   tensor itself and copies nothing. */
 CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride,
                                               int64_t rows, int64_t row_bytes, cf_cuda_stream stream, cf_error *error);
 
