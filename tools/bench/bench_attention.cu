@@ -1,7 +1,7 @@
 /* bench_attention.cu - speed of the attention kernels on a device - MIT or public domain
 
-       bench_attention --list             one line a shape: name, heads, key heads, head size, query lengths, key
-   lengths bench_attention [part of a name]   times forward and backward; one line each
+       bench_attention --list             one line a shape: name, heads, key heads, head size, query and key lengths
+       bench_attention [part of a name]   times forward and backward; one line each
 
    TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
    backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
@@ -71,7 +71,11 @@ static std::vector<shape> all_shapes() {
             packed("packed-8k-hd128", 64, 8, 128, 8192),
             packed("packed-32k-hd128", 64, 8, 128, 32768),
             one_document("prefix-8k-over-56k-hd128", 64, 8, 128, 8192, 65536),
-            one_document("prefix-8k-over-248k-hd128", 64, 8, 128, 8192, 262144)};
+            one_document("prefix-8k-over-248k-hd128", 64, 8, 128, 8192, 262144),
+            /* What tensor parallelism leaves of heads on a device: few tiles, which are cut into parts. */
+            one_document("causal-8k-one-key-head", 8, 1, 128, 8192, 8192),
+            packed("packed-8k-one-key-head", 8, 1, 128, 8192),
+            one_document("prefix-512-over-64k-one-key-head", 8, 1, 128, 512, 65536)};
 }
 
 __global__ static void normal_kernel(__nv_bfloat16 *to, size_t n, uint32_t seed) {

@@ -97,7 +97,7 @@ def main():
     binary, part = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
     shapes = subprocess.run([binary, "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    print(f"{'shape':28} {'pass':9} {'ours':>7} {'flash':>7} {'ratio':>6} {'cudnn':>7} {'ratio':>6}   TFLOP/s")
+    print(f"{'shape':32} {'pass':9} {'ours':>7} {'flash':>7} {'ratio':>6} {'cudnn':>7} {'ratio':>6}   TFLOP/s")
     for line in shapes:
         name, heads, kv_heads, head_size, queries, keys = line.split()
         if part not in name:
@@ -118,7 +118,7 @@ def main():
             cells = [f"{work / ours[which]:7.1f}"]
             for rival in rivals:
                 cells.append(f"{work / rival[i]:7.1f} {rival[i] / ours[which]:6.2f}" if rival else f"{'-':>7} {'-':>6}")
-            print(f"{name:28} {which:9} {' '.join(cells)}")
+            print(f"{name:32} {which:9} {' '.join(cells)}")
 
 
 if __name__ == "__main__":
