@@ -256,20 +256,11 @@ static void upload_rows(trainer *t) {
     free(targets);
 }
 
-static void unload_batch(trainer *t) {
-    cf_schedule_free(t->schedule);
-    cf_plan_free(t->plan);
-    free(t->first_row);
-    batch_free(&t->batch);
-    t->schedule = NULL;
-    t->plan = NULL;
-    t->first_row = NULL;
-}
-
 /* Packs, schedules and loads the next batch. Every process does the same, so all have the same plan and schedule. */
 static void load_batch(trainer *t) {
     const settings *s = t->settings;
-    cf_schedule *schedule = NULL;
+    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
+    cf_schedule *schedule = NULL, *old_schedule = t->schedule;
     cf_timing timing;
     cf_lower_desc lower;
     memset(&timing, 0, sizeof timing);
@@ -277,7 +268,7 @@ static void load_batch(trainer *t) {
     timing.offload_seconds_per_token = s->offload;
     lower.timing = &timing;
     lower.offload = s->offload > 0;
-    unload_batch(t);
+    batch_free(&t->batch);
     t->batch = batch_new(s->synthetic.count > 0 ? t->documents.count : s->batch);
     for (int64_t i = 0; i < t->batch.count; i++)
         batch_put(&t->batch, i, &t->documents, s->synthetic.count > 0 ? i : data_order_next(&t->order), s->prompt, 0);
@@ -286,11 +277,14 @@ static void load_batch(trainer *t) {
     MUST(cf_schedule_make(t->plan, &s->order, &schedule, &error));
     MUST(cf_schedule_lower(t->plan, schedule, &lower, &t->schedule, &error));
     cf_schedule_free(schedule);
+    free(t->first_row);
     t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++)
         t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].padded;
     upload_rows(t);
     MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
+    cf_schedule_free(old_schedule);
+    cf_plan_free(old_plan);
 }
 
 /* Loss and gradients of the loaded batch: the mean over its targets, and sums over them. The loss is 0 where another
@@ -363,8 +357,8 @@ static void print_memory(const trainer *t) {
         cf_executor_memory m;
         if (!runs_here(t, stage_index)) continue;
         MUST(cf_executor_memory_of(t->executor, stage_index, &m, &error));
-        printf("stage %lld on device %d: %.2f MiB = activations and boundaries %.2f (in use %.2f), state %.2f, its "
-               "gradient %.2f, workspace %.2f, metadata %.2f; host %.2f; %lld chunks kept at most\n",
+        printf("stage %lld on device %d: %.3f MiB = activations and boundaries %.3f (in use %.3f), state %.3f, its "
+               "gradient %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
                (long long)stage_index, t->devices[stage_index], mebibytes(m.total), mebibytes(m.arena),
                mebibytes(m.arena_live), mebibytes(m.state), mebibytes(m.gradient), mebibytes(m.workspace),
                mebibytes(m.metadata), mebibytes(m.host), (long long)m.stats.peak_slots);
@@ -528,7 +522,10 @@ static void trainer_end(trainer *t) {
         if (part_here(t, v)) part_free(&t->parts[v]);
     for (int64_t i = 0; i < t->n_stages; i++)
         if (t->cublas[i]) MUST_CUBLAS(cublasDestroy(t->cublas[i]));
-    unload_batch(t);
+    cf_schedule_free(t->schedule);
+    cf_plan_free(t->plan);
+    free(t->first_row);
+    batch_free(&t->batch);
     data_order_free(&t->order);
     documents_free(&t->documents);
     weights_free(&t->weights);

@@ -249,6 +249,23 @@ timeline "1f1b on 2 devices" --stages 2 --devices 2 --schedule 1f1b --k 2
 timeline "zero-bubble, local replay, offload" --stages 2 --schedule zero-bubble --replay local --k 2 --offload 0.01
 timeline "interleaved on 2 devices" --layers 4 --stages 2 --devices 2 --schedule interleaved --k 1
 
+# ---- memory: activations follow K x chunk size, and not the longest sequence; its state grows ----
+
+# mebibytes OPTIONS...: of activations and of state, as one training step reports them
+mebibytes() {
+    # shellcheck disable=SC2086
+    run $tiny --chunk-size 32 --steps 1 "$@"
+    sed -n 's/^stage 0 .*boundaries \([0-9.]*\) (.*state \([0-9.]*\), its.*/\1 \2/p' "$work/out"
+}
+short=$(mebibytes --k 1 --synthetic 128)
+long=$(mebibytes --k 1 --synthetic 512)
+kept=$(mebibytes --k 4 --synthetic 512)
+if echo "$short $long $kept" | awk '{ exit !(NF == 6 && $1 > 0 && $3 == $1 && $4 > 3 * $2 && $5 > 3 * $1) }'; then
+    ok "memory: 128 and 512 tokens with K 1, and K 4"
+else
+    bad "memory: 128 and 512 tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
+fi
+
 # ---- a process a stage: sends that wait for their receivers, and sends that do not ----
 
 for sends in rendezvous buffered; do
