@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <set>
 
 typedef cuda_emu_operation_ref operation_ref;
 
@@ -920,11 +921,11 @@ struct CUevent_st {
     operation_ref record; /* the most recent one */
 };
 
-static std::vector<CUevent_st *> &events = *new std::vector<CUevent_st *>();
+static std::set<CUevent_st *> &events = *new std::set<CUevent_st *>();
 static std::vector<CUevent_st *> &gone_events = *new std::vector<CUevent_st *>();
 
 static CUevent_st *find_event(cudaEvent_t handle) {
-    if (std::find(events.begin(), events.end(), handle) != events.end()) return handle;
+    if (events.count(handle) > 0) return handle;
     cuda_emu_add_fault(CUDA_EMU_HANDLE, "an event that does not exist");
     return nullptr;
 }
@@ -932,8 +933,8 @@ static CUevent_st *find_event(cudaEvent_t handle) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     BEGIN_CALL(current_device);
     if (!event || flags > 3) return finish_call(cudaErrorInvalidValue);
-    events.push_back(new CUevent_st{current_device, !(flags & cudaEventDisableTiming), nullptr});
-    *event = events.back();
+    *event = new CUevent_st{current_device, !(flags & cudaEventDisableTiming), nullptr};
+    events.insert(*event);
     return cudaSuccess;
 }
 
@@ -943,7 +944,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
     BEGIN_FINAL_CALL(current_device);
     CUevent_st *event = find_event(handle);
     if (!event) return finish_call(cudaErrorInvalidResourceHandle);
-    events.erase(std::find(events.begin(), events.end(), event));
+    events.erase(event);
     event->record = nullptr;
     gone_events.push_back(event);
     return finish_call(begun);
