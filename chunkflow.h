@@ -1515,7 +1515,8 @@ CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, con
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
    ================================================================================================================ */
 
-/* Compile chunkflow_cuda.cu with nvcc and link it with cudart and cublas; this header itself needs no CUDA. A stream is
+/* Compile chunkflow_cuda.cu with nvcc and link it with cudart, cublas and the file that has this header's implementation
+   (not a CHUNKFLOW_STATIC one, for the executor calls it); this header itself needs no CUDA. A stream is
    a cudaStream_t, `cublas` a cublasHandle_t; both names are CUDA's own. All work is put on the stream, which comes last
    but for the error in every signature; nothing is allocated and nothing waits for the device. */
 #ifndef CHUNKFLOW_CUDA_API

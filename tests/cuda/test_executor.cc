@@ -982,6 +982,9 @@ TEST(a_failing_callback) {
         REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK));
         const seen_pass &last = m.seen.back();
         CHECK_INT((int64_t)m.seen.size(), i + 1); /* nothing was issued after it */
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_pending(), 0); /* and what was has ended */
+#endif
         CHECK_INT(error.code, CF_ERROR_CALLBACK);
         CHECK_INT(error.got, 5);
         CHECK_INT(error.item, last.position);
@@ -1016,6 +1019,40 @@ TEST(cancelled) {
     }
     m.cancel_at = -1;
     REQUIRE(run_and_compare(&m, host));
+}
+
+/* A callback may ask whether its stream is idle; "not ready" stays behind in CUDA's last error. A launch that it does
+   not look after is found. */
+TEST(errors_that_callbacks_leave) {
+    const setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    int64_t n_busy = 0;
+    REQUIRE(make_batch(x, &b));
+    host_model host(x, b, 5);
+    host.run();
+    device_model m(x, b, 5);
+    REQUIRE(m.start(&error));
+    m.before = [&](const cf_cuda_step *step) { n_busy += cudaStreamQuery(step->stream) == cudaErrorNotReady; };
+    REQUIRE(run_and_compare(&m, host));
+    m.clear_results();
+    m.before = [&](const cf_cuda_step *step) {
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(1);
+        config.blockDim = dim3(4096); /* more than a block can have */
+        config.stream = step->stream;
+        if (m.n_passes == 4) (void)cudaLaunchKernelEx(&config, half_kernel, pass_data(), 0);
+    };
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
+    CHECK_INT(error.got, cudaErrorInvalidConfiguration);
+    CHECK_INT(m.n_passes, 5);
+    m.before = nullptr;
+    REQUIRE(run_and_compare(&m, host));
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK(n_busy > 0);
+    CHECK_INT(cuda_emu_faults(CUDA_EMU_LAUNCH), 1);
+    cuda_emu_reset();
+#endif
 }
 
 TEST(blocking_changes_nothing) {
@@ -1844,5 +1881,6 @@ TEST(timelines_of_processes) {
 
 SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places),
       CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
+      CASE(errors_that_callbacks_leave),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(bad_loads), CASE(loads_reuse_memory),
       CASE(attention_of_each_chunk) EMULATED_CASES);
