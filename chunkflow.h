@@ -1739,7 +1739,8 @@ CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const
 
 /* ---- executor ---- */
 
-/* What a pass callback gets. All addresses are on `device`, and stay valid as said; none may be freed. */
+/* What a pass callback gets. All addresses are on `device`, at multiples of 256 (a state: 16), and stay valid as said;
+   none may be freed. */
 typedef struct cf_cuda_step {
     const cf_step *step;          /* plan, chunk, action (pass, virtual stage), seed */
     cf_cuda_stream stream;        /* put all work of the pass here; do not wait for it */

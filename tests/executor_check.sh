@@ -193,6 +193,9 @@ gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-b
 gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
 gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 \
     --virtual 2 --k 2
+gradients "two virtual stages on one" '1 stages x 2' --layers 3 --schedule interleaved --k 2
+gradients "odd sizes" 'chunks of 13' --hidden 24 --heads 3 --kv-heads 1 --ffn 40 --chunk-size 13 --stages 2 --k 2 \
+    --reference
 gradients "at most 2 chunks kept" 'K 4' --stages 2 --k 4 --limit 2
 
 # ---- gradients: chunks ----
