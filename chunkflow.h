@@ -1823,8 +1823,9 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
                                               cf_error *error);
 
 /* Runs the loaded batch once: puts the actions of all stages on their streams, in an order in which no stage waits for
-   one that is not issued, and waits for the end. Work that was put on cf_executor_stream before comes first there.
-   May be called again for the same batch.
+   one that is not issued, and waits for the end. Work that was put on cf_executor_stream before comes first there;
+   nothing waits for other streams, the default one included (a cudaMemcpy from pageable memory may still be under way
+   when it returns): synchronise with those first. May be called again for the same batch.
 
    If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, every slot is
    released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the

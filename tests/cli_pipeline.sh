@@ -671,6 +671,12 @@ test_check() {
         '/"SEND_F", .*"stage": 0, "start": 256,/s/"start": 256,/"start": 255,/' l.json --plan p.json
     damage check/lowered/receive 'stage 1, position 0: ends before what it receives is made: 2, wanted 256' \
         '/"RECV_F", .*"stage": 1, "start": 256,/s/"start": 256, "end": 259/"start": 1, "end": 2/' l.json --plan p.json
+    # Clocks that differ are forgiven as much as is said, and the time of one stage not at all.
+    sed '/"SEND_F", .*"stage": 0, "start": 256,/s/"start": 256,/"start": 255,/' l.json >early.json
+    succeeds check/lowered/skew check --plan p.json --clock-skew 1 early.json
+    refuses check/lowered/skew/less 1 'starts before what it sends is made: 255, wanted 256' check --plan p.json \
+        --clock-skew 0.5 early.json
+    refuses check/lowered/skew/negative 2 'clock-skew' check --plan p.json --clock-skew -1 early.json
     damage check/lowered/end 'stage 0, position 1: ends before it starts: 255' \
         '/"SEND_F", .*"stage": 0, "start": 256,/s/"end": 259/"end": 255/' l.json --plan p.json
     damage check/lowered/busy 'breaks a rule: busy' 's/"busy": [0-9]*/"busy": 77/' l.json --plan p.json

@@ -14,9 +14,10 @@ typedef struct check_options {
     int64_t rank;
     int64_t replay;
     int legacy;
+    cli_reals skew;
 } check_options;
 
-static const check_options defaults = {NULL, NULL, PIPELINE_DEFAULTS, 0, -1, 0, 0};
+static const check_options defaults = {NULL, NULL, PIPELINE_DEFAULTS, 0, -1, 0, 0, {{0}, 0}};
 
 static const cli_option options[] = {
     {"--plan", "FILE|-", CLI_TEXT, offsetof(check_options, plan), 0, 0, 0,
@@ -30,6 +31,8 @@ static const cli_option options[] = {
      "bytes that a stage holds for a token: activations, state,\nstate gradient, saved input (local replay)"},
     {"--limit-bytes", "N", CLI_NUMBER, offsetof(check_options, limits.limit_bytes), 1, INT64_MAX, 0,
      "most of these bytes that a stage holds at once"},
+    {"--clock-skew", "S", CLI_REALS, offsetof(check_options, skew), 1, 1, 0,
+     "seconds by which the clocks of two stages may differ, for times\nthat were measured on several devices or processes"},
     {"--k", "K", CLI_NUMBER, offsetof(check_options, k), 1, INT32_MAX, 0,
      "of a schedule in CSV: how many chunks of a group keep their\nactivations; default: as many as it takes"},
     {"--rank", "R", CLI_NUMBER, offsetof(check_options, rank), 0, CF_MAX_RANKS - 1, 0,
@@ -118,9 +121,10 @@ static int load_plan(const source *file, const char *lengths_path, saved_plan *o
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* bytes: what a token weighs, NULL if nobody said. */
-static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved, const cf_bytes *bytes) {
+static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved, double skew,
+                       const cf_bytes *bytes) {
     char why[200];
-    int holds = saved->has_times ? saved_times_hold(plan, saved, bytes, why, sizeof why) : 1;
+    int holds = saved->has_times ? saved_times_hold(plan, saved, skew, bytes, why, sizeof why) : 1;
 
     if (holds < 0) return cli_failed("out of memory for %s", cli_input_name(file->path));
     return holds ? CLI_OK : breaks(file, why);
@@ -146,7 +150,7 @@ static int validate_schedule(const check_options *asked, const source *file, con
         if (result == CF_ERROR_MEMORY) code = cli_failed("%s", error.text);
         else if (result != CF_OK) code = breaks(file, error.text);
     }
-    if (code == CLI_OK && saved) code = check_times(file, plan, saved, pipe.counts_bytes ? &pipe.bytes : NULL);
+    if (code == CLI_OK && saved) code = check_times(file, plan, saved, asked->skew.value[0], pipe.counts_bytes ? &pipe.bytes : NULL);
     free(scaled);
     pipeline_close(&pipe);
     return code;

@@ -462,6 +462,7 @@ typedef struct time_check {
     const cf_plan *plan;
     const cf_schedule *schedule;
     const cf_timeline *timeline;
+    double skew;   /* of the clocks of two stages */
     double *ended; /* (3 x virtual stages x steps) when F, R, and B or I of a chunk ended */
     char *why;
     size_t size;
@@ -502,16 +503,17 @@ static int times_wrong(const time_check *c, int64_t stage, int64_t id, const cha
     return 0;
 }
 
-/* A transfer or copy runs beside the passes. A RECV may begin to wait long before there is something to receive. */
+/* A transfer or copy runs beside the passes. A RECV may begin to wait long before there is something to receive. A
+   transfer's times may be of the clock at either end. */
 static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
     const cf_action *a = &c->schedule->actions[id];
     double start = c->timeline->start[id], end = c->timeline->end[id], made;
 
     if (a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH) return 1;
     made = is_send(a->pass) ? *ended_at(c, kind_of(a->pass), a->stage, a->chunk) : waits_until(c, a);
-    if (is_send(a->pass) && start < made)
+    if (is_send(a->pass) && start + c->skew < made)
         return times_wrong(c, stage, id, "starts before what it sends is made", start, made);
-    if (end < made) return times_wrong(c, stage, id, "ends before what it receives is made", end, made);
+    if (end + c->skew < made) return times_wrong(c, stage, id, "ends before what it receives is made", end, made);
     return 1;
 }
 
@@ -519,7 +521,8 @@ static int pass_holds(const time_check *c, int64_t stage, int64_t id, double bef
     double start = c->timeline->start[id], awaited = waits_until(c, &c->schedule->actions[id]);
 
     if (start < before) return times_wrong(c, stage, id, "starts before the pass ahead of it ends", start, before);
-    if (start < awaited) return times_wrong(c, stage, id, "starts before what it waits for ends", start, awaited);
+    if (start + c->skew < awaited)
+        return times_wrong(c, stage, id, "starts before what it waits for ends", start, awaited);
     return 1;
 }
 
@@ -623,7 +626,8 @@ static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
     return holds;
 }
 
-int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, const cf_bytes *bytes, char *why, size_t size) {
+int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
+                     size_t size) {
     const cf_schedule *schedule = &saved->schedule;
     time_check c;
     int64_t i;
@@ -632,6 +636,7 @@ int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, const cf_
     c.plan = plan;
     c.schedule = schedule;
     c.timeline = &saved->timeline;
+    c.skew = skew;
     c.why = why;
     c.size = size;
     /* Every chunk has a pass on every virtual stage, so this is no more than three numbers for each action. */

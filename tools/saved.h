@@ -35,9 +35,11 @@ void saved_schedule_free(saved_schedule *saved);
 
 /* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other
    stages has ended, no transfer comes before its tensor, the sums are those of the actions, no bound is above the
-   makespan, and the peaks are those of the lists. bytes: what a token weighs; NULL: peaks in bytes are not judged.
+   makespan, and the peaks are those of the lists. skew: seconds by which the clocks of two stages may differ, for times
+   that were measured; 0 for simulated ones. bytes: what a token weighs; NULL: peaks in bytes are not judged.
    For a schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1
    where there is no memory. */
-int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, const cf_bytes *bytes, char *why, size_t size);
+int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
+                     size_t size);
 
 #endif /* CHUNKFLOW_SAVED_H */
