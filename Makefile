@@ -155,14 +155,12 @@ $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_HEADERS) | $(CUDA_BUILD)
 $(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-# The CUDA example under the emulation; its main is called by that of executor_emulated.cc.
-CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_cuda.o executor_emulated.o chunkflow_cuda.cu.o \
+# The CUDA example under the emulation: executor_emulated.cc includes it and calls its main.
+CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_emulated.o chunkflow_cuda.cu.o \
                 $(addsuffix .o,$(notdir $(wildcard tests/cuda_emu/*.cc))))
 
-$(CUDA_BUILD)/executor_cuda.o: examples/executor_cuda.cu $(TRAIN_HEADERS) $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
-	$(CXX) $(CUDA_CXXFLAGS) -Dmain=executor_cuda_main -x c++ -c $< -o $@
-
-$(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+$(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_cuda.cu $(TRAIN_HEADERS) \
+                                   $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)

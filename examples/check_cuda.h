@@ -148,20 +148,29 @@ static double relative_distance(const real *a, const real *b, int64_t count) {
     return difference == 0 ? 0 : length > 0 ? sqrt(difference / length) : INFINITY;
 }
 
-/* Compares those tensors that `owned` marks. Prints the worst one; returns whether it is within the limit. */
-static int compare_gradients(const char *with, const weights *a, const weights *b, const char *owned, double loss_a,
-                             double loss_b, double limit) {
-    double worst = loss_a == loss_b ? 0 : fabs(loss_a - loss_b) / fabs(loss_b);
-    const char *name = "loss";
+/* The largest relative difference of the losses and of those tensors that `owned` marks, and whose it is. */
+static double largest_difference(const weights *a, const weights *b, const char *owned, double loss_a, double loss_b,
+                                 const char **whose) {
+    const real losses[2] = {loss_a, loss_b};
+    double largest = relative_distance(&losses[0], &losses[1], 1);
+    *whose = "loss";
     for (int64_t i = 0; i < a->n_tensors; i++) {
         const tensor *t = &a->tensors[i];
         const double distance = owned[i] ? relative_distance(a->flat + t->offset, b->flat + t->offset, t->count) : 0;
-        if (distance <= worst) continue; /* written so that NaN is worst of all */
-        worst = distance;
-        name = t->name;
+        if (distance <= largest) continue;
+        largest = distance;
+        *whose = t->name;
     }
-    const int ok = worst <= limit;
-    printf("  %-34s largest relative difference %.1e (%s), limit %.0e: %s\n", with, worst, name, limit,
+    return largest;
+}
+
+/* Prints it; returns whether it is within the limit. */
+static int compare_gradients(const char *with, const weights *a, const weights *b, const char *owned, double loss_a,
+                             double loss_b, double limit) {
+    const char *whose;
+    const double difference = largest_difference(a, b, owned, loss_a, loss_b, &whose);
+    const int ok = difference <= limit;
+    printf("  %-34s largest relative difference %.1e (%s), limit %.0e: %s\n", with, difference, whose, limit,
            ok ? "ok" : "NOT OK");
     return ok;
 }

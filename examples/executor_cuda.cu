@@ -2,7 +2,7 @@
 
        nvcc -O3 -std=c++17 -arch=native examples/executor_cuda.cu chunkflow_cuda.cu -lcublas -o build/executor_cuda
        build/executor_cuda --stages 2 --schedule 1f1b --k 2 docs/        trains; --devices 2: a device a stage
-       build/executor_cuda --check --type fp32 --synthetic 900,40,300    gradients against the unchunked ones
+       build/executor_cuda --check --type fp32 --chunk-size 128 --synthetic 900,40,300    gradients against unchunked ones
        build/executor_cuda --ranks 4                                     a process a stage: -DCHUNKFLOW_NCCL, -lnccl
 
    A trainer meets the executor four times:
@@ -138,6 +138,7 @@ static settings parse_settings(int argc, char **argv) {
     }
     const char *fault = model_config_fault(&s.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
+    if (s.reference && !s.check) fail(EXIT_BAD_INPUT, "--reference is for --check");
     if (s.synthetic.count > 0 && s.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (s.longest > 0 && s.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     if (s.ranks > 0 && s.order.n_stages > 1 && s.order.n_stages != s.ranks)

@@ -326,6 +326,7 @@ refuse 'unknown option' --nonsense
 refuse '--schedule: wanted one of' --schedule worst
 refuse '--devices 3: there are 2' --devices 3
 refuse 'want as many layers' --stages 5
+refuse '--reference is for --check' --reference
 refuse 'no target tokens' --synthetic 1,0,1
 refuse 'give --synthetic or files' examples/hello.c
 refuse 'head_size' --heads 8

@@ -1,5 +1,5 @@
 /* Runs examples/executor_cuda.cu under the emulation: its main, renamed, between what the environment asks of the
-   emulation and a look at what the emulation has seen.
+   emulation and a look at what the emulation has seen. Before that, whether its --check can fail at all.
 
        CUDA_EMU_DEVICES=N       so many devices
        CUDA_EMU_POLICY=NAME     the order of the device's work: in-order, immediate, lazy, newest-first, stream-late or
@@ -11,12 +11,49 @@
 
    A fault that was counted, or something that was not given back, turns success into failure. */
 
-#include "cuda_emu.h"
+#define main executor_cuda_main
+#include "../examples/executor_cuda.cu"
+#undef main
 
-#include <cstdio>
-#include <cstdlib>
-
-int executor_cuda_main(int argc, char **argv);
+/* What --check compares with finds a difference, or a number that is none, wherever it is. */
+static bool comparison_finds_all() {
+    const model_config config = {VOCABULARY, 1, 4, 1, 1, 4, 1, 0, 1e6, 1e-6};
+    weights a = weights_new(&config), b = weights_new(&config);
+    char *owned = TAKE(char, a.n_tensors);
+    const char *whose = NULL;
+    bool ok = true;
+    for (int64_t i = 0; i < a.n_tensors; i++) owned[i] = 1;
+    for (int64_t i = 0; i < a.count; i++) a.flat[i] = b.flat[i] = 1 + (double)(i % 7);
+    const auto is = [&](double loss_a, double loss_b, double difference, const char *name) {
+        const double got = largest_difference(&a, &b, owned, loss_a, loss_b, &whose);
+        ok = ok && (got == difference || fabs(got - difference) < 1e-12) && strcmp(whose, name) == 0;
+    };
+    is(3, 3, 0, "loss");
+    is(3.03, 3, 0.01, "loss");
+    for (const double bad : {(double)NAN, (double)INFINITY, -(double)INFINITY}) {
+        is(bad, 3, INFINITY, "loss");
+        is(3, bad, INFINITY, "loss");
+        is(bad, bad, INFINITY, "loss");
+    }
+    for (int64_t i = 0; i < a.n_tensors; i++) {
+        const tensor *t = &a.tensors[i];
+        double *const last = a.flat + t->offset + t->count - 1, before = *last;
+        *last = NAN;
+        is(3, 3, INFINITY, t->name);
+        owned[i] = 0;
+        is(3, 3, 0, "loss");
+        owned[i] = 1;
+        *last = before + 1e-3;
+        double squares = 0;
+        for (int64_t k = 0; k < t->count; k++) squares += b.flat[t->offset + k] * b.flat[t->offset + k];
+        is(3, 3, 1e-3 / sqrt(squares), t->name);
+        *last = before;
+    }
+    free(owned);
+    weights_free(&a);
+    weights_free(&b);
+    return ok;
+}
 
 static long long asked(const char *name, long long otherwise) {
     const char *value = getenv(name);
@@ -35,6 +72,10 @@ static bool set_policy(const char *name) {
 }
 
 int main(int argc, char **argv) {
+    if (!comparison_finds_all()) {
+        fprintf(stderr, "emulation: --check overlooks differences\n");
+        return 3;
+    }
     if (!set_policy(getenv("CUDA_EMU_POLICY"))) {
         fprintf(stderr, "emulation: unknown CUDA_EMU_POLICY\n");
         return 3;
