@@ -33,7 +33,8 @@ test_help() {
         --csv-extensions --dot --max-nodes --trace; do
         same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
     done
-    for option in --plan --lengths --limit --limits --k --rank --replay --legacy; do
+    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --chart --width --color --trace \
+        --unit-cost; do
         same "pipeline/help/check/$option" 1 "$("$CHUNKFLOW" check --help | grep -Ec "^  $option( |\$)")"
     done
 }
@@ -683,6 +684,49 @@ test_check() {
     sed 's/0B0/0B1/' s.csv >damaged
     refuses check/csv/twice 1 '^damaged: breaks a rule: ' check --plan p.json damaged
     damage check/csv/missing 'breaks a rule: ' 's/,0B0//' s.csv --plan p.json
+
+    # A saved schedule is drawn, and traced, as plan draws and traces it.
+    for drawn in "--schedule 1f1b" "--schedule interleaved --replay local" "--schedule zero-bubble --lower --latency 3" \
+        "--cost 0.1,1e-3,0 --latency 1e-3 --offload --offload-seconds-per-token 1e-4"; do
+        name=check/draw/${drawn#--schedule }
+        unit=--unit-cost
+        case $drawn in *--cost*) unit= ;; esac
+        # shellcheck disable=SC2086
+        cf plan "$@" $drawn --no-list --width 77 --color always --json d.json --trace wanted.json lengths
+        sed '/^input /,$d' out >wanted
+        grep -E '^(makespan|bubble) ' out >>wanted
+        # shellcheck disable=SC2086
+        cf check --plan p.json d.json $unit --chart --width 77 --color always --trace got.json
+        same "$name/said" "0 1" "$code $(head -n 1 out | grep -c '^d.json: sound schedule: .* its times hold$')"
+        sed 1,2d out >got
+        same_files "$name/chart" wanted got
+        same_files "$name/trace" wanted.json got.json
+        # shellcheck disable=SC2086
+        cf check --plan p.json d.json $unit --chart --trace -
+        same_files "$name/trace/stdout" wanted.json out
+    done
+    rm -f got.json
+    refuses check/draw/csv 2 'want a schedule with times in JSON, and s.csv is none' check --plan p.json --chart s.csv
+    refuses check/draw/plan 2 'want a schedule with times in JSON, and p.json is none' check --trace got.json p.json
+    grep -Ev '"(makespan|bounds|peak_[a-z_]*)": ' s.json | sed 's/, "start": .*}/}/' >untimed
+    succeeds check/untimed check --plan p.json untimed
+    refuses check/draw/untimed 2 'want a schedule with times in JSON, and untimed is none' check --plan p.json --trace \
+        got.json untimed
+    refuses check/draw/unsound 1 '^early.json: breaks a rule' check --plan p.json --chart --trace got.json early.json
+    same check/draw/nothing no "$([ -e got.json ] && echo yes || echo no)"
+    refuses check/draw/width 2 '--width and --color need --chart' check --plan p.json --width 80 s.json
+    refuses check/draw/unit 2 '--unit-cost needs --chart or --trace' check --plan p.json --unit-cost s.json
+    refuses check/draw/nosuch 1 'nosuch' check --plan p.json --trace nosuch/t.json s.json
+    printf '1\n' >one
+    cf plan --chunk-size 1 --k 1 --json one.json --plan-json onep.json one
+    for power in e-322 e307; do # 3 times that: almost nothing, and almost too much
+        sed "/bounds/d; s/\"makespan\": 3, \"busy\": 3/\"makespan\": 3$power, \"busy\": 3$power/
+             s/\"start\": 1, \"end\": 3/\"start\": 1$power, \"end\": 3$power/; s/\"end\": 1,/\"end\": 1$power,/" \
+            one.json >far.json
+        succeeds "check/draw/$power" check --plan onep.json --chart --width 40 far.json
+        same "check/draw/$power/chart" '|F0--------B0------------------|' "$(sed -n 's/^stage 0 //p' out)"
+    done
+    refuses check/draw/long 2 '--trace: the run would last longer' check --plan onep.json --chart --trace got.json far.json
 
     # What cannot be read: 2, and the line.
     refuses check/usage/plan 2 's.json is a schedule and needs --plan' check s.json

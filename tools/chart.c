@@ -91,8 +91,8 @@ typedef struct canvas {
 } canvas;
 
 static void cover(canvas *c, int64_t action) {
-    double scale = (double)c->width / c->timeline->makespan;
-    double start = c->timeline->start[action] * scale, end = c->timeline->end[action] * scale;
+    double makespan = c->timeline->makespan, width = (double)c->width;
+    double start = c->timeline->start[action] / makespan * width, end = c->timeline->end[action] / makespan * width;
     int64_t i;
 
     for (i = (int64_t)start; i < c->width && (double)i < end; i++) {
@@ -172,6 +172,7 @@ static double round_up(double x) {
     int i = 0;
 
     if (!(x > 1e-300)) return 1e-300;
+    if (x > 1e300) return x;
     while (power > x) power /= 10;
     while (power * 10 <= x) power *= 10;
     while (i < 3 && power * steps[i] < x) i++;

@@ -1,7 +1,9 @@
-/* cmd_check.c - chunkflow check: whether a written plan or schedule is sound. */
+/* cmd_check.c - chunkflow check: whether a written plan or schedule is sound; draws a schedule that has times. */
 
+#include "chart.h"
 #include "pipeline.h"
 #include "saved.h"
+#include "trace.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +17,13 @@ typedef struct check_options {
     int64_t replay;
     int legacy;
     cli_reals skew;
+    int draw_chart;
+    chart_options chart;
+    const char *trace;
+    int unit_cost;
 } check_options;
 
-static const check_options defaults = {NULL, NULL, PIPELINE_DEFAULTS, 0, -1, 0, 0, {{0}, 0}};
+static const check_options defaults = {NULL, NULL, PIPELINE_DEFAULTS, 0, -1, 0, 0, {{0}, 0}, 0, {0, 0}, NULL, 0};
 
 static const cli_option options[] = {
     {"--plan", "FILE|-", CLI_TEXT, offsetof(check_options, plan), 0, 0, 0,
@@ -41,6 +47,13 @@ static const cli_option options[] = {
      "of a schedule in CSV: how an R comes back; default pipeline"},
     {"--legacy", NULL, CLI_FLAG, offsetof(check_options, legacy), 0, 0, 0,
      "of a schedule in CSV: B is the gradient of the inputs only,\nBW the whole backward, as old files have it"},
+    {"--chart", NULL, CLI_FLAG, offsetof(check_options, draw_chart), 0, 0, 0,
+     "draw a sound schedule that has times, with makespan and\nbubbles, as plan does"},
+    CHART_OPTIONS(check_options, chart),
+    {"--trace", "FILE|-", CLI_TEXT, offsetof(check_options, trace), 0, 0, 0,
+     "write a trace of it for Perfetto or chrome://tracing. With -\nnothing else is printed"},
+    {"--unit-cost", NULL, CLI_FLAG, offsetof(check_options, unit_cost), 0, 0, 0,
+     "for --chart and --trace: its times are token times, as plan\nhas them without --cost; default: seconds"},
     {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
 
 /* A file that was read, and what is in it. */
@@ -150,7 +163,8 @@ static int validate_schedule(const check_options *asked, const source *file, con
         if (result == CF_ERROR_MEMORY) code = cli_failed("%s", error.text);
         else if (result != CF_OK) code = breaks(file, error.text);
     }
-    if (code == CLI_OK && saved) code = check_times(file, plan, saved, asked->skew.value[0], pipe.counts_bytes ? &pipe.bytes : NULL);
+    if (code == CLI_OK && saved)
+        code = check_times(file, plan, saved, asked->skew.value[0], pipe.counts_bytes ? &pipe.bytes : NULL);
     free(scaled);
     pipeline_close(&pipe);
     return code;
@@ -165,6 +179,41 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
     return CLI_OK;
 }
 
+static int wants_drawing(const check_options *asked) { return asked->draw_chart || asked->trace; }
+
+static int nothing_to_draw(const source *file) {
+    return cli_usage("check", "--chart and --trace want a schedule with times in JSON, and %s is none",
+                     cli_input_name(file->path));
+}
+
+static int print_chart(const check_options *asked, const saved_schedule *saved) {
+    int code;
+
+    putchar('\n');
+    code = chart_draw(&saved->schedule, &saved->timeline, &asked->chart);
+    putchar('\n');
+    if (code == CLI_OK) pipeline_print_times(&saved->timeline, asked->unit_cost);
+    return code;
+}
+
+/* What is said, drawn and written of a sound schedule. The trace's unit is that of plan --trace: a token time, which is
+   no time, becomes a microsecond. */
+static int show_schedule(const check_options *asked, const source *file, const cf_plan *plan,
+                         const saved_schedule *saved) {
+    cli_output trace;
+    int code;
+
+    memset(&trace, 0, sizeof trace);
+    code = cli_output_open(&trace, asked->trace);
+    if (code == CLI_OK && trace.stream)
+        code = trace_write(plan, &saved->schedule, &saved->timeline, asked->unit_cost ? 1 : 1e6, &trace);
+    if (code == CLI_OK && trace.stream != stdout) {
+        say_schedule(file, &saved->schedule, saved->has_times ? "; its times hold" : "");
+        if (asked->draw_chart) code = print_chart(asked, saved);
+    }
+    return cli_outputs_finish(&trace, 1, code);
+}
+
 static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
     saved_schedule saved;
     int code;
@@ -173,8 +222,9 @@ static int check_json_schedule(const check_options *asked, const source *file, c
         return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
     code = saved_schedule_read(&file->document, &saved);
     if (code != CLI_OK) return code;
-    code = validate_schedule(asked, file, plan, &saved.schedule, &saved);
-    if (code == CLI_OK) code = say_schedule(file, &saved.schedule, saved.has_times ? "; its times hold" : "");
+    if (wants_drawing(asked) && !saved.has_times) code = nothing_to_draw(file);
+    if (code == CLI_OK) code = validate_schedule(asked, file, plan, &saved.schedule, &saved);
+    if (code == CLI_OK) code = show_schedule(asked, file, plan, &saved);
     saved_schedule_free(&saved);
     return code;
 }
@@ -186,6 +236,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     cf_result result;
     int code;
 
+    if (wants_drawing(asked)) return nothing_to_draw(file);
     memset(&desc, 0, sizeof desc);
     desc.legacy = asked->legacy;
     desc.replay = (cf_replay)asked->replay;
@@ -249,6 +300,7 @@ static int check_plan_file(const check_options *asked, const source *file) {
     int code;
 
     if (asked->plan) return cli_usage("check", "%s is a plan and takes no --plan", cli_input_name(file->path));
+    if (wants_drawing(asked)) return nothing_to_draw(file);
     code = load_plan(file, asked->lengths, &plan);
     if (code != CLI_OK) return code;
     say_plan(file, &plan.plan);
@@ -276,6 +328,9 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)n_operands;
     from_stdin += asked->plan && strcmp(asked->plan, "-") == 0;
     from_stdin += asked->lengths && strcmp(asked->lengths, "-") == 0;
+    if ((asked->chart.width > 0 || asked->chart.colour > 0) && !asked->draw_chart)
+        return cli_usage("check", "--width and --color need --chart");
+    if (asked->unit_cost && !wants_drawing(asked)) return cli_usage("check", "--unit-cost needs --chart or --trace");
     if (from_stdin > 1) return cli_usage("check", "only one file can be standard input");
     memset(&file, 0, sizeof file);
     code = open_source(operands[0], &file);
@@ -286,12 +341,13 @@ static int run(const void *given, char **operands, int n_operands) {
 
 const cli_command cmd_check = {
     "check", "FILE|-", 1, 1,
-    "whether a written plan or schedule is sound",
+    "whether a written plan or schedule is sound; draws a schedule that has times",
     "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every\n"
     "rule is checked by code that shares nothing with what made the file; of times that a schedule has, that they fit\n"
     "its order, its sums and its bounds, and that the peaks are those of the lists (in bytes: with --token-bytes).\n"
     "Exit code 0: sound; 1: a rule is broken, and one line names the first violation; 2: the file cannot be read.\n\n"
     "    chunkflow plan --chunk-size 8K --k 2 --stages 4 --plan-json plan.json --json schedule.json lengths\n"
     "    chunkflow check plan.json --lengths lengths\n"
-    "    chunkflow check --plan plan.json schedule.json\n",
+    "    chunkflow check --plan plan.json schedule.json\n"
+    "    chunkflow check --plan plan.json measured.json --clock-skew 1e-5 --chart --trace trace.json\n",
     options, &defaults, sizeof defaults, run};

@@ -168,19 +168,13 @@ static void print_input(const planned *made) {
     print_counts(schedule);
 }
 
-static const char *time_unit(const planned *made) {
-    return made->pipe.unit_cost ? "token times" : "s";
-}
-
 static void print_times(const planned *made) {
     const cf_timeline *timeline = made->run.timeline;
     const cf_search_report *report = &made->run.report;
     const char *strongest = "none";
     int64_t i;
 
-    printf("makespan          %s %s\n", pipeline_time(timeline->makespan), time_unit(made));
-    printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
-           100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
+    pipeline_print_times(timeline, made->pipe.unit_cost);
     for (i = 0; i < timeline->n_bounds; i++) {
         if (timeline->bounds[i].value == timeline->bound) strongest = timeline->bounds[i].name;
         printf("%s%s %s", i == 0 ? "lower bounds      " : ", ", timeline->bounds[i].name,

@@ -276,6 +276,12 @@ const char *pipeline_time(double time) {
     return out;
 }
 
+void pipeline_print_times(const cf_timeline *timeline, int unit_cost) {
+    printf("makespan          %s %s\n", pipeline_time(timeline->makespan), unit_cost ? "token times" : "s");
+    printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
+           100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
+}
+
 const char *pipeline_share(int64_t count, int64_t n_virtual) {
     if (count % n_virtual == 0) return cli_commas(count / n_virtual);
     return pipeline_time((double)count / (double)n_virtual);

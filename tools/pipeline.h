@@ -120,6 +120,9 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
    cli_commas. */
 const char *pipeline_time(double time);
 
+/* Prints makespan and bubbles, the first lines of a summary. */
+void pipeline_print_times(const cf_timeline *timeline, int unit_cost);
+
 /* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are
    "3.5". */
 const char *pipeline_share(int64_t count, int64_t n_virtual);

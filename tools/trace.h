@@ -1,4 +1,4 @@
-/* trace.h - a simulated schedule as a Chrome trace, to be opened in Perfetto or chrome://tracing. */
+/* trace.h - a simulated or measured schedule as a Chrome trace, to be opened in Perfetto or chrome://tracing. */
 
 #ifndef CHUNKFLOW_TRACE_H
 #define CHUNKFLOW_TRACE_H
