@@ -1106,7 +1106,7 @@ CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule 
 CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                          void *memory, size_t bytes, cf_timeline **out, cf_error *error);
 
-/* A timeline of times that were measured and not simulated, in the same form, so that both can be drawn on one picture.
+/* A timeline of times that were measured and not simulated, in the same form, so that both are checked and drawn alike.
    start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest
    start is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its
    passes in order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor
@@ -1852,9 +1852,10 @@ typedef struct cf_executor_memory {
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
     int64_t state;                /* K and V */
     int64_t state_live;
-    int64_t gradient;             /* dK and dV */
+    int64_t gradient;             /* dK and dV of groups */
     int64_t gradient_live;
-    int64_t workspace;
+    int64_t workspace;            /* what the pass that runs has to itself: yours, attention's, and dK and dV of a
+                                     standalone chunk, of one layer at a time */
     int64_t metadata;             /* positions and tiles of all chunks */
     int64_t total;                /* sum of the above without the _live ones: the high-water mark of the batch */
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */

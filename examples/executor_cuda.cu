@@ -359,7 +359,7 @@ static void print_memory(const trainer *t) {
         if (!runs_here(t, stage_index)) continue;
         MUST(cf_executor_memory_of(t->executor, stage_index, &m, &error));
         printf("stage %lld on device %d: %.3f MiB = activations and boundaries %.3f (in use %.3f), state %.3f, its "
-               "gradient %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
+               "gradient in groups %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
                (long long)stage_index, t->devices[stage_index], mebibytes(m.total), mebibytes(m.arena),
                mebibytes(m.arena_live), mebibytes(m.state), mebibytes(m.gradient), mebibytes(m.workspace),
                mebibytes(m.metadata), mebibytes(m.host), (long long)m.stats.peak_slots);
