@@ -686,7 +686,8 @@ test_check() {
     damage check/csv/missing 'breaks a rule: ' 's/,0B0//' s.csv --plan p.json
 
     # A saved schedule is drawn, and traced, as plan draws and traces it.
-    for drawn in "--schedule 1f1b" "--schedule interleaved --replay local" "--schedule zero-bubble --lower --latency 3" \
+    for drawn in "--schedule 1f1b" "--schedule interleaved --replay local" \
+        "--schedule zero-bubble --lower --latency 3" \
         "--cost 0.1,1e-3,0 --latency 1e-3 --offload --offload-seconds-per-token 1e-4"; do
         name=check/draw/${drawn#--schedule }
         unit=--unit-cost
@@ -726,7 +727,8 @@ test_check() {
         succeeds "check/draw/$power" check --plan onep.json --chart --width 40 far.json
         same "check/draw/$power/chart" '|F0--------B0------------------|' "$(sed -n 's/^stage 0 //p' out)"
     done
-    refuses check/draw/long 2 '--trace: the run would last longer' check --plan onep.json --chart --trace got.json far.json
+    refuses check/draw/long 2 '--trace: the run would last longer' check --plan onep.json --chart --trace got.json \
+        far.json
 
     # What cannot be read: 2, and the line.
     refuses check/usage/plan 2 's.json is a schedule and needs --plan' check s.json

@@ -84,7 +84,7 @@ refuse() {
     else expect "refused: $*" 2 "executor_cuda: .*$said"; fi
 }
 
-# timeline NAME OPTIONS...: what was measured passes the command's own check
+# timeline NAME OPTIONS...: what was measured passes the command's own check, and is drawn
 skew=
 timeline() {
     name="timeline: $1"
@@ -92,8 +92,9 @@ timeline() {
     # shellcheck disable=SC2086
     run $model --check "$@" --timeline "$work/measured.json" --plan "$work/plan.json"
     if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
-    elif "$chunkflow" check --plan "$work/plan.json" $skew "$work/measured.json" >"$work/said" 2>&1 &&
-        grep -q 'its times hold' "$work/said"; then ok "$name"
+    elif "$chunkflow" check --plan "$work/plan.json" $skew "$work/measured.json" --chart --trace "$work/trace" \
+        >"$work/said" 2>&1 && grep -q 'its times hold' "$work/said" && grep -q '^stage 0 |.*F.*|$' "$work/said" &&
+        [ "$(grep -c '"ph": "X"' "$work/trace")" -eq "$(grep -c '"start": ' "$work/measured.json")" ]; then ok "$name"
     else bad "$name" "$(tail -n 1 "$work/said")"; fi
 }
 

@@ -38,7 +38,8 @@ static const cli_option options[] = {
     {"--limit-bytes", "N", CLI_NUMBER, offsetof(check_options, limits.limit_bytes), 1, INT64_MAX, 0,
      "most of these bytes that a stage holds at once"},
     {"--clock-skew", "S", CLI_REALS, offsetof(check_options, skew), 1, 1, 0,
-     "seconds by which the clocks of two stages may differ, for times\nthat were measured on several devices or processes"},
+     "seconds by which the clocks of two stages may differ, for times\n"
+     "that were measured on several devices or processes"},
     {"--k", "K", CLI_NUMBER, offsetof(check_options, k), 1, INT32_MAX, 0,
      "of a schedule in CSV: how many chunks of a group keep their\nactivations; default: as many as it takes"},
     {"--rank", "R", CLI_NUMBER, offsetof(check_options, rank), 0, CF_MAX_RANKS - 1, 0,
