@@ -40,7 +40,8 @@
      PEER            memory of another device, used, or handed to a kernel, without peer access (copies need none)
      HANDLE          a stream, event or handle that does not exist (any more)
      IN_USE          memory that was freed while queued work, for which the call does not wait, uses it
-     DEADLOCK        a wait of the host that cannot end. All queued work is then dropped
+     DEADLOCK        a wait of the host that cannot end, also for room in the queue of launches. All queued work is then
+                     dropped
      TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
    Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__
@@ -135,6 +136,9 @@ enum cuda_emu_policy {
     CUDA_EMU_RANDOM        /* any, also while the host goes on (how often differs too); `choice` is the seed */
 };
 void cuda_emu_set_policy(cuda_emu_policy policy, uint64_t choice = 0);
+/* How many launches (kernels and products) a device holds that have not run. One more makes the host wait, and work run
+   as the policy has it, until there is room: devices hold about 1000. 0, as at first: any number. */
+void cuda_emu_set_queue(int64_t n);
 void cuda_emu_set_order(int backwards); /* 1: warps and blocks of a kernel start in descending order */
 
 /* Calls `workload` under every policy, with every stream that it makes late once and as many seeds as said. It should
@@ -360,6 +364,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum cudaDeviceAttr {
+    cudaDevAttrMaxPitch = 11,
     cudaDevAttrMultiProcessorCount = 16,
     cudaDevAttrConcurrentKernels = 31,
     cudaDevAttrAsyncEngineCount = 40,
