@@ -860,6 +860,47 @@ TEST(streams_run_side_by_side) {
     });
 }
 
+/* Device 0 works 5 s, then device 1 for 2 s and again for 1 s; each has a first event that the host records at 0. */
+TEST(clocks_that_start_apart) {
+    fresh_machine machine;
+    for (double latency : {0.0, 3.0, 6.0}) {
+        cuda_emu_defaults();
+        cuda_emu_set_devices(2);
+        cuda_emu_set_latency(1, latency);
+        cuda_emu_each_policy(3, [latency] {
+            cudaStream_t stream[2];
+            cudaEvent_t first[2], done[2], again = nullptr;
+            cuda_emu_set_host_time(0.0);
+            for (int i = 0; i < 2; i++) {
+                OK(cudaSetDevice(i));
+                stream[i] = new_stream();
+                first[i] = new_event(0);
+                done[i] = new_event(0);
+                OK(cudaEventRecord(first[i], stream[i]));
+            }
+            again = new_event(0);
+            cuda_emu_delay(stream[0], 5.0);
+            OK(cudaEventRecord(done[0], stream[0]));
+            OK(cudaStreamWaitEvent(stream[1], done[0]));
+            cuda_emu_delay(stream[1], 2.0);
+            OK(cudaEventRecord(done[1], stream[1]));
+            cuda_emu_delay(stream[1], 1.0);
+            OK(cudaEventRecord(again, stream[1]));
+            for (int i = 0; i < 2; i++) OK(cudaStreamSynchronize(stream[i]));
+            CHECK(milliseconds(first[0], done[0]) == 5000.0f);
+            CHECK(milliseconds(first[1], done[1]) == (latency > 5.0 ? 2000.0f : 7000.0f - 1000.0f * (float)latency));
+            CHECK(milliseconds(done[1], again) == 1000.0f);
+            OK(cudaEventDestroy(again));
+            for (int i = 0; i < 2; i++) {
+                OK(cudaEventDestroy(first[i]));
+                OK(cudaEventDestroy(done[i]));
+                OK(cudaStreamDestroy(stream[i]));
+            }
+            OK(cudaSetDevice(0));
+        });
+    }
+}
+
 TEST(durations_by_rule) {
     fresh_machine machine;
     cudaStream_t stream = new_stream();
@@ -969,5 +1010,5 @@ SUITE(streams, CASE(nothing_runs_until_the_host_waits), CASE(policies),
       CASE(copies_that_contradict_themselves), CASE(freed_while_in_use), CASE(memory_is_limited),
       CASE(where_pointers_point), CASE(contexts), CASE(peers), CASE(every_call_can_fail), CASE(kernels_fail_later),
       CASE(waits_that_cannot_end), CASE(launches_wait_for_room), CASE(launches_that_wait_for_ever),
-      CASE(host_functions), CASE(streams_run_side_by_side), CASE(durations_by_rule), CASE(elapsed_time_refuses),
-      CASE(products_are_queued));
+      CASE(host_functions), CASE(streams_run_side_by_side), CASE(clocks_that_start_apart), CASE(durations_by_rule),
+      CASE(elapsed_time_refuses), CASE(products_are_queued));

@@ -191,9 +191,15 @@ struct cuda_emu_work {
    2 us and 100 TFLOP/s, copies 5 us and 25 GB/s to and from the host, 100 GB/s between devices, 1 TB/s in one. */
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &rule);
 /* The host's virtual time: nothing that is issued later starts earlier. 0 at first; a wait of the host moves it on to
-   the end of what it waited for, a query to the end of what it finds done. Setting it back to 0 also sets back the clocks of all streams that are idle. */
+   the end of what it waited for, a query to the end of what it finds done. Setting it back to 0 also sets back the
+   clocks of all streams that are idle. */
 void cuda_emu_set_host_time(double seconds);
 double cuda_emu_host_time();
+/* How long after its issue an operation starts at the earliest; 0 at first. Events that are recorded at one moment of the
+   host, one on each device, then lie apart by the difference, as the starts of two devices' clocks do: no time between
+   two events of one device changes, as long as the host does not wait between their issues, but what one device does
+   for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices' events.) */
+void cuda_emu_set_latency(int device, double seconds);
 
 typedef struct CUstream_st *cudaStream_t;
 void cuda_emu_delay(cudaStream_t stream, double seconds); /* an operation that does nothing for so long */

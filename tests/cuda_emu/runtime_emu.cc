@@ -39,7 +39,8 @@ struct device_state {
     size_t used = 0;
     int64_t launches = 0;    /* issued, and not run */
     double room_since = 0.0; /* virtual end of the launch that ran last */
-    unsigned peers = 0; /* whose memory it has access to */
+    double latency = 0.0;    /* from an issue to the earliest start */
+    unsigned peers = 0;      /* whose memory it has access to */
 };
 
 static device_state devices[MOST_DEVICES];
@@ -256,7 +257,7 @@ static void run_while_host_goes_on();
 void cuda_emu_issue(CUstream_st *stream, const operation_ref &operation) {
     operation->stream = stream;
     operation->number = ++n_issued;
-    operation->host_time = host_time;
+    operation->host_time = host_time + devices[stream->device].latency;
     operation->work.device = stream->device;
     operation->seconds += seconds_of(operation->work);
     add_legacy_order(stream, operation.get());
@@ -1129,6 +1130,7 @@ void cuda_emu_defaults() {
     cuda_emu_set_queue(0);
     cuda_emu_set_rule(nullptr);
     cuda_emu_set_host_time(0.0);
+    for (int i = 0; i < MOST_DEVICES; i++) cuda_emu_set_latency(i, 0.0);
     cuda_emu_set_timeout(60.0);
 }
 
@@ -1228,6 +1230,7 @@ void cuda_emu_fail_kernel(int64_t n, cudaError_t error) {
 
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &new_rule) { rule = new_rule; }
 double cuda_emu_host_time() { return host_time; }
+void cuda_emu_set_latency(int device, double seconds) { devices[device].latency = seconds; }
 void cuda_emu_set_timeout(double seconds) { timeout = seconds; }
 double cuda_emu_timeout() { return timeout; }
 
