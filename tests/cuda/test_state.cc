@@ -412,6 +412,24 @@ TEST(appends) {
             }
 }
 
+/* Every remainder that the number of pairs leaves of an access: 16 bytes are used only where they come out even. */
+TEST(appends_any_number_of_pairs) {
+    for (int pairs = 1; pairs <= 12; pairs++)
+        for (int i = 0; i < 6; i++) {
+            append_case c;
+            c.dtype = (cf_dtype)(CF_DTYPE_BF16 + i % 3);
+            c.size = 24;
+            c.rope.rotated = 2 * pairs;
+            c.rope.interleaved = i / 3 != 0;
+            c.n_heads = 2;
+            c.packed = (pairs + i) % 2 == 0;
+            c.in_place = i < 2;
+            c.positions = some_positions(5, (uint64_t)(pairs + i));
+            check_forward(c, (uint64_t)(300 + pairs));
+            check_backward(c, (uint64_t)(400 + pairs));
+        }
+}
+
 TEST(appends_without_a_table) {
     const int sizes[] = {8, 24, 64};
     for (int i = 0; i < 9; i++) {
@@ -806,15 +824,17 @@ TEST(offload_and_prefetch) {
 }
 
 TEST(padding_rows_are_cleared) {
-    const int widths[] = {16, 1040, 6, 33}, gaps[] = {0, 32, 2, 1};
-    for (int i = 0; i < 4; i++)
-        for (int shift = 0; shift < 2; shift++) {
+    /* Width, gap and address, each a multiple of 16 or not whatever the others are: wide accesses need all three. */
+    const int widths[] = {16, 1040, 6, 33, 16, 1040, 48, 8, 24, 16, 32},
+              gaps[] = {0, 32, 2, 1, 8, 1, 4, 8, 40, 2, 12};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
+        for (int shift : {0, 1, 2, 4, 8}) {
             const int rows = 21;
             const size_t stride = (size_t)(widths[i] + gaps[i]);
             std::vector<unsigned char> host(BAND * 2 + stride * (size_t)rows, 0xFF), got(host.size());
             const int_array positions(some_positions(rows, 8));
             unsigned char *device = nullptr;
-            const size_t first = BAND + (size_t)shift; /* also misaligned */
+            const size_t first = BAND + (size_t)shift;
             CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
             copy_in(device, host.data(), host.size());
             start_clean();
@@ -831,10 +851,14 @@ TEST(padding_rows_are_cleared) {
 }
 
 TEST(boundary_is_saved) {
-    const int64_t cases[][4] = {{13, 48, 48, 48}, {13, 48, 64, 48}, {1, 7, 9, 7},
-                                {5, 33, 33, 100}, {0, 16, 16, 16},  {4, 0, 0, 0}};
+    /* Rows, width, strides, and how far the addresses are from multiples of 256; each out of line alone, too. */
+    const int64_t cases[][6] = {{13, 48, 48, 48, 0, 0}, {13, 48, 64, 48, 0, 0}, {1, 7, 9, 7, 0, 0},
+                                {5, 33, 33, 100, 0, 0}, {0, 16, 16, 16, 0, 0},  {4, 0, 0, 0, 0, 0},
+                                {13, 48, 49, 48, 0, 0}, {13, 48, 48, 56, 0, 0}, {13, 48, 48, 48, 1, 0},
+                                {13, 48, 48, 48, 0, 8}, {13, 48, 64, 80, 4, 2}, {1, 48, 48, 48, 3, 5}};
     for (const auto &one : cases) {
         const int64_t rows = one[0], width = one[1], to_stride = one[2], from_stride = one[3];
+        const size_t to_first = (size_t)one[4], from_first = (size_t)one[5];
         std::vector<unsigned char> from((size_t)(rows * from_stride) + BAND),
             to((size_t)(rows * to_stride) + BAND, 0xFF), got(to);
         unsigned char *device_from = nullptr, *device_to = nullptr;
@@ -843,13 +867,13 @@ TEST(boundary_is_saved) {
         CHECK(cudaMalloc((void **)&device_to, to.size()) == cudaSuccess);
         copy_in(device_from, from.data(), from.size());
         copy_in(device_to, to.data(), to.size());
-        CHECK_INT(cf_boundary_save(device_to, to_stride == width ? 0 : to_stride, device_from, from_stride, rows, width,
-                                   nullptr, nullptr),
+        CHECK_INT(cf_boundary_save(device_to + to_first, to_stride == width ? 0 : to_stride, device_from + from_first,
+                                   from_stride, rows, width, nullptr, nullptr),
                   CF_OK);
         CHECK(cudaDeviceSynchronize() == cudaSuccess);
         CHECK(cudaMemcpy(got.data(), device_to, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
         for (int64_t r = 0; r < rows; r++)
-            memcpy(to.data() + r * to_stride, from.data() + r * from_stride, (size_t)width);
+            memcpy(to.data() + to_first + r * to_stride, from.data() + from_first + r * from_stride, (size_t)width);
         CHECK(got == to);
         cudaFree(device_from);
         cudaFree(device_to);
@@ -1625,6 +1649,15 @@ TEST(bad_appends) {
     BOTH(x.q_out.head_stride = 68, CF_ERROR_ARGUMENT, "q_out");
     BOTH(x.k_out.row_stride = INT64_MAX / 8 * 8, CF_ERROR_ARGUMENT, "k_out");
     BOTH((x.rows = (int64_t)1 << 30, x.v_out.row_stride = (int64_t)1 << 40), CF_ERROR_OVERFLOW, "v_out");
+    /* Addresses and strides that no access of 16 bytes could take, each alone, in every array. */
+    cf_tensor cf_append::*const members[] = {&cf_append::q,     &cf_append::k,     &cf_append::v,
+                                             &cf_append::q_out, &cf_append::k_out, &cf_append::v_out};
+    const char *const names[] = {"q", "k", "v", "q_out", "k_out", "v_out"};
+    for (int i = 0; i < 6; i++) {
+        BOTH((x.*members[i]).data = odd, CF_ERROR_ARGUMENT, names[i]);
+        BOTH((x.*members[i]).row_stride = 1026, CF_ERROR_ARGUMENT, names[i]);
+        BOTH((x.*members[i]).head_stride = 66, CF_ERROR_ARGUMENT, names[i]);
+    }
     /* Gradients are fp32, so a stride of 4 numbers is enough for them, and not for 16-bit rows. */
     REFUSED(x.k.row_stride = 132, cf_append_forward(&x, nullptr, &error), CF_ERROR_ARGUMENT, "k");
 #undef BOTH
@@ -1672,6 +1705,7 @@ TEST(bad_copies) {
 
 SUITE(state, EMULATED_CASES CASE(bad_states), CASE(bad_ropes), CASE(bad_appends), CASE(bad_copies),
       CASE(bytes_are_the_models), CASE(planes_of_layers), CASE(clears_rows), CASE(offload_and_prefetch),
-      CASE(padding_rows_are_cleared), CASE(boundary_is_saved), CASE(appends), CASE(appends_without_a_table),
-      CASE(appends_many_rows), CASE(backward_is_the_transpose), CASE(rope_accuracy), CASE(positions_past_the_table),
-      CASE(chunks_bf16), CASE(chunks_fp16), CASE(chunks_hybrid_padded), CASE(chunks_head_128), CASE(chunks_unfused));
+      CASE(padding_rows_are_cleared), CASE(boundary_is_saved), CASE(appends), CASE(appends_any_number_of_pairs),
+      CASE(appends_without_a_table), CASE(appends_many_rows), CASE(backward_is_the_transpose), CASE(rope_accuracy),
+      CASE(positions_past_the_table), CASE(chunks_bf16), CASE(chunks_fp16), CASE(chunks_hybrid_padded),
+      CASE(chunks_head_128), CASE(chunks_unfused));

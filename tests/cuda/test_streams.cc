@@ -362,6 +362,35 @@ TEST(copies_in_two_dimensions) {
     OK(cudaStreamDestroy(stream));
 }
 
+/* Two rows, as far apart as a pitch can be, and a byte further. */
+TEST(pitches_have_a_limit) {
+    fresh_machine machine;
+    int most = 0;
+    OK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxPitch, 0));
+    CHECK_INT(most, INT32_MAX);
+    const size_t pitch = (size_t)most, past = pitch + 1;
+    char *far = (char *)cuda_emu_sparse_malloc(past + 8), host[8] = {0};
+    if (!far) SKIP("no address space for sparse arrays");
+    cudaStream_t stream = new_stream();
+    OK(cudaMemset2D(far, pitch, 1, 4, 2));
+    OK(cudaMemset2DAsync(far, pitch, 2, 3, 2, stream));
+    OK(cudaMemcpy2D(host, 4, far, pitch, 4, 2, cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy2DAsync(host, 4, far, pitch, 4, 2, cudaMemcpyDeviceToHost, stream));
+    CHECK(memcmp(host, "\2\2\2\1\2\2\2\1", 8) == 0);
+    CHECK(cudaMemset2D(far, past, 3, 4, 2) == cudaErrorInvalidPitchValue);
+    CHECK(cudaMemset2DAsync(far, past, 3, 4, 2, stream) == cudaErrorInvalidPitchValue);
+    const cudaMemcpyKind in = cudaMemcpyHostToDevice, out = cudaMemcpyDeviceToHost;
+    CHECK(cudaMemcpy2D(host, 4, far, past, 4, 2, out) == cudaErrorInvalidPitchValue);
+    CHECK(cudaMemcpy2D(far, past, host, 4, 4, 2, in) == cudaErrorInvalidPitchValue);
+    CHECK(cudaMemcpy2DAsync(host, 4, far, past, 4, 2, out, stream) == cudaErrorInvalidPitchValue);
+    CHECK(cudaMemcpy2DAsync(far, past, host, 4, 4, 2, in, stream) == cudaErrorInvalidPitchValue);
+    CHECK(cudaGetLastError() == cudaErrorInvalidPitchValue);
+    CHECK_INT(cuda_emu_pending(), 0);
+    CHECK(far[0] == 2 && far[3] == 1 && far[past] == 2 && far[past + 3] == 0);
+    OK(cudaFree(far));
+    OK(cudaStreamDestroy(stream));
+}
+
 TEST(copies_that_contradict_themselves) {
     fresh_machine machine;
     char host[8] = {0}, *device, *pinned;
@@ -658,6 +687,110 @@ TEST(waits_that_cannot_end) {
     OK(cudaStreamDestroy(b));
 }
 
+/* The third launch waits until the first has run, on its own device only. */
+TEST(launches_wait_for_room) {
+    fresh_machine machine;
+    cuda_emu_set_devices(2);
+    cudaStream_t a = new_stream(), b = new_stream();
+    cudaEvent_t event = new_event();
+    cublasHandle_t handle;
+    float *square, one = 1.0f;
+    CHECK(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+    OK(cudaMalloc(&square, 4));
+    cuda_emu_set_queue(2);
+    trace.clear();
+    cuda_emu_set_host_time(0.0);
+    cuda_emu_delay(a, 5.0);
+    note(a, 'a');
+    OK(cudaEventRecord(event, a)); /* not a launch */
+    OK(cudaStreamWaitEvent(b, event));
+    note(b, 'b');
+    CHECK_STR(trace.c_str(), "");
+    CHECK(cuda_emu_host_time() == 0.0);
+    note(a, 'c');
+    CHECK_STR(trace.c_str(), "a");
+    CHECK(cuda_emu_host_time() > 5.0 && cuda_emu_host_time() < 5.1);
+    CHECK(cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &one, square, CUDA_R_32F, 1, square, CUDA_R_32F, 1,
+                       &one, square, CUDA_R_32F, 1, CUBLAS_COMPUTE_32F,
+                       CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+    CHECK_STR(trace.c_str(), "ab");
+    note(a, 'd');
+    CHECK_STR(trace.c_str(), "abc");
+    OK(cudaSetDevice(1));
+    for (char letter : {'x', 'y'}) note(nullptr, letter);
+    CHECK_STR(trace.c_str(), "abc");
+    OK(cudaDeviceSynchronize());
+    OK(cudaSetDevice(0));
+    OK(cudaDeviceSynchronize());
+    CHECK_INT(trace.size(), 6);
+
+    trace.clear();
+    cuda_emu_set_policy(CUDA_EMU_STREAM_LATE, 1);
+    for (int i = 0; i < 2; i++) note(a, 'a');
+    note(b, 'b'); /* one of a's runs, as nothing else can */
+    note(b, 'b'); /* now b's does */
+    CHECK_STR(trace.c_str(), "ab");
+    OK(cudaDeviceSynchronize());
+    CHECK_STR(trace.c_str(), "abba");
+    cuda_emu_set_policy(CUDA_EMU_IN_ORDER);
+
+    trace.clear();
+    cuda_emu_defaults(); /* no limit */
+    for (int i = 0; i < 3000; i++) note(a, 'a');
+    CHECK_STR(trace.c_str(), "");
+    OK(cudaDeviceSynchronize());
+    CHECK_INT(trace.size(), 3000);
+    CHECK(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS);
+    OK(cudaFree(square));
+    OK(cudaEventDestroy(event));
+    OK(cudaStreamDestroy(a));
+    OK(cudaStreamDestroy(b));
+}
+
+TEST(launches_that_wait_for_ever) {
+    fresh_machine machine;
+    cudaStream_t a = new_stream(), b = new_stream();
+    cublasHandle_t handle;
+    float *square, one = 1.0f;
+    CHECK(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+    OK(cudaMalloc(&square, 4));
+    for (int product = 0; product < 2; product++) {
+        cuda_emu_set_queue(2);
+        trace.clear();
+        cuda_emu_hang(a);
+        note(a, 'a');
+        note(a, 'b');
+        CHECK_INT(cuda_emu_faults(), 0);
+        if (product)
+            CHECK(cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &one, square, CUDA_R_32F, 1, square,
+                               CUDA_R_32F, 1, &one, square, CUDA_R_32F, 1, CUBLAS_COMPUTE_32F,
+                               CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_EXECUTION_FAILED);
+        else
+            CHECK(launch(b, note_kernel, 1, 'c') == cudaErrorLaunchTimeout);
+        CHECK_STR(trace.c_str(), "");
+        CHECK_INT(cuda_emu_pending(), 0);
+        CHECK(strstr(cuda_emu_first_fault(), "a launch waits for ever") != nullptr);
+        expect_fault(CUDA_EMU_DEADLOCK);
+        note(b, 'd'); /* what was dropped takes no room */
+        note(b, 'e');
+        CHECK_STR(trace.c_str(), "");
+        OK(cudaDeviceSynchronize());
+        CHECK_STR(trace.c_str(), "de");
+    }
+    /* A launch that waits for room finds that the work before it has failed. */
+    cuda_emu_fail_kernel(1, cudaErrorIllegalAddress);
+    note(a, 'f');
+    note(a, 'g');
+    CHECK(launch(b, note_kernel, 1, 'h') == cudaErrorIllegalAddress);
+    CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
+    CHECK_STR(trace.c_str(), "de");
+    cuda_emu_reset();
+    CHECK(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS);
+    OK(cudaFree(square));
+    OK(cudaStreamDestroy(a));
+    OK(cudaStreamDestroy(b));
+}
+
 static int64_t host_calls;
 static void host_function(void *user) {
     trace += *(char *)user;
@@ -725,6 +858,47 @@ TEST(streams_run_side_by_side) {
         OK(cudaStreamDestroy(a));
         OK(cudaStreamDestroy(b));
     });
+}
+
+/* Device 0 works 5 s, then device 1 for 2 s and again for 1 s; each has a first event that the host records at 0. */
+TEST(clocks_that_start_apart) {
+    fresh_machine machine;
+    for (double latency : {0.0, 3.0, 6.0}) {
+        cuda_emu_defaults();
+        cuda_emu_set_devices(2);
+        cuda_emu_set_latency(1, latency);
+        cuda_emu_each_policy(3, [latency] {
+            cudaStream_t stream[2];
+            cudaEvent_t first[2], done[2], again = nullptr;
+            cuda_emu_set_host_time(0.0);
+            for (int i = 0; i < 2; i++) {
+                OK(cudaSetDevice(i));
+                stream[i] = new_stream();
+                first[i] = new_event(0);
+                done[i] = new_event(0);
+                OK(cudaEventRecord(first[i], stream[i]));
+            }
+            again = new_event(0);
+            cuda_emu_delay(stream[0], 5.0);
+            OK(cudaEventRecord(done[0], stream[0]));
+            OK(cudaStreamWaitEvent(stream[1], done[0]));
+            cuda_emu_delay(stream[1], 2.0);
+            OK(cudaEventRecord(done[1], stream[1]));
+            cuda_emu_delay(stream[1], 1.0);
+            OK(cudaEventRecord(again, stream[1]));
+            for (int i = 0; i < 2; i++) OK(cudaStreamSynchronize(stream[i]));
+            CHECK(milliseconds(first[0], done[0]) == 5000.0f);
+            CHECK(milliseconds(first[1], done[1]) == (latency > 5.0 ? 2000.0f : 7000.0f - 1000.0f * (float)latency));
+            CHECK(milliseconds(done[1], again) == 1000.0f);
+            OK(cudaEventDestroy(again));
+            for (int i = 0; i < 2; i++) {
+                OK(cudaEventDestroy(first[i]));
+                OK(cudaEventDestroy(done[i]));
+                OK(cudaStreamDestroy(stream[i]));
+            }
+            OK(cudaSetDevice(0));
+        });
+    }
 }
 
 TEST(durations_by_rule) {
@@ -832,7 +1006,9 @@ TEST(products_are_queued) {
 SUITE(streams, CASE(nothing_runs_until_the_host_waits), CASE(policies),
       CASE(random_devices_work_while_the_host_goes_on), CASE(events_order_streams), CASE(legacy_stream),
       CASE(queries_advance_the_device), CASE(destroyed_streams_finish_their_work), CASE(missing_waits_show),
-      CASE(copies_and_the_host), CASE(copies_in_two_dimensions), CASE(copies_that_contradict_themselves),
-      CASE(freed_while_in_use), CASE(memory_is_limited), CASE(where_pointers_point), CASE(contexts), CASE(peers),
-      CASE(every_call_can_fail), CASE(kernels_fail_later), CASE(waits_that_cannot_end), CASE(host_functions),
-      CASE(streams_run_side_by_side), CASE(durations_by_rule), CASE(elapsed_time_refuses), CASE(products_are_queued));
+      CASE(copies_and_the_host), CASE(copies_in_two_dimensions), CASE(pitches_have_a_limit),
+      CASE(copies_that_contradict_themselves), CASE(freed_while_in_use), CASE(memory_is_limited),
+      CASE(where_pointers_point), CASE(contexts), CASE(peers), CASE(every_call_can_fail), CASE(kernels_fail_later),
+      CASE(waits_that_cannot_end), CASE(launches_wait_for_room), CASE(launches_that_wait_for_ever),
+      CASE(host_functions), CASE(streams_run_side_by_side), CASE(clocks_that_start_apart), CASE(durations_by_rule),
+      CASE(elapsed_time_refuses), CASE(products_are_queued));

@@ -191,7 +191,7 @@ static cublasStatus_t issue_product(cublasHandle_t handle, product p, const char
     /* A handle belongs to the device that was current when it was made. */
     if (handle->device != cuda_emu_current_device()) return CUBLAS_STATUS_EXECUTION_FAILED;
     CUstream_st *stream = cuda_emu_find_stream(handle->stream);
-    if (!stream) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (!stream || cuda_emu_wait_for_room(handle->device, name) != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
     p.device = handle->device;
     p.on_device = handle->mode == CUBLAS_POINTER_MODE_DEVICE;
     p.alpha_now = p.on_device ? 0.0f : *(const float *)p.alpha;

@@ -40,7 +40,8 @@
      PEER            memory of another device, used, or handed to a kernel, without peer access (copies need none)
      HANDLE          a stream, event or handle that does not exist (any more)
      IN_USE          memory that was freed while queued work, for which the call does not wait, uses it
-     DEADLOCK        a wait of the host that cannot end. All queued work is then dropped
+     DEADLOCK        a wait of the host that cannot end, also for room in the queue of launches. All queued work is then
+                     dropped
      TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
    Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__
@@ -135,6 +136,9 @@ enum cuda_emu_policy {
     CUDA_EMU_RANDOM        /* any, also while the host goes on (how often differs too); `choice` is the seed */
 };
 void cuda_emu_set_policy(cuda_emu_policy policy, uint64_t choice = 0);
+/* How many launches (kernels and products) a device holds that have not run. One more makes the host wait, and work run
+   as the policy has it, until there is room: devices hold about 1000. 0, as at first: any number. */
+void cuda_emu_set_queue(int64_t n);
 void cuda_emu_set_order(int backwards); /* 1: warps and blocks of a kernel start in descending order */
 
 /* Calls `workload` under every policy, with every stream that it makes late once and as many seeds as said. It should
@@ -187,9 +191,15 @@ struct cuda_emu_work {
    2 us and 100 TFLOP/s, copies 5 us and 25 GB/s to and from the host, 100 GB/s between devices, 1 TB/s in one. */
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &rule);
 /* The host's virtual time: nothing that is issued later starts earlier. 0 at first; a wait of the host moves it on to
-   the end of what it waited for, a query to the end of what it finds done. Setting it back to 0 also sets back the clocks of all streams that are idle. */
+   the end of what it waited for, a query to the end of what it finds done. Setting it back to 0 also sets back the
+   clocks of all streams that are idle. */
 void cuda_emu_set_host_time(double seconds);
 double cuda_emu_host_time();
+/* How long after its issue an operation starts at the earliest; 0 at first. Events that are recorded at one moment of the
+   host, one on each device, then lie apart by the difference, as the starts of two devices' clocks do: no time between
+   two events of one device changes, as long as the host does not wait between their issues, but what one device does
+   for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices' events.) */
+void cuda_emu_set_latency(int device, double seconds);
 
 typedef struct CUstream_st *cudaStream_t;
 void cuda_emu_delay(cudaStream_t stream, double seconds); /* an operation that does nothing for so long */
@@ -360,6 +370,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum cudaDeviceAttr {
+    cudaDevAttrMaxPitch = 11,
     cudaDevAttrMultiProcessorCount = 16,
     cudaDevAttrConcurrentKernels = 31,
     cudaDevAttrAsyncEngineCount = 40,

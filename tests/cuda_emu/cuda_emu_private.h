@@ -74,6 +74,8 @@ int cuda_emu_current_device();
 /* NULL, with a fault, if there is no such stream. NULL stands for the legacy stream of the current device. */
 CUstream_st *cuda_emu_find_stream(cudaStream_t handle);
 int cuda_emu_device_of(const CUstream_st *stream);
+/* Before a launch: waits until its device can hold one more. The error of the device, if there is one by then. */
+cudaError_t cuda_emu_wait_for_room(int device, const char *name);
 /* Puts an operation at the end of the stream's queue. */
 void cuda_emu_issue(CUstream_st *stream, const cuda_emu_operation_ref &operation);
 void cuda_emu_wait_for(

@@ -22,6 +22,7 @@ typedef cuda_emu_operation_ref operation_ref;
 
 static const int MOST_DEVICES = 16;
 static const size_t DEFAULT_MEMORY = (size_t)80 << 30;
+static const size_t GREATEST_PITCH = INT32_MAX;
 
 struct CUstream_st {
     int device = 0, priority = 0;
@@ -36,7 +37,10 @@ struct device_state {
     cudaError_t sticky = cudaSuccess;
     CUstream_st legacy;
     size_t used = 0;
-    unsigned peers = 0; /* whose memory it has access to */
+    int64_t launches = 0;    /* issued, and not run */
+    double room_since = 0.0; /* virtual end of the launch that ran last */
+    double latency = 0.0;    /* from an issue to the earliest start */
+    unsigned peers = 0;      /* whose memory it has access to */
 };
 
 static device_state devices[MOST_DEVICES];
@@ -187,6 +191,7 @@ static std::vector<CUstream_st *> &streams = *new std::vector<CUstream_st *>();
 static std::vector<CUstream_st *> &gone_streams = *new std::vector<CUstream_st *>();
 static size_t most_streams; /* alive at once, for cuda_emu_each_policy */
 static uint64_t n_issued;
+static int64_t queue_limit; /* launches of a device, 0: none */
 static double host_time, timeout = 60.0;
 static std::function<double(const cuda_emu_work &)> &rule = *new std::function<double(const cuda_emu_work &)>();
 
@@ -243,15 +248,20 @@ static void add_legacy_order(const CUstream_st *stream, cuda_emu_operation *oper
             operation->after.push_back(other->last);
 }
 
+static bool is_launch(const cuda_emu_operation &operation) {
+    return operation.work.kind == CUDA_EMU_WORK_KERNEL || operation.work.kind == CUDA_EMU_WORK_PRODUCT;
+}
+
 static void run_while_host_goes_on();
 
 void cuda_emu_issue(CUstream_st *stream, const operation_ref &operation) {
     operation->stream = stream;
     operation->number = ++n_issued;
-    operation->host_time = host_time;
+    operation->host_time = host_time + devices[stream->device].latency;
     operation->work.device = stream->device;
     operation->seconds += seconds_of(operation->work);
     add_legacy_order(stream, operation.get());
+    if (is_launch(*operation)) devices[stream->device].launches++;
     stream->queue.push_back(operation);
     stream->last = operation;
     run_while_host_goes_on();
@@ -265,6 +275,7 @@ static bool can_run(const cuda_emu_operation &operation) {
 }
 
 static void end_operation(cuda_emu_operation *operation) {
+    if (is_launch(*operation)) devices[operation->stream->device].launches--;
     operation->done = true;
     operation->after.clear(); /* chains of records must not keep one another alive */
     operation->begin = nullptr;
@@ -289,6 +300,7 @@ static void run_first_of(CUstream_st *stream) {
     }
     stream->queue.pop_front();
     stream->clock = operation->end = operation->start + operation->seconds;
+    if (is_launch(*operation)) device->room_since = operation->end;
     running_device = stream->device;
     if (device->sticky == cudaSuccess && operation->fails != cudaSuccess) device->sticky = operation->fails;
     if (device->sticky == cudaSuccess && operation->run) operation->run();
@@ -367,11 +379,8 @@ static bool waits_for_others() {
     return false;
 }
 
-/* The host waits for what cannot come. */
-static void give_up(const cuda_emu_operation *target) {
-    const cuda_emu_operation *first = target->stream->queue.front().get();
-    cuda_emu_add_fault(CUDA_EMU_DEADLOCK, "the host waits for %s on device %d, whose stream stands still at %s",
-                       target->work.name.c_str(), target->work.device, first->work.name.c_str());
+/* Nothing moves any more. */
+static void drop_all() {
     for (CUstream_st *one : streams) {
         if (!one->queue.empty()) devices[one->device].sticky = cudaErrorLaunchTimeout;
         for (const operation_ref &dropped : one->queue) end_operation(dropped.get());
@@ -379,22 +388,49 @@ static void give_up(const cuda_emu_operation *target) {
     }
 }
 
+typedef std::chrono::steady_clock::time_point moment;
+
+/* While the host waits: runs an operation, or lets other processes move. False: what it waits for cannot come. */
+static bool go_on(const cuda_emu_operation *target, moment *since) {
+    CUstream_st *next = choose(target);
+    if (next) {
+        run_first_of(next);
+        *since = std::chrono::steady_clock::now();
+        return true;
+    }
+    const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - *since;
+    if (cuda_emu_progress) cuda_emu_progress();
+    if (!waits_for_others() || idle.count() > timeout) return false;
+    usleep(100);
+    return true;
+}
+
 void cuda_emu_wait_for(const operation_ref &target) {
-    auto since = std::chrono::steady_clock::now();
+    moment since = std::chrono::steady_clock::now();
     if (in_host_function) return;
     while (target && !target->done) {
-        CUstream_st *next = choose(target.get());
-        if (next) {
-            run_first_of(next);
-            since = std::chrono::steady_clock::now();
-            continue;
-        }
-        const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - since;
-        if (cuda_emu_progress) cuda_emu_progress();
-        if (!waits_for_others() || idle.count() > timeout) give_up(target.get());
-        else usleep(100);
+        if (go_on(target.get(), &since)) continue;
+        cuda_emu_add_fault(CUDA_EMU_DEADLOCK, "the host waits for %s on device %d, whose stream stands still at %s",
+                           target->work.name.c_str(), target->work.device,
+                           target->stream->queue.front()->work.name.c_str());
+        drop_all();
     }
     if (target) host_time = std::max(host_time, target->end);
+}
+
+/* The host's time then is at least that at which the launch that made room had run. */
+cudaError_t cuda_emu_wait_for_room(int device, const char *name) {
+    moment since = std::chrono::steady_clock::now();
+    while (queue_limit > 0 && devices[device].launches >= queue_limit) {
+        if (go_on(nullptr, &since)) {
+            if (devices[device].launches < queue_limit) host_time = std::max(host_time, devices[device].room_since);
+            continue;
+        }
+        cuda_emu_add_fault(CUDA_EMU_DEADLOCK, "a launch waits for ever: %s, for room on device %d, which holds %lld",
+                           name, device, (long long)devices[device].launches);
+        drop_all();
+    }
+    return devices[device].sticky;
 }
 
 /* In the order of creation, so that a stream which a policy wants late is not waited for first of all. */
@@ -450,6 +486,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     BEGIN_CALL(-1);
     if (!is_device(device)) return finish_call(cudaErrorInvalidDevice);
     switch (attribute) {
+        case cudaDevAttrMaxPitch: *value = (int)GREATEST_PITCH; return cudaSuccess;
         case cudaDevAttrMultiProcessorCount: *value = 4; return cudaSuccess;
         case cudaDevAttrConcurrentKernels:
         case cudaDevAttrUnifiedAddressing: *value = 1; return cudaSuccess;
@@ -733,9 +770,14 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return copy("cudaMemcpyAsync", rows_at(to, bytes, bytes, 1), rows_at(from, bytes, bytes, 1), kind, stream, false);
 }
 
+static bool are_pitches(size_t to_pitch, size_t from_pitch) {
+    return to_pitch <= GREATEST_PITCH && from_pitch <= GREATEST_PITCH;
+}
+
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind) {
     BEGIN_CALL(current_device);
+    if (!are_pitches(to_pitch, from_pitch)) return finish_call(cudaErrorInvalidPitchValue);
     return copy("cudaMemcpy2D", rows_at(to, to_pitch, width, height), rows_at(from, from_pitch, width, height), kind,
                 nullptr, true);
 }
@@ -743,6 +785,7 @@ cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t fro
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
     BEGIN_CALL(device_of(stream));
+    if (!are_pitches(to_pitch, from_pitch)) return finish_call(cudaErrorInvalidPitchValue);
     return copy("cudaMemcpy2DAsync", rows_at(to, to_pitch, width, height), rows_at(from, from_pitch, width, height),
                 kind, stream, false);
 }
@@ -810,11 +853,13 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height) {
     BEGIN_CALL(current_device);
+    if (!are_pitches(pitch, pitch)) return finish_call(cudaErrorInvalidPitchValue);
     return fill("cudaMemset2D", rows_at(to, pitch, width, height), value, nullptr);
 }
 
 cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
     BEGIN_CALL(device_of(stream));
+    if (!are_pitches(pitch, pitch)) return finish_call(cudaErrorInvalidPitchValue);
     return fill("cudaMemset2DAsync", rows_at(to, pitch, width, height), value, stream);
 }
 
@@ -1041,6 +1086,8 @@ cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel
     if (!stream || stream->device != current_device) return finish_call(cudaErrorInvalidResourceHandle);
     const cuda_emu_kernel_call call = {name, kernel, grid, block, config->dynamicSmemBytes, thread};
     if (!cuda_emu_launch_ok(call)) return finish_call(cudaErrorInvalidConfiguration);
+    const cudaError_t state = cuda_emu_wait_for_room(stream->device, name.c_str());
+    if (state != cudaSuccess) return finish_call(state);
     const operation_ref operation = make_operation(CUDA_EMU_WORK_KERNEL, name.c_str());
     operation->work.blocks = (int64_t)grid.x * grid.y * grid.z;
     operation->work.threads = (int64_t)block.x * block.y * block.z;
@@ -1080,8 +1127,10 @@ void cuda_emu_defaults() {
     cuda_emu_set_peer_access(true);
     cuda_emu_set_memory(DEFAULT_MEMORY);
     cuda_emu_set_policy(CUDA_EMU_IN_ORDER);
+    cuda_emu_set_queue(0);
     cuda_emu_set_rule(nullptr);
     cuda_emu_set_host_time(0.0);
+    for (int i = 0; i < MOST_DEVICES; i++) cuda_emu_set_latency(i, 0.0);
     cuda_emu_set_timeout(60.0);
 }
 
@@ -1119,6 +1168,7 @@ void cuda_emu_set_devices(int n) {
 
 void cuda_emu_set_peer_access(bool possible) { peer_access_possible = possible; }
 void cuda_emu_set_memory(size_t bytes) { memory_limit = bytes; }
+void cuda_emu_set_queue(int64_t n) { queue_limit = n; }
 
 void cuda_emu_set_policy(cuda_emu_policy new_policy, uint64_t choice) {
     static const char *const names[] = {"in order", "immediate", "lazy", "newest first", "stream late", "random"};
@@ -1180,6 +1230,7 @@ void cuda_emu_fail_kernel(int64_t n, cudaError_t error) {
 
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &new_rule) { rule = new_rule; }
 double cuda_emu_host_time() { return host_time; }
+void cuda_emu_set_latency(int device, double seconds) { devices[device].latency = seconds; }
 void cuda_emu_set_timeout(double seconds) { timeout = seconds; }
 double cuda_emu_timeout() { return timeout; }
 
