@@ -1555,7 +1555,8 @@ typedef struct cf_attention_desc {
     const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling */
     const int32_t *cu_seqlens_k;  /* likewise */
     const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where slices are padded (cf_metadata's
-                                     padded twins); NULL: cu_seqlens_q. Slices must not overlap */
+                                     padded twins); NULL: cu_seqlens_q. Slices must not overlap,
+                                     and come in ascending order of these rows */
     const int32_t *starts_k;      /* likewise for keys */
     cf_dtype dtype;               /* of q, k, v, out and their gradients, but dk and dv are fp32 */
     int full;                     /* 0: causal; 1: a query sees all keys of its slice */
@@ -1566,7 +1567,8 @@ typedef struct cf_attention_desc {
     int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (MMA);
                                      everything else always has, for the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
-    int64_t arch;                 /* compute capability x 10 of the device that will run it; 0: the current device's */
+    int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
+                                     device's */
     int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
                                      is given, as many as a usual device of it has */
 } cf_attention_desc;
@@ -1607,7 +1609,12 @@ typedef struct cf_tensor {
     int64_t head_stride;          /* 0: head_size */
 } cf_tensor;
 
-/* The arrays of one call. Rows outside every slice are neither read nor written, in any array. */
+/* The arrays of one call. Rows outside every slice are neither read nor written, in any array.
+
+   What a NaN or an infinity cannot do: rows outside slices reach nothing; nor do keys and values that no query of the
+   slice sees (those before all windows; their dk and dv are 0, or as they were), nor the gradients of queries that see
+   no key. But in a key that some query sees, it may also reach other queries that are worked on in the same tile, though
+   the mask hides that key from them (0 x NaN is NaN), as with every fused kernel; likewise backwards from a query. */
 typedef struct cf_attention_tensors {
     cf_tensor q, k, v;            /* read */
     cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */

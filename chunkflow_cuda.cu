@@ -341,10 +341,10 @@ const float LOG2_E = 1.4426950408889634f;
 
 /* One piece of work, for each key head. */
 struct tile {
-    int32_t q_start, q_length; /* the slice: first row, tokens */
+    int32_t q_start, q_length; /* what it knows of its slice: first row, tokens (see rows_with_keys, each_key_tile) */
     int32_t k_start, k_length;
-    int32_t block;      /* which tile of the slice this is */
-    int32_t begin, end; /* what it goes through, counted in the slice: blocks of FORWARD_KEYS keys, or, of a key tile,
+    int32_t block;      /* which tile this is, from q_start, or, a key tile, from k_start */
+    int32_t begin, end; /* what it goes through, counted likewise: blocks of FORWARD_KEYS keys, or, of a key tile,
                            row tiles. A split tile: its parts */
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile */
@@ -420,6 +420,19 @@ cf_result fail(cf_error *error, cf_result code, const char *field, int64_t item,
     return code;
 }
 
+/* Of a number that is no integer: it stands in the text as it is, and in error->got without its fraction. */
+cf_result fail_number(cf_error *error, const char *field, double got, const char *why) {
+    const double most = 9e18;
+    if (error == NULL) return CF_ERROR_ARGUMENT;
+    error->code = CF_ERROR_ARGUMENT;
+    error->item = -1;
+    error->field = field;
+    error->wanted = 0;
+    error->got = got != got ? 0 : (int64_t)std::max(-most, std::min(most, got));
+    (void)snprintf(error->text, sizeof error->text, "%s: %s (got %g)", field, why, got);
+    return CF_ERROR_ARGUMENT;
+}
+
 cf_result fail_cuda(cf_error *error, cudaError_t status, const char *what) {
     return fail(error, CF_ERROR_DEVICE, what, -1, (int64_t)cudaSuccess, (int64_t)status, cudaGetErrorName(status));
 }
@@ -447,7 +460,9 @@ cf_result check_slices(const int32_t *cu, const int32_t *starts, int64_t n_slice
     for (int64_t s = 0; s < n_slices; s++) {
         const int64_t length = (int64_t)cu[s + 1] - cu[s], start = starts ? starts[s] : cu[s];
         if (length < 0) return fail(error, CF_ERROR_ARGUMENT, cu_field, s + 1, cu[s], cu[s + 1], "must not fall");
-        if (start < end) return fail(error, CF_ERROR_ARGUMENT, starts_field, s, end, start, "slices overlap");
+        if (start < end)
+            return fail(error, CF_ERROR_ARGUMENT, starts_field, s, end, start,
+                        "slices must lie in ascending order without overlap: at least where the last one ends");
         end = start + length;
         *longest = std::max(*longest, length);
     }
@@ -527,6 +542,23 @@ tile slice_tile(const cf_attention_desc *d, int64_t s) {
     return t;
 }
 
+/* What the rows of tokens first .. last need of a slice: the keys that any of them sees, and, under a causal mask, no
+   token after them. Masks are aligned at the last token and the last key, so each row sees what it saw in the slice.
+   Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes nowhere. */
+tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t last) {
+    const int32_t begin = key_begin(m, slice, first), end = key_end(m, slice, last);
+    tile t = slice;
+    if (m.causal) t.q_length = last + 1;
+    t.k_start += begin;
+    t.k_length = end - begin;
+    return t;
+}
+
+/* The first keys of a slice that no query sees, because all windows begin after them. */
+int32_t unseen_keys(const mask &m, const tile &slice) {
+    return slice.q_length > 0 ? key_begin(m, slice, 0) : slice.k_length;
+}
+
 cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     if (d->n_heads < 1 || d->n_heads > 65535)
         return fail(error, CF_ERROR_ARGUMENT, "n_heads", -1, 1, d->n_heads, "out of range");
@@ -544,9 +576,11 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     if (d->window < 0) return fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
     if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
     if (!(d->scale > 1e-30 && d->scale < 1e30))
-        return fail(error, CF_ERROR_ARGUMENT, "scale", -1, 1, 0, "must be a positive finite number");
+        return fail_number(error, "scale", d->scale, "must be a positive number from 1e-30 to 1e30, or 0");
     if (d->softcap != 0.0 && !(d->softcap > 1e-30 && d->softcap < 1e30))
-        return fail(error, CF_ERROR_ARGUMENT, "softcap", -1, 1, 0, "must be a positive finite number, or 0");
+        return fail_number(error, "softcap", d->softcap, "must be a positive number from 1e-30 to 1e30, or 0");
+    if (d->arch != 0 && (d->arch < 50 || d->arch > 999))
+        return fail(error, CF_ERROR_ARGUMENT, "arch", -1, 80, d->arch, "must be a compute capability x 10, or 0");
     if (d->n_processors < 0 || d->n_processors > MOST_PROCESSORS)
         return fail(error, CF_ERROR_ARGUMENT, "n_processors", -1, MOST_PROCESSORS, d->n_processors, "out of range");
     if (d->n_slices < 0 || d->n_slices > INT32_MAX - 1)
@@ -561,30 +595,41 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
 template <typename F> void each_row_tile(const problem *p, int32_t rows, F visit) {
     int32_t place = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
-        tile t = slice_tile(&p->desc, s);
-        const int32_t n_rows = (int32_t)(t.q_length * p->group), n_blocks = div_up(n_rows, rows);
-        t.part = -1;
-        for (t.block = n_blocks - 1; t.block >= 0; t.block--) {
-            const int64_t last_row = std::min<int64_t>(n_rows, ((int64_t)t.block + 1) * rows) - 1;
-            const int32_t from = key_begin(p->visible, t, (int32_t)((int64_t)t.block * rows / p->group));
-            const int32_t upto = key_end(p->visible, t, (int32_t)(last_row / p->group));
-            t.place = place + t.block;
-            t.begin = from / FORWARD_KEYS;
-            t.end = from < upto ? div_up(upto, FORWARD_KEYS) : t.begin;
+        const tile slice = slice_tile(&p->desc, s);
+        const int32_t n_rows = (int32_t)(slice.q_length * p->group), n_blocks = div_up(n_rows, rows);
+        for (int32_t block = n_blocks - 1; block >= 0; block--) {
+            const int64_t first_row = (int64_t)block * rows, last_row = std::min<int64_t>(n_rows, first_row + rows) - 1;
+            tile t = rows_with_keys(p->visible, slice, (int32_t)(first_row / p->group), (int32_t)(last_row / p->group));
+            t.block = block;
+            t.part = -1;
+            t.place = place + block;
+            t.begin = 0;
+            t.end = div_up(t.k_length, FORWARD_KEYS);
             visit(t);
         }
         place += n_blocks;
     }
 }
 
-/* The same for key tiles, from the first to the last. */
+/* The same for key tiles, from the first to the last. Keys that no query sees have tiles of their own, without work:
+   only where gradients are overwritten is anything done for them, and their K and V are never loaded. */
 template <typename F> void each_key_tile(const problem *p, F visit) {
     int32_t place = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
         tile t = slice_tile(&p->desc, s);
-        const int32_t n_blocks = div_up(t.k_length, p->key_tile);
+        const int32_t unseen = unseen_keys(p->visible, t);
         t.place = place;
         t.part = -1;
+        for (int32_t first = 0; first < unseen; first += p->key_tile) {
+            tile idle = t;
+            idle.q_length = 0;
+            idle.k_length = unseen;
+            idle.block = first / p->key_tile;
+            visit(idle);
+        }
+        t.k_start += unseen;
+        t.k_length -= unseen;
+        const int32_t n_blocks = div_up(t.k_length, p->key_tile);
         place += div_up(t.q_length * p->group, ROW_TILE);
         for (t.block = 0; t.block < n_blocks; t.block++) {
             const int32_t first = t.block * p->key_tile, last = std::min(t.k_length, first + p->key_tile) - 1;
@@ -667,9 +712,10 @@ void split_tiles(problem *p) {
 void count_tiles(problem *p) {
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
         const tile t = slice_tile(&p->desc, s);
+        const int32_t unseen = unseen_keys(p->visible, t);
         p->n_forward_tiles += div_up(t.q_length * p->group, FORWARD_ROWS);
         p->n_row_tiles += div_up(t.q_length * p->group, ROW_TILE);
-        p->n_key_tiles += div_up(t.k_length, p->key_tile);
+        p->n_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
         p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
     }
 }
@@ -715,7 +761,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
 bool longer_work(const tile &a, const tile &b) {
     if (a.end - a.begin != b.end - b.begin) return a.end - a.begin > b.end - b.begin;
     if (a.place != b.place) return a.place < b.place;
-    return a.block != b.block ? a.block < b.block : a.begin < b.begin;
+    if (a.block != b.block) return a.block < b.block;
+    return a.k_start != b.k_start ? a.k_start < b.k_start : a.begin < b.begin;
 }
 
 /* The list on the device: forward tiles, row tiles, key tiles, all of them with parts in place of split ones; then the

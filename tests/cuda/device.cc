@@ -19,6 +19,7 @@ uint16_t to_bits(cf_dtype dtype, float x) {
     const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
     const float size = std::fabs(x);
     int exponent;
+    if (!std::isfinite(x)) return (uint16_t)(sign | (std::isnan(x) ? 0x7E00 : 0x7C00));
     if (size < 0x1p-14f) return (uint16_t)(sign | (uint16_t)(size * 0x1p24f));
     const float fraction = std::frexp(size, &exponent); /* 0.5 .. 1 */
     return (uint16_t)(sign | (uint16_t)((exponent + 14) << 10) | (uint16_t)((fraction * 2.0f - 1.0f) * 1024.0f));

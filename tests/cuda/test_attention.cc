@@ -74,8 +74,8 @@ TEST(shapes_long) {
 /* ---- heads ---- */
 
 TEST(groups_of_heads) {
-    const int heads[][2] = {{6, 6}, {6, 2}, {6, 1}, {7, 1}, {16, 2}};
-    for (int i = 0; i < 5; i++)
+    const int heads[][2] = {{6, 6}, {6, 2}, {6, 1}, {7, 1}, {16, 2}, {16, 1}};
+    for (int i = 0; i < 6; i++)
         for (int size = 64; size <= 128; size += 64) {
             host_problem p = problem_of(heads[i][0], heads[i][1], size);
             run_options o = mma;
@@ -226,7 +226,168 @@ TEST(split_forward_tiles) {
     }
 }
 
-/* Where the device would be idle otherwise, and only there; on the host alone. */
+/* On the host alone. */
+struct prepared_problem {
+    std::vector<uint64_t> memory;
+    const cf_attention *a = nullptr;
+    cf_attention_desc d;
+
+    bool make(const host_problem &p, const run_options &o) {
+        size_t bytes = 0;
+        memset(&d, 0, sizeof d);
+        d.n_heads = p.n_heads, d.n_kv_heads = p.n_kv_heads, d.head_size = p.head_size, d.dtype = p.dtype;
+        d.n_slices = p.n_slices(), d.cu_seqlens_q = p.cu_q.data(), d.cu_seqlens_k = p.cu_k.data();
+        d.full = p.full, d.window = p.window, d.deterministic = o.deterministic, d.path = o.path;
+        d.arch = o.arch, d.n_processors = o.processors;
+        if (!CHECK(cf_attention_size(&d, &bytes, NULL) == CF_OK)) return false;
+        memory.resize(bytes / 8 + 2);
+        return CHECK(cf_attention_prepare(&d, memory.data(), bytes, &a, NULL) == CF_OK) != 0;
+    }
+};
+
+/* Tiles in more than two parts. */
+TEST(many_parts) {
+    for (int i = 0; i < 4; i++) {
+        const bool forward = i < 2;
+        host_problem p = problem_of(forward ? 2 : 16, 1, i % 2 ? 128 : 64);
+        run_options o = mma;
+        prepared_problem made;
+        o.processors = 132;
+        o.backward = !forward;
+        o.deterministic = i == 3;
+        o.arch = i == 2 ? 86 : 80;
+        p.dtype = i == 1 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.scale = forward ? 0.7 : 0.0; /* greatest scores far apart */
+        if (forward)
+            p.add_slice(20, 6300);
+        else
+            p.add_slice(i == 3 ? 190 : 290, i == 3 ? 200 : 300);
+        if (!made.make(p, o)) return;
+        if (forward) {
+            CHECK_INT(made.a->n_split_forward_tiles, 1);
+            CHECK(made.a->n_forward_tiles >= 6);
+        } else {
+            CHECK_INT(made.a->n_split_key_tiles, 2); /* of 2, or of 3 of which the last has few rows */
+            CHECK(made.a->n_all_key_tiles >= (i == 3 ? 3 + 2 : 4 + 2 + 1));
+        }
+        check_problem(p, o, (uint64_t)(600 + i));
+    }
+}
+
+/* ---- what a prepared problem says; on the host alone ---- */
+
+/* Ragged slices of every kind: documents, prefixes, blind queries, keys without queries. */
+static host_problem mixed_problem(int n_heads, int n_kv_heads, int head_size) {
+    host_problem p = problem_of(n_heads, n_kv_heads, head_size);
+    const int slices[][2] = {{70, 70}, {0, 150}, {300, 611}, {1, 1}, {150, 40}, {20, 0}, {5, 700}, {257, 257}};
+    for (const auto &one : slices) p.add_slice(one[0], one[1]);
+    return p;
+}
+
+TEST(pairs_are_counted) {
+    for (int i = 0; i < 10; i++) {
+        const int windows[] = {0, 1, 17, 300, 1000};
+        host_problem p = mixed_problem(2, 1, 64);
+        prepared_problem got;
+        int64_t pairs = 0;
+        p.full = i >= 5;
+        p.window = windows[i % 5];
+        if (!got.make(p, mma)) return;
+        for (int s = 0; s < p.n_slices(); s++)
+            for (int row = 0; row < p.queries(s); row++)
+                for (int key = 0; key < p.keys(s); key++) {
+                    const int own = row + p.keys(s) - p.queries(s);
+                    pairs += (p.full || key <= own) && (p.window == 0 || key > own - p.window);
+                }
+        CHECK_INT(got.a->pairs, pairs);
+    }
+}
+
+/* A tile in the list, as chunkflow_cuda.cu has it. */
+struct listed_tile {
+    int32_t q_start, q_length, k_start, k_length, block, begin, end, place, part;
+};
+
+TEST(longest_tiles_first) {
+    for (int i = 0; i < 8; i++) {
+        host_problem p = mixed_problem(12, 2, i % 2 ? 64 : 128);
+        run_options o = mma;
+        prepared_problem got;
+        p.window = i & 2 ? 100 : 0;
+        o.processors = i & 4 ? 132 : 1;
+        if (!got.make(p, o)) return;
+        const cf_attention *a = got.a;
+        const int64_t counts[] = {a->n_forward_tiles, a->n_row_tiles, a->n_all_key_tiles};
+        CHECK_INT(a->tiles_bytes, (size_t)(counts[0] + counts[1] + counts[2] + a->n_split_forward_tiles +
+                                           a->n_split_key_tiles) *
+                                      sizeof(listed_tile));
+        if (p.window == 0) CHECK_INT(a->n_split_key_tiles > 0, o.processors > 1);
+        std::vector<listed_tile> tiles(a->tiles_bytes / sizeof(listed_tile));
+        memcpy(tiles.data(), a->tiles, tiles.size() * sizeof(listed_tile));
+        size_t at = 0;
+        for (int kind = 0; kind < 3; kind++) {
+            int64_t with_work = 0;
+            CHECK(counts[kind] > 1 && tiles[at].end - tiles[at].begin > 1);
+            for (size_t j = 0; j < (size_t)counts[kind]; j++, at++) {
+                const int32_t steps = tiles[at].end - tiles[at].begin;
+                with_work += steps > 0;
+                CHECK(steps >= 0);
+                if (j > 0) CHECK(steps <= tiles[at - 1].end - tiles[at - 1].begin);
+            }
+            if (kind == 2) CHECK_INT(with_work, a->n_key_tiles);
+        }
+    }
+}
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* The workspace to the byte, from what the header says is in it. */
+TEST(workspace_is_what_it_holds) {
+    for (int i = 0; i < 16; i++) {
+        const bool deterministic = (i & 1) != 0, little = (i & 2) != 0, split = (i & 4) != 0;
+        const int head = i & 8 ? 128 : 64, key_tile = little && head == 128 ? 64 : 128, group = 4, kv = 3;
+        host_problem p = mixed_problem(group * kv, kv, i == 9 ? 96 : i == 0 ? 40 : head);
+        run_options o = mma;
+        prepared_problem got;
+        o.deterministic = deterministic;
+        o.arch = little ? 86 : 80;
+        o.processors = split ? 132 : 1;
+        if (i % 3 == 0) p.add_slice(9, 3000);
+        if (!got.make(p, o)) return;
+        int64_t forward = 0, rows = 0, keys = 0;
+        for (int s = 0; s < p.n_slices(); s++) {
+            forward += (p.queries(s) * group + 127) / 128;
+            rows += (p.queries(s) * group + 63) / 64;
+            keys += (p.keys(s) + key_tile - 1) / key_tile;
+        }
+        const cf_attention *a = got.a;
+        const int64_t forward_parts = a->n_forward_tiles - forward + a->n_split_forward_tiles;
+        const int64_t key_parts = a->n_all_key_tiles - keys + a->n_split_key_tiles;
+        const size_t row_bytes = (size_t)(kv * rows * 64) * 4;
+        CHECK_INT(a->n_row_tiles, rows);
+        CHECK_INT(key_parts > 0, split);
+        CHECK(split || forward_parts == 0);
+        CHECK(!split || i % 3 != 0 || forward_parts > 0);
+        CHECK(key_parts <= 8 * o.processors); /* 16 / least of choose_parts for each slot of the device, in all heads */
+        CHECK_INT(a->forward_bytes, (size_t)(kv * forward_parts * (128 * head + 1024)) * 4);
+        CHECK_INT(a->backward_bytes, 2 * round_up(row_bytes, 256) + (deterministic ? 0 : row_bytes * (size_t)head) +
+                                         (size_t)(kv * key_parts) * 2 * (size_t)(key_tile * head) * 4);
+    }
+    /* Unfused: scores of some rows of a group, in fp32 and in the problem's type; for the backward twice that. */
+    for (int fp32 = 0; fp32 < 2; fp32++) {
+        host_problem p = problem_of(6, 2, 72);
+        prepared_problem got;
+        p.dtype = fp32 ? CF_DTYPE_FP32 : CF_DTYPE_BF16;
+        p.add_slice(30, 999);
+        p.add_slice(400, 401);
+        if (!got.make(p, unfused)) return;
+        const size_t numbers = 3 * 256 * 1000, bytes = round_up(numbers * 4, 256) + round_up(numbers * (fp32 ? 4 : 2), 256);
+        CHECK_INT(got.a->forward_bytes, bytes);
+        CHECK_INT(got.a->backward_bytes, 2 * bytes);
+    }
+}
+
+/* Where the device would be idle otherwise, and only there. */
 TEST(when_tiles_are_split) {
     const struct {
         int n_heads, n_kv_heads, queries, keys, documents, processors;
@@ -404,6 +565,71 @@ TEST(nan_in_blind_rows) {
         }
 }
 
+/* Fills rows first .. end - 1 of K and V with x. */
+static void fill_keys(const host_problem &p, host_inputs *in, int first, int end, float x) {
+    const size_t per_row = (size_t)(p.n_kv_heads * p.head_size);
+    for (size_t i = (size_t)first * per_row; i < (size_t)end * per_row; i++) in->k[i] = in->v[i] = x;
+}
+
+/* Keys before all windows: whatever they hold reaches no output, and their gradients are 0, or as they were. */
+TEST(nan_in_unseen_keys) {
+    const int sizes[][2] = {{20, 100}, {200, 300}};
+    for (int i = 0; i < 16; i++) {
+        host_problem p = problem_of(2, 1, i & 1 ? 128 : 64);
+        run_options o = i < 14 ? mma : unfused;
+        device_results got;
+        p.dtype = i & 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.window = 10;
+        p.full = i % 3 == 2;
+        o.deterministic = (i & 4) != 0;
+        o.overwrite = i % 5 < 2;
+        o.arch = i == 9 ? 86 : 80;
+        p.add_slice(3, 3);
+        p.add_slice(sizes[i >> 3][0], sizes[i >> 3][1]);
+        const int first = 3, end = 3 + p.keys(1) - p.queries(1) + 1 - p.window;
+        host_inputs in = random_inputs(p, (uint64_t)i), clean = in;
+        fill_keys(p, &in, first, end, i % 2 ? NAN : INFINITY);
+        fill_keys(p, &clean, first, end, 0.0f);
+        if (!run_on_device(p, in, o, &got)) continue;
+        host_results exact = reference_exact(p, clean), rounded = reference_rounded(p, clean);
+        for (size_t j = 0; j < got.initial_dk.size(); j++) {
+            exact.dk[j] += got.initial_dk[j], rounded.dk[j] += got.initial_dk[j];
+            exact.dv[j] += got.initial_dv[j], rounded.dv[j] += got.initial_dv[j];
+        }
+        check_accuracy("out", p.dtype, got.values.out, exact.out, rounded.out, 2.0);
+        check_accuracy("lse", CF_DTYPE_FP32, got.values.lse, exact.lse, rounded.lse, 2.0);
+        check_accuracy("dq", p.dtype, got.values.dq, exact.dq, rounded.dq, 3.0);
+        check_accuracy("dk", p.dtype, got.values.dk, exact.dk, rounded.dk, 3.0);
+        check_accuracy("dv", p.dtype, got.values.dv, exact.dv, rounded.dv, 3.0);
+        for (size_t j = (size_t)first * (size_t)p.head_size; j < (size_t)end * (size_t)p.head_size; j++)
+            if (!CHECK(got.values.dk[j] == exact.dk[j] && got.values.dv[j] == exact.dv[j])) break;
+    }
+}
+
+/* A key that no row of a tile sees, though rows of another tile do: tokens 0 - 127 are two forward tiles and four of
+   the kernel for dq, and see keys up to 227; keys 228 on, and 0 - 90, hold NaN. */
+TEST(nan_in_keys_of_other_tiles) {
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        host_problem p = problem_of(2, 1, 64);
+        run_options o = mma;
+        device_results got, wanted;
+        o.deterministic = deterministic != 0;
+        o.processors = 1;
+        p.add_slice(200, 300);
+        p.window = 10;
+        host_inputs in = random_inputs(p, 6);
+        if (!run_on_device(p, in, o, &wanted)) return;
+        fill_keys(p, &in, 0, 91, NAN);
+        fill_keys(p, &in, 228, 300, NAN);
+        if (!run_on_device(p, in, o, &got)) return;
+        for (size_t i = 0; i < (size_t)(128 * 2 * 64); i++) {
+            if (!CHECK(got.values.out[i] == wanted.values.out[i])) return;
+            if (deterministic && !CHECK(got.values.dq[i] == wanted.values.dq[i])) return;
+        }
+        CHECK(std::isnan(got.values.out[128 * 2 * 64]));
+    }
+}
+
 /* Scores far from 0: exponentials must not overflow, in full and in part-filled tiles. */
 TEST(large_scores) {
     for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++) {
@@ -431,6 +657,11 @@ TEST(unfused_types_and_blocks) {
         p.window = 40;
         p.softcap = 5.0;
         check_problem(p, o, (uint64_t)(40 + i));
+        p = problem_of(2, 1, 136 + 40 * i); /* larger than the fused path has them */
+        p.dtype = types[i];
+        p.softcap = 1.0;
+        p.add_slice(40, 70);
+        check_problem(p, o, (uint64_t)(50 + i));
     }
 }
 
@@ -678,18 +909,19 @@ static const int64_t FAR = (int64_t)1 << 29;
 struct far_arrays {
     std::vector<void *> blocks;
     cf_attention_tensors x;
+    int64_t step = FAR; /* from row to row */
 
     ~far_arrays() {
         for (void *block : blocks) cudaFree(block);
     }
 
     bool make(cf_tensor *t, int rows, size_t number, const uint16_t *from, size_t per_row) {
-        t->data = cuda_emu_sparse_malloc((size_t)rows * (size_t)FAR * number);
-        t->row_stride = FAR;
+        t->data = cuda_emu_sparse_malloc((size_t)rows * (size_t)step * number);
+        t->row_stride = step;
         if (!t->data) return false;
         blocks.push_back(t->data);
         for (int i = 0; i < rows && from; i++)
-            memcpy((char *)t->data + (size_t)i * (size_t)FAR * number, from + (size_t)i * per_row, per_row * 2);
+            memcpy((char *)t->data + (size_t)i * (size_t)step * number, from + (size_t)i * per_row, per_row * 2);
         return true;
     }
 
@@ -711,11 +943,57 @@ static std::vector<uint16_t> bits_of(const std::vector<float> &array) {
 static void check_far(const cf_tensor &t, cf_dtype dtype, int rows, size_t per_row, const std::vector<double> &wanted) {
     for (size_t i = 0; i < (size_t)rows; i++)
         for (size_t c = 0; c < per_row; c++) {
-            const size_t at = i * (size_t)FAR + c;
+            const size_t at = i * (size_t)t.row_stride + c;
             const float got =
                 dtype == CF_DTYPE_FP32 ? ((float *)t.data)[at] : cuda_emu_bf16_to_float(((uint16_t *)t.data)[at]);
-            if (!CHECK((double)got == wanted[i * per_row + c])) return;
+            if ((double)got == wanted[i * per_row + c]) continue;
+            FAIL("row %d, number %d: %g, wanted %g", (int)i, (int)c, (double)got, wanted[i * per_row + c]);
+            return;
         }
+}
+
+/* The same with tiles in parts: fewer elements between more rows, still past 2^31 where the parts are put together. */
+TEST(parts_past_32_bits) {
+    const int64_t step = (int64_t)1 << 23;
+    host_problem p = problem_of(4, 1, 64);
+    run_options o = mma;
+    device_results near;
+    prepared_problem made;
+    far_arrays far;
+    p.add_slice(560, 570); /* keys from 256 on are another key tile, and past 2^31 */
+    p.add_slice(9, 1300);
+    o.processors = 132;
+    o.overwrite = o.deterministic = true;
+    far.step = step;
+    const host_inputs in = random_inputs(p, 22);
+    if (!run_on_device(p, in, o, &near) || !made.make(p, o)) return;
+    const cf_attention *a = made.a;
+    CHECK_INT(a->n_split_forward_tiles, 1);
+    CHECK(a->n_split_key_tiles >= 3);
+    memset(&far.x, 0, sizeof far.x);
+    if (!far.make(&far.x.q, 569, 2, bits_of(in.q).data(), 256) ||
+        !far.make(&far.x.k, 1870, 2, bits_of(in.k).data(), 64) ||
+        !far.make(&far.x.v, 1870, 2, bits_of(in.v).data(), 64) ||
+        !far.make(&far.x.dout, 569, 2, bits_of(in.dout).data(), 256) || !far.make(&far.x.out, 569, 2, NULL, 256) ||
+        !far.make(&far.x.dq, 569, 2, NULL, 256) || !far.make(&far.x.dk, 1870, 4, NULL, 64) ||
+        !far.make(&far.x.dv, 1870, 4, NULL, 64))
+        SKIP("no address space for sparse arrays");
+    far.x.lse = (float *)far.take(4 * 569 * 4);
+    far.x.workspace_bytes = a->backward_bytes > a->forward_bytes ? a->backward_bytes : a->forward_bytes;
+    far.x.workspace = far.take(far.x.workspace_bytes);
+    void *tiles = far.take(a->tiles_bytes);
+    cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice);
+    far.x.tiles = tiles;
+    far.x.overwrite = 1;
+    cuda_emu_reset();
+    CHECK_INT(cf_attention_forward(a, &far.x, NULL, NULL), CF_OK);
+    CHECK_INT(cf_attention_backward(a, &far.x, NULL, NULL), CF_OK);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK_STR(cuda_emu_first_fault(), "");
+    check_far(far.x.out, CF_DTYPE_BF16, 569, 256, near.values.out);
+    check_far(far.x.dq, CF_DTYPE_BF16, 569, 256, near.values.dq);
+    check_far(far.x.dk, CF_DTYPE_FP32, 1870, 64, near.values.dk);
+    check_far(far.x.dv, CF_DTYPE_FP32, 1870, 64, near.values.dv);
 }
 
 TEST(rows_past_32_bits) {
@@ -849,16 +1127,29 @@ TEST(bad_descriptors) {
         refusal x;
         x.desc.scale = -1.0;
         x.expect(CF_ERROR_ARGUMENT, "scale");
+        CHECK_INT(x.error.got, -1);
+        CHECK(strstr(x.error.text, "(got -1)") != NULL);
     }
     {
         refusal x;
         x.desc.scale = NAN;
         x.expect(CF_ERROR_ARGUMENT, "scale");
+        CHECK(strstr(x.error.text, "nan)") != NULL);
     }
     {
         refusal x;
         x.desc.softcap = INFINITY;
         x.expect(CF_ERROR_ARGUMENT, "softcap");
+        CHECK(strstr(x.error.text, "(got inf)") != NULL);
+        x.desc.softcap = -0.5;
+        x.expect(CF_ERROR_ARGUMENT, "softcap");
+        CHECK(strstr(x.error.text, "(got -0.5)") != NULL);
+    }
+    for (int64_t arch : {8, -5, 49, 1000, 1000000}) {
+        refusal x;
+        x.desc.arch = arch;
+        x.expect(CF_ERROR_ARGUMENT, "arch");
+        CHECK_INT(x.error.got, arch);
     }
     {
         refusal x;
@@ -896,6 +1187,10 @@ TEST(bad_descriptors) {
         int32_t starts[2] = {0, 9};
         x.desc.starts_q = starts;
         x.expect(CF_ERROR_ARGUMENT, "starts_q");
+        starts[0] = 40; /* apart, but in another order */
+        x.expect(CF_ERROR_ARGUMENT, "starts_q");
+        CHECK_INT(x.error.item, 1);
+        CHECK(strstr(x.error.text, "ascending") != NULL);
     }
     {
         refusal x;
@@ -1053,7 +1348,8 @@ TEST(accuracy_rule_rejects) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
-    CASE(no_empty_blocks_no_conflicts), CASE(split_blocks), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),
+    CASE(no_empty_blocks_no_conflicts), CASE(split_blocks), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),  \
+        CASE(parts_past_32_bits),
 #else
 #define EMULATED_CASES
 #endif
@@ -1061,7 +1357,8 @@ TEST(accuracy_rule_rejects) {
 SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptors), CASE(sizes_are_exact),
       CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
       CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
-      CASE(split_forward_tiles), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
+      CASE(split_forward_tiles), CASE(many_parts), CASE(pairs_are_counted), CASE(longest_tiles_first),
+      CASE(workspace_is_what_it_holds), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
       CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges), CASE(empty_slices),
-      CASE(no_slices), CASE(nan_in_blind_rows), CASE(large_scores), CASE(unfused_types_and_blocks),
+      CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys), CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),
       CASE(chunks_equal_one_piece), CASE(determinism));
