@@ -3468,6 +3468,7 @@ struct executor {
     int64_t n_virtual_stages;
     int has_state;
     int lost; /* the device made no progress: its streams are not to be waited for */
+    int busy; /* in a load or a run: what callbacks call is refused */
 
     /* the batch */
     const cf_plan *plan;         /* NULL: none */
@@ -3485,6 +3486,7 @@ struct executor {
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
     int64_t n_ended;  /* actions of the order that are known to have ended */
+    int64_t n_ahead;  /* passes that are issued and not known to have ended */
     int64_t n_transfers; /* NCCL: handed over in this run */
     int aborted;         /* NCCL: the communicator was given up */
     cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
@@ -3501,16 +3503,29 @@ bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass =
 bool is_receive(int pass) { return is_transfer(pass) && !is_send(pass); }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
 
-/* The device is current while one of these lives, and the caller's one is current again afterwards. */
-struct keep_device {
+/* Takes `own` away if CUDA keeps it as the thread's last error. Any other one stays. */
+void forget(cudaError_t own) {
+    if (own != cudaSuccess && cudaPeekAtLastError() == own) (void)cudaGetLastError();
+}
+
+/* What a public function leaves as it was: the caller's current device, and the last error of the thread. One that is
+   there at the start is the application's. Else what is there at the end is this file's own, has been reported, and
+   goes. "Not ready" is kept as if it were an error, and is none. */
+struct keep_thread {
+    cudaError_t before;
     int device;
     bool known;
-    keep_device() : device(0), known(cudaGetDevice(&device) == cudaSuccess) {}
-    ~keep_device() {
-        if (known) (void)cudaSetDevice(device);
+    keep_thread() : before(cudaSuccess), device(0), known(false) {
+        forget(cudaErrorNotReady);
+        before = cudaPeekAtLastError();
+        known = cudaGetDevice(&device) == cudaSuccess;
     }
-    keep_device(const keep_device &) = delete;
-    keep_device &operator=(const keep_device &) = delete;
+    ~keep_thread() {
+        if (known) (void)cudaSetDevice(device);
+        if (before == cudaSuccess) (void)cudaGetLastError();
+    }
+    keep_thread(const keep_thread &) = delete;
+    keep_thread &operator=(const keep_thread &) = delete;
 };
 
 /* ---- indices ---- */
@@ -4391,35 +4406,44 @@ cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
                 "the stage needs more memory");
 }
 
+/* `got` of the error: bytes that the device has free. */
+cf_result refused_memory(cf_error *error, const stage *s, cudaError_t status, int64_t bytes, bool on_device) {
+    size_t room = 0, all = 0;
+    forget(status); /* a refused allocation is no reason for a later call to fail */
+    if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, on_device ? "memory" : "host");
+    if (!on_device)
+        return fail(error, CF_ERROR_MEMORY, "host", s->number, bytes, 0, "too little pinned host memory");
+    if (cudaMemGetInfo(&room, &all) != cudaSuccess) room = 0;
+    return fail(error, CF_ERROR_MEMORY, "memory", s->number, bytes, (int64_t)room, "the device has too little memory");
+}
+
 /* Grows what there is too little of. The old block goes first, so that both need not fit at once. There is always some,
    so that addresses of nothing are not NULL. */
 cf_result take_memory(stage *s, cf_error *error) {
     const int64_t device = std::max<int64_t>(s->memory_used.total, 256), host = s->memory_used.host;
     cudaError_t status = cudaSetDevice(s->device);
-    if (status == cudaSuccess && device > s->memory_bytes) {
+    if (status != cudaSuccess) return fail_cuda(error, status, "devices");
+    if (device > s->memory_bytes) {
         if (s->memory != NULL) (void)cudaFree(s->memory);
         s->memory = NULL;
         s->memory_bytes = 0;
-        status = cudaMalloc(reinterpret_cast<void **>(&s->memory), (size_t)device);
-        if (status == cudaSuccess)
-            s->memory_bytes = device;
-        else
-            s->memory = NULL;
+        void *memory = NULL;
+        status = cudaMalloc(&memory, (size_t)device);
+        if (status != cudaSuccess) return refused_memory(error, s, status, device, true);
+        s->memory = static_cast<char *>(memory);
+        s->memory_bytes = device;
     }
-    if (status == cudaSuccess && host > s->host_bytes) {
+    if (host > s->host_bytes) {
         if (s->host != NULL) (void)cudaFreeHost(s->host);
         s->host = NULL;
         s->host_bytes = 0;
-        status = cudaMallocHost(reinterpret_cast<void **>(&s->host), (size_t)host);
-        if (status == cudaSuccess)
-            s->host_bytes = host;
-        else
-            s->host = NULL;
+        void *memory = NULL;
+        status = cudaMallocHost(&memory, (size_t)host);
+        if (status != cudaSuccess) return refused_memory(error, s, status, host, false);
+        s->host = static_cast<char *>(memory);
+        s->host_bytes = host;
     }
-    if (status == cudaSuccess) return CF_OK;
-    (void)cudaGetLastError(); /* a refused allocation is no reason for a later call to fail */
-    if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, "memory");
-    return fail(error, CF_ERROR_MEMORY, "memory", s->number, device, host, "the device or the host has too little");
+    return CF_OK;
 }
 
 cf_result take_events(const executor *e, stage *s, cf_error *error) {
@@ -4553,7 +4577,7 @@ template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
     for (int64_t i = 0;; i++) {
         const cudaError_t status = query();
         if (status != cudaErrorNotReady) return status;
-        (void)cudaGetLastError(); /* "not ready" is kept as if it were an error */
+        forget(status);
         if (i < 1000) continue;
         if (seconds_now() - start > most || peers_lost(e)) return cudaErrorNotReady;
         std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -4576,9 +4600,14 @@ cudaError_t drain(executor *e) {
             if (status != cudaSuccess && first == cudaSuccess) first = status;
         }
     }
-    (void)cudaGetLastError();
     if (first != cudaErrorNotReady) e->lost = 0;
     return first;
+}
+
+cf_result fail_drain(cf_error *error, cudaError_t status) {
+    if (status != cudaErrorNotReady) return fail_cuda(error, status, "device");
+    return fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)status,
+                "work on a stage's stream did not end in time");
 }
 
 /* ---- errors of a run ---- */
@@ -4641,10 +4670,16 @@ int begin_action(const stage *s, int64_t position) {
 
 int end_action(const stage *s, int64_t position) {
     const planned &p = s->plan[position];
-    cudaError_t status = cudaPeekAtLastError(); /* a launch that the callback did not look after */
-    if (status == cudaErrorNotReady) status = cudaSuccess; /* it has only asked */
-    if (status == cudaSuccess) status = cudaEventRecord(end_event(s, p), own_stream(s, p));
-    return check_cuda(s, position, status, "launching");
+    return check_cuda(s, position, cudaEventRecord(end_event(s, p), own_stream(s, p)), "ending");
+}
+
+/* What a callback has left behind: a launch that failed and that it did not look after. One that only asked whether
+   something is ready has not failed. */
+int check_left_behind(const stage *s, int64_t position, const char *callback) {
+    const cudaError_t status = cudaGetLastError();
+    char what[32];
+    (void)snprintf(what, sizeof what, "%s left", callback);
+    return check_cuda(s, position, status == cudaErrorNotReady ? cudaSuccess : status, what);
 }
 
 void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
@@ -4732,13 +4767,18 @@ int transfer_with_nccl(const stage *s, int64_t position) {
     return end_action(s, position);
 }
 
-/* After a failure: the transfers that are left. False where one of them fails. */
+/* After a failure: the transfers that are left, a few at a time. False where one of them fails or does not end. */
 bool serve_peers(executor *e) {
     const stage *s = &e->stages[0];
+    const cudaStream_t stream = exchange_stream(e);
+    const int64_t served = e->n_transfers, at_a_time = 16;
     int64_t n = 0;
-    const int64_t served = e->n_transfers;
-    for (int64_t i = 0; i < s->n_actions; i++)
-        if (is_transfer(s->actions[i].pass) && n++ >= served && transfer_with_nccl(s, i) != 0) return false;
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        if (!is_transfer(s->actions[i].pass) || n++ < served) continue;
+        if (transfer_with_nccl(s, i) != 0) return false;
+        if (n % at_a_time == 0 && wait_until_ready(e, [&] { return cudaStreamQuery(stream); }) != cudaSuccess)
+            return false;
+    }
     return true;
 }
 
@@ -4926,8 +4966,11 @@ int run_pass(void *user, const cf_step *step) {
     if (begin_action(s, step->position) != 0) return 1;
     const cf_cuda_step cuda_step = step_of(s, step);
     const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
-    if (check_callback(s, step->position, number, backward ? "backward" : "forward") != 0) return number;
-    return end_action(s, step->position);
+    const char *name = backward ? "backward" : "forward";
+    if (check_callback(s, step->position, number, name) != 0) return number;
+    if (check_left_behind(s, step->position, name) != 0 || end_action(s, step->position) != 0) return 1;
+    s->owner->n_ahead++;
+    return 0;
 }
 
 /* Rows of the state, and behind them in host memory those of its gradient. */
@@ -4992,10 +5035,11 @@ int run_receive(void *user, const cf_step *step) {
 int run_progress(void *user, const cf_progress *progress) {
     const stage *s = static_cast<const stage *>(user);
     const cf_executor_desc &d = s->owner->desc;
-    const int number = d.progress != NULL ? d.progress(d.user, s->number, progress) : 0;
-    if (number != 0)
-        note_failure(s, progress->step->position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
-    return number;
+    const int64_t position = progress->step->position;
+    if (d.progress == NULL) return 0;
+    const int number = d.progress(d.user, s->number, progress);
+    if (number != 0) note_failure(s, position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
+    return number != 0 ? number : check_left_behind(s, position, "progress");
 }
 
 /* ---- running ---- */
@@ -5033,7 +5077,7 @@ void close_runners(executor *e) {
 /* Time 0: a moment at which nothing runs, the same for all stages of a device. */
 cf_result start_clocks(executor *e, cf_error *error) {
     const cudaError_t idle = drain(e);
-    if (idle != cudaSuccess) return fail_cuda(error, idle, "device");
+    if (idle != cudaSuccess) return fail_drain(error, idle);
 #ifdef CHUNKFLOW_NCCL
     cf_result code = CF_OK;
     if (has_nccl(e) && (code = meet(e, error)) != CF_OK) return code;
@@ -5047,6 +5091,13 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return CF_OK;
 }
 
+/* The next action in the order of issue has ended. */
+void note_end(executor *e, stage *s) {
+    if (s->actions[s->n_ended].pass < CF_COMPUTE_PASS_COUNT) e->n_ahead--;
+    s->n_ended++;
+    e->n_ended++;
+}
+
 /* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
    is named that is not known to have ended. */
 void await(executor *e, int64_t n) {
@@ -5054,8 +5105,7 @@ void await(executor *e, int64_t n) {
         stage *s = &e->stages[e->order[e->n_ended]];
         const planned &p = s->plan[s->n_ended];
         if (p.event >= 0 && check_cuda(s, s->n_ended, wait_for_event(e, end_event(s, p)), "running") != 0) return;
-        s->n_ended++;
-        e->n_ended++;
+        note_end(e, s);
     }
 }
 
@@ -5065,10 +5115,21 @@ void look_back(executor *e, int64_t n) {
         stage *s = &e->stages[e->order[e->n_ended]];
         const planned &p = s->plan[s->n_ended];
         if (p.event >= 0 && cudaEventQuery(end_event(s, p)) != cudaSuccess) break;
-        s->n_ended++;
-        e->n_ended++;
+        note_end(e, s);
     }
-    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();
+    forget(cudaErrorNotReady);
+}
+
+/* Waits until few passes enough are ahead of the device. A stream takes about a thousand launches; the next one blocks
+   in the callback that makes it, for ever where a device hangs or a peer is gone, and no timeout would be noticed.
+
+   Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL it also
+   waits for actions of peers, and what comes before an action in a list can end without that action and all behind it,
+   because lowered lists come to their ends where every send waits for its receiver. So a stage may wait for its own
+   earlier actions at any place. */
+void hold_back(executor *e) {
+    const int64_t passes_ahead = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
+    while (e->n_ahead > passes_ahead * e->stages.n && e->failure.code == CF_OK) await(e, e->n_ended + 1);
 }
 
 /* Puts all actions on their streams; stops at the first failure. Returns how many are there. */
@@ -5082,6 +5143,7 @@ int64_t issue_all(executor *e) {
         }
         if (e->desc.blocking) await(e, i + 1);
         else if (i % 16 == 15) look_back(e, i);
+        if (e->failure.code == CF_OK) hold_back(e);
         if (e->failure.code != CF_OK) return i + 1;
     }
     return e->order.n;
@@ -5093,7 +5155,7 @@ cudaError_t find_dead(const executor *e) {
         const cudaError_t status = cudaStreamQuery(e->stages[i].streams[COMPUTE]);
         if (status != cudaSuccess && status != cudaErrorNotReady) return status;
     }
-    (void)cudaGetLastError();
+    forget(cudaErrorNotReady);
     return cudaSuccess;
 }
 
@@ -5110,13 +5172,17 @@ void issue_and_await(executor *e) {
         (void)check_cuda(&e->stages[e->order[n]], found.item, dead, "running");
 }
 
-cf_result run_batch(executor *e, cf_error *error) {
+/* Callbacks are asked for by the last error, so one that is there already could not be told from theirs. */
+cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     e->failure = cf_error();
     e->timed = 0;
     e->n_transfers = 0;
     e->n_ended = 0;
-    (void)cudaGetLastError(); /* what failed before is not this run's */
-    (void)open_runners(e, &e->failure);
+    e->n_ahead = 0;
+    if (before != cudaSuccess)
+        (void)fail(&e->failure, CF_ERROR_DEVICE, "device", -1, (int64_t)cudaSuccess, (int64_t)before,
+                   "a CUDA call before this run left its error");
+    if (e->failure.code == CF_OK) (void)open_runners(e, &e->failure);
     if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);
     if (e->failure.code == CF_OK) issue_and_await(e);
 #ifdef CHUNKFLOW_NCCL
@@ -5269,8 +5335,7 @@ void allow_peers(const executor *e) {
             int can = 0;
             if (own == other || (gap != 1 && gap != e->stages.n - 1)) continue; /* only neighbours talk */
             if (cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can && cudaSetDevice(own) == cudaSuccess)
-                (void)cudaDeviceEnablePeerAccess(other, 0);
-            (void)cudaGetLastError(); /* allowed already, or refused */
+                forget(cudaDeviceEnablePeerAccess(other, 0)); /* allowed already, or refused */
         }
 }
 
@@ -5332,7 +5397,6 @@ void free_executor(executor *e) {
     free_nccl(e);
 #endif
     for (int64_t i = 0; i < e->stages.n; i++) free_stage(e, &e->stages[i]);
-    (void)cudaGetLastError();
     drop(from, &e->stages);
     drop(from, &e->sets);
     drop(from, &e->stage_descs);
@@ -5377,13 +5441,16 @@ const stage *stage_here(const executor *e, int64_t number) {
     return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
 }
 
-cf_result check_usable(executor *e, cf_error *error) {
+cf_result check_called(const executor *e, cf_error *error) {
     if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    return e->busy ? bad_desc(error, "executor", -1, 0, 1, "a callback must not call this") : CF_OK;
+}
+
+cf_result check_usable(executor *e, cf_error *error) {
     if (e->aborted)
         return fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
     if (e->lost) (void)drain(e);
-    if (e->lost) return fail(error, CF_ERROR_DEVICE, "device", -1, 0, cudaErrorNotReady, "made no progress in time");
-    return CF_OK;
+    return e->lost ? fail_drain(error, cudaErrorNotReady) : CF_OK;
 }
 
 cf_result no_batch(cf_error *error) { return bad_desc(error, "executor", -1, 1, 0, "no batch is loaded"); }
@@ -5393,7 +5460,7 @@ cf_result no_batch(cf_error *error) { return bad_desc(error, "executor", -1, 1, 
 extern "C" {
 
 cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     cf_allocator from;
     executor *e = NULL;
     if (desc == NULL) return bad_desc(error, "desc", -1, 1, 0, "must not be NULL");
@@ -5412,26 +5479,37 @@ cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf
 }
 
 cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     executor *e = opened(executor_);
-    cf_result code = check_usable(e, error);
+    cf_result code = check_called(e, error);
+    if (code != CF_OK) return code;
+    const bool is_own = schedule != NULL && schedule == e->lowered;
+    drop_batch(e); /* before all else: its plan need not live any longer, whatever becomes of the new one */
+    code = check_usable(e, error);
     if (code != CF_OK) return code;
     if (plan == NULL) return bad_desc(error, "plan", -1, 1, 0, "must not be NULL");
     if (schedule == NULL) return bad_desc(error, "schedule", -1, 1, 0, "must not be NULL");
+    if (is_own) return bad_desc(error, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
     const cudaError_t idle = drain(e); /* of work that the application put on the streams */
-    if (idle != cudaSuccess) return fail_cuda(error, idle, "device");
-    drop_batch(e);
+    if (idle != cudaSuccess) return fail_drain(error, idle);
+    e->busy = 1;
     code = load_batch(e, plan, schedule, error);
+    e->busy = 0;
     if (code != CF_OK) drop_batch(e);
     return code;
 }
 
 cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     executor *e = opened(executor_);
-    const cf_result code = check_usable(e, error);
+    cf_result code = check_called(e, error);
+    if (code == CF_OK) code = check_usable(e, error);
+    if (code == CF_OK && e->plan == NULL) code = no_batch(error);
     if (code != CF_OK) return code;
-    return e->plan != NULL ? run_batch(e, error) : no_batch(error);
+    e->busy = 1;
+    code = run_batch(e, kept.before, error);
+    e->busy = 0;
+    return code;
 }
 
 cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) {
@@ -5458,7 +5536,7 @@ cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,
                                cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     executor *e = opened(executor_);
     cf_allocator from;
     array<double> times = {}; /* starts, then ends */
@@ -5481,7 +5559,7 @@ cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *alloc
 }
 
 void cf_executor_free(cf_executor *executor_) {
-    const keep_device kept;
+    const keep_thread kept;
     if (executor_ != NULL) free_executor(opened(executor_));
 }
 
