@@ -3437,9 +3437,9 @@ struct stage {
     int64_t n_ended;  /* run: how many of its actions are known to have ended */
 };
 
-/* Metadata of all chunks for one compute capability: the list of tiles depends on it. */
+/* Metadata of all chunks for one kind of device: the list of tiles depends on it. */
 struct metadata_set {
-    int64_t arch;
+    int64_t arch, n_processors;
     array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
     array<int64_t> tiles_at;               /* in the device's copy */
     array<unsigned char> memory;
@@ -3600,7 +3600,9 @@ struct recording {
     array<move> moves;        /* OFFLOAD and PREFETCH */
     array<int64_t> tensors;   /* by cell and AT_F .. AT_B: body of a tensor that stays on this stage; -1: none */
     int64_t position;
-    bool no_memory, too_large;
+    bool no_memory;
+    const char *too_large; /* the member that makes an item too large, and of which virtual stage; NULL: none */
+    int64_t too_large_at;
 };
 
 void drop_recording(recording *r) {
@@ -3621,11 +3623,15 @@ int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
     return (int64_t)align_up((size_t)(fixed + each * n), 256);
 }
 
+/* The larger part of such a sum. */
+const char *larger_part(int64_t fixed, int64_t each, int64_t n, const char *fixed_name, const char *each_name) {
+    return each > 0 && n > fixed / each ? each_name : fixed_name;
+}
+
 /* A new item of the arena, from the action at hand on; its end is not known yet. */
 int64_t begin_item(recording *r, int64_t bytes) {
     const int64_t begin = r->position, upto = r->s->n_actions;
     const int64_t b = add_body(r->e->allocator, &r->spaces[ARENA]);
-    r->too_large = r->too_large || bytes < 0;
     if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto))
         r->no_memory = true;
     return r->no_memory ? -1 : b;
@@ -3651,19 +3657,33 @@ void end_sent_item(recording *r, int64_t b, int64_t last) {
     place->end = r->next_pass[r->next_pass[last]];
 }
 
-int64_t boundary_bytes(const executor *e, int64_t chunk) {
-    return item_bytes(0, e->desc.boundary_bytes_per_token, e->plan->chunks[chunk].padded);
+int64_t begin_boundary(recording *r, int64_t chunk) {
+    const int64_t bytes = item_bytes(0, r->e->desc.boundary_bytes_per_token, r->e->plan->chunks[chunk].padded);
+    if (bytes < 0) {
+        r->too_large = "boundary_bytes_per_token";
+        r->too_large_at = -1;
+    }
+    return begin_item(r, bytes);
+}
+
+int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
+    const cf_cuda_stage &d = r->e->stage_descs[virtual_stage];
+    const int64_t fixed = d.activation_bytes, each = d.activation_bytes_per_token;
+    const int64_t n = r->e->plan->chunks[chunk].padded, bytes = item_bytes(fixed, each, n);
+    if (bytes < 0) {
+        r->too_large =
+            larger_part(fixed, each, n, "stages.activation_bytes", "stages.activation_bytes_per_token");
+        r->too_large_at = virtual_stage;
+    }
+    return begin_item(r, bytes);
 }
 
 int record_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
     recording *r = static_cast<recording *>(user);
-    const cf_cuda_stage &d = r->e->stage_descs[virtual_stage];
     if (what == CF_RESOURCE_STATE) return 0;
     const bool activations = what == CF_RESOURCE_ACTIVATIONS;
     array<int64_t> *slots = &r->slots[activations ? 0 : 1];
-    const int64_t b = begin_item(
-        r, activations ? item_bytes(d.activation_bytes, d.activation_bytes_per_token, r->e->plan->chunks[owner].padded)
-                       : boundary_bytes(r->e, owner));
+    const int64_t b = activations ? begin_activations(r, virtual_stage, owner) : begin_boundary(r, owner);
     while (!r->no_memory && slots->n <= slot) r->no_memory = !push<int64_t>(r->e->allocator, slots, -1);
     if (r->no_memory) return 1;
     (*slots)[slot] = b;
@@ -3702,7 +3722,7 @@ void record_kept_output(recording *r, const cf_action &a, planned *p) {
     const int64_t to = a.stage + (kind == AT_B ? -1 : 1);
     if (a.pass == CF_R && r->e->schedule->replay == CF_REPLAY_LOCAL) return;
     if (position_of(r->e, kind, to, a.chunk) < 0) return; /* nobody reads it */
-    p->output = begin_item(r, boundary_bytes(r->e, a.chunk));
+    p->output = begin_boundary(r, a.chunk);
     *kept_tensor(r, kind, a.stage, a.chunk) = p->output;
 }
 
@@ -4250,8 +4270,8 @@ cf_result plan_stage(executor *e, stage *s, cf_error *error) {
     s->memory_used = cf_executor_memory();
     cf_result code = start_recording(&r) && start_planes(&r) ? CF_OK : no_memory(error);
     if (code == CF_OK) code = walk(&r, error);
-    if (code == CF_OK && r.too_large)
-        code = fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "an item is too large");
+    if (code == CF_OK && r.too_large != NULL)
+        code = fail(error, CF_ERROR_LIMIT, r.too_large, r.too_large_at, MOST_BYTES, -1, "an item is too large");
     if (code == CF_OK && e->has_state && !record_state(&r)) code = no_memory(error);
     if (code == CF_OK) code = place_spaces(&r, error);
     if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
@@ -4284,7 +4304,7 @@ cf_result fill_metadata(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-cf_attention_desc problem_of_chunk(const executor *e, int64_t i, int64_t arch) {
+cf_attention_desc problem_of_chunk(const executor *e, int64_t i, const metadata_set &set) {
     const cf_metadata &m = e->metadata[i];
     cf_attention_desc d = e->desc.attention;
     d.n_slices = m.n_slices;
@@ -4292,11 +4312,12 @@ cf_attention_desc problem_of_chunk(const executor *e, int64_t i, int64_t arch) {
     d.cu_seqlens_k = m.cu_seqlens_k;
     d.starts_q = m.cu_seqlens_q_padded;
     d.starts_k = m.cu_seqlens_k_padded;
-    d.arch = arch;
+    d.arch = set.arch;
+    d.n_processors = set.n_processors;
     return d;
 }
 
-/* Prepares the attention of all chunks for one compute capability. */
+/* Prepares the attention of all chunks for one kind of device. */
 cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     const cf_allocator &from = e->allocator;
     size_t total = 0, bytes = 0;
@@ -4304,7 +4325,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     set->most_bytes = 0;
     if (e->desc.attention.n_heads == 0) return CF_OK;
     for (int64_t i = 0; i < e->n_steps; i++) {
-        const cf_attention_desc d = problem_of_chunk(e, i, set->arch);
+        const cf_attention_desc d = problem_of_chunk(e, i, *set);
         const cf_result code = cf_attention_size(&d, &bytes, error);
         if (code != CF_OK) return code;
         total += align_up(bytes, CF_MEMORY_ALIGNMENT);
@@ -4314,7 +4335,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
         !fill<int64_t>(from, &set->tiles_at, e->n_steps, 0))
         return no_memory(error);
     for (int64_t i = 0, at = 0; i < e->n_steps; i++) {
-        const cf_attention_desc d = problem_of_chunk(e, i, set->arch);
+        const cf_attention_desc d = problem_of_chunk(e, i, *set);
         cf_result code = cf_attention_size(&d, &bytes, error);
         if (code == CF_OK) code = cf_attention_prepare(&d, set->memory.data + at, bytes, &set->attention[i], error);
         if (code != CF_OK) return code;
@@ -4327,7 +4348,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     return CF_OK;
 }
 
-/* One set for each compute capability among the stages. */
+/* One set for each kind of device among the stages. */
 cf_result fill_sets(executor *e, cf_error *error) {
     cf_result code = fill_metadata(e, error);
     for (int64_t i = 0; i < e->sets.n && code == CF_OK; i++) code = fill_set(e, &e->sets[i], error);
@@ -4358,18 +4379,20 @@ cf_result upload_set(const executor *e, const metadata_set &set, const stage *s,
 
 /* ---- memory ---- */
 
-/* The most workspace that a pass asks for; -1 where that is too large. */
-int64_t most_workspace(const executor *e, const stage *s) {
-    int64_t most = 0;
+/* The most workspace that a pass asks for. */
+cf_result most_workspace(const executor *e, const stage *s, int64_t *most, cf_error *error) {
+    *most = 0;
     for (int64_t v = s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
         for (int64_t i = 0; i < e->n_steps; i++) {
-            const cf_cuda_stage &d = e->stage_descs[v];
-            const int64_t bytes =
-                item_bytes(d.workspace_bytes, d.workspace_bytes_per_token, e->plan->chunks[e->first_chunk + i].padded);
-            if (bytes < 0) return -1;
-            most = std::max(most, bytes);
+            const int64_t fixed = e->stage_descs[v].workspace_bytes, each = e->stage_descs[v].workspace_bytes_per_token;
+            const int64_t n = e->plan->chunks[e->first_chunk + i].padded, bytes = item_bytes(fixed, each, n);
+            if (bytes < 0)
+                return fail(error, CF_ERROR_LIMIT,
+                            larger_part(fixed, each, n, "stages.workspace_bytes", "stages.workspace_bytes_per_token"),
+                            v, MOST_BYTES, -1, "the workspace is too large");
+            *most = std::max(*most, bytes);
         }
-    return most;
+    return CF_OK;
 }
 
 /* The gradients of standalone chunks: planes of one layer, as many rows as the longest has. */
@@ -4386,9 +4409,10 @@ int64_t standalone_bytes(const executor *e, stage *s) {
 cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     const metadata_set &set = e->sets[s->set_index];
     cf_executor_memory *m = &s->memory_used;
-    const int64_t own = most_workspace(e, s), standalone = standalone_bytes(e, s);
-    int64_t at = set.bytes;
-    if (own < 0) return fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "the workspace is too large");
+    const int64_t standalone = standalone_bytes(e, s);
+    int64_t at = set.bytes, own = 0;
+    const cf_result code = most_workspace(e, s, &own, error);
+    if (code != CF_OK) return code;
     m->metadata = set.bytes;
     s->arena_at = at;
     at += m->arena;
@@ -5269,19 +5293,27 @@ cf_result check_stages(const cf_executor_desc &d, cf_error *error) {
     return CF_OK;
 }
 
-/* Attention is wanted where there are heads; state without it where there are key heads. */
-cf_result check_attention(executor *e, cf_error *error) {
-    cf_attention_desc *d = &e->desc.attention;
+/* Checks all but the slices, which come with a batch. */
+cf_result check_problem(const cf_attention_desc &d, cf_error *error) {
     static const int32_t nothing[1] = {0};
-    const int64_t most_row = (int64_t)1 << 30;
-    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
-    cf_attention_desc empty = *d;
-    if (d->n_heads == 0) empty.n_heads = d->n_kv_heads;
+    cf_attention_desc empty = d;
+    size_t bytes = 0;
+    if (d.n_heads == 0) empty.n_heads = d.n_kv_heads;
     empty.n_slices = 0;
     empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
     empty.starts_q = empty.starts_k = NULL;
-    size_t bytes = 0;
-    const cf_result code = cf_attention_size(&empty, &bytes, error);
+    return cf_attention_size(&empty, &bytes, error);
+}
+
+/* Attention is wanted where there are heads; state without it where there are key heads. Whether `path` can do it,
+   each stage's device will say. */
+cf_result check_attention(executor *e, cf_error *error) {
+    cf_attention_desc *d = &e->desc.attention;
+    const int64_t most_row = (int64_t)1 << 30;
+    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
+    cf_attention_desc any_path = *d;
+    if (d->n_heads != 0) any_path.path = CF_ATTENTION_AUTO;
+    const cf_result code = check_problem(any_path, error);
     if (code != CF_OK) return code;
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
@@ -5293,20 +5325,29 @@ cf_result check_attention(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-cf_result device_arch(int device, int64_t *arch, cf_error *error) {
-    const cudaError_t status = cudaSetDevice(device);
-    return status == cudaSuccess ? current_arch(arch, error) : fail_cuda(error, status, "devices");
+/* What a stage's device is, as far as attention asks. Where the application has said the architecture, it stands for
+   all, and the usual number of processors with it. */
+cf_result find_device(const executor *e, const stage *s, metadata_set *set, cf_error *error) {
+    cf_attention_desc d = e->desc.attention;
+    const cudaError_t status = cudaSetDevice(s->device);
+    cf_result code = status == cudaSuccess ? CF_OK : fail_cuda(error, status, "devices");
+    if (code == CF_OK && d.n_processors == 0 && d.arch == 0) code = current_processors(&d.n_processors, error);
+    if (code == CF_OK && d.arch == 0) code = current_arch(&d.arch, error);
+    if (code != CF_OK) return code;
+    set->arch = d.arch;
+    set->n_processors = d.n_processors;
+    return check_problem(d, error);
 }
 
-/* Which set of metadata a stage uses: that of its device's compute capability. */
+/* Which set of metadata a stage uses: that of its kind of device. */
 cf_result choose_set(executor *e, stage *s, cf_error *error) {
     metadata_set set = {};
-    cf_result code = CF_OK;
-    set.arch = e->desc.attention.arch;
-    if (set.arch == 0 && e->desc.attention.n_heads != 0) code = device_arch(s->device, &set.arch, error);
+    const cf_result code = e->desc.attention.n_heads != 0 ? find_device(e, s, &set, error) : CF_OK;
     if (code != CF_OK) return code;
-    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++)
-        if (e->sets[s->set_index].arch == set.arch) return CF_OK;
+    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++) {
+        const metadata_set &other = e->sets[s->set_index];
+        if (other.arch == set.arch && other.n_processors == set.n_processors) return CF_OK;
+    }
     return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
 }
 
