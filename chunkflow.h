@@ -1785,7 +1785,8 @@ typedef struct cf_cuda_stage {
 
 struct ncclComm;
 
-/* Who does the work, and where. Zero means default in every member. */
+/* Who does the work, and where. Zero means default in every member. Callbacks must not throw, nor free the executor
+   that calls them; a load or run of it that they call is refused (CF_ERROR_ARGUMENT). */
 typedef struct cf_executor_desc {
     void *user;                       /* handed to every callback */
     int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; 0, or any other number to stop the run */
@@ -1807,8 +1808,8 @@ typedef struct cf_executor_desc {
     double timeout;                   /* seconds without progress of the device after which a run gives up. 0: 600 */
     uint64_t seed;
     struct ncclComm *nccl;            /* one stage per process: this process runs the stage that is its rank in this
-                                         communicator, of n_stages ranks. NULL: all stages in this process, which are
-                                         256 virtual ones at most */
+                                         communicator, of n_stages ranks, and nobody else uses it during a run. NULL:
+                                         all stages in this process, which are 256 virtual ones at most */
     const cf_allocator *allocator;    /* host memory; NULL: malloc */
 } cf_executor_desc;
 
@@ -1823,14 +1824,22 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf
 /* Makes ready for a batch: lowers the schedule unless it is lowered, walks it once and gives every activation, state
    range, boundary tensor and host buffer its place, so that nothing is allocated while it runs; copies the chunks'
    metadata to the device. Memory from an earlier batch is used again and grows only where it must. plan and schedule
-   must live until the next load or the free. After a failure the executor has no batch, but can load another.
-   CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs). CF_ERROR_MEMORY: the device has
-   too little. CF_ERROR_ARGUMENT, CF_ERROR_SCHEDULE, CF_ERROR_DEVICE. */
+   must live until the next load or the free. Whatever a load returns, the batch before it is gone; after a failure the
+   executor has none, but can load another. With NCCL a load may fail in one process alone: agree on its results before
+   anybody runs.
+
+   CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs, ->got: the limit), or an item
+   that is too large (the field names the member that makes it so). CF_ERROR_MEMORY: field "memory" for the device,
+   "host" for pinned memory, "allocator" for the application's own (error->item: the stage, ->wanted: bytes asked for,
+   ->got: bytes that the device has free, else 0). CF_ERROR_DEVICE, field "timeout": work on a stage's stream did not
+   end. CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_SCHEDULE, CF_ERROR_OVERFLOW. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_plan *plan, const cf_schedule *schedule,
                                               cf_error *error);
 
 /* Runs the loaded batch once: puts the actions of all stages on their streams, in an order in which no stage waits for
-   one that is not issued, and waits for the end. Work that was put on cf_executor_stream before comes first there;
+   one that is not issued, at most 4 passes for each stage ahead of the device, and waits for the end. (A stream takes
+   about a thousand launches. A callback that puts more than a few hundred on it may be held up in a launch by a device
+   that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there;
    nothing waits for other streams, the default one included (a cudaMemcpy from pageable memory may still be under way
    when it returns): synchronise with those first. May be called again for the same batch.
 
@@ -1840,6 +1849,10 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
    the device itself shows later than the action that made it: it is put down to the first action that is not known to
    have ended; `blocking` finds it exactly. After a `timeout` the executor can be used again once the device has come to
    an end.
+
+   An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
+   there before the run stays, and nothing starts (CF_ERROR_DEVICE, field "device", item -1). No function of the
+   executor leaves an error of its own there, or takes the application's away.
 
    With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and report
    the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others find that
@@ -1853,7 +1866,10 @@ CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor
 /* The lowered schedule that is loaded; NULL if there is none. Lives until the next load. */
 CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
 
-/* Memory of one stage, in bytes of its device but for the last one. */
+/* Memory of one stage, in bytes of its device but for `host`. Rows of a group, and each item of the arena, must lie
+   together, so there are gaps. In small random batches what is laid out came to at most 1.8 times what is live in the
+   arena, 1.9 times in the state and 2.0 times in the gradient, and to much less as a rule; memory_limit counts what is
+   laid out. */
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
@@ -1881,7 +1897,9 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, 
 CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const cf_allocator *allocator,
                                                   cf_timeline **out, cf_error *error);
 
-/* Waits for the device, frees everything. NULL is allowed. */
+/* Waits for the device, up to the timeout (a second where that has passed before), and frees everything. What a device
+   that does not come to an end may still use is left to it: freeing device and pinned memory would wait for ever. NULL
+   is allowed. */
 CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 #ifdef __cplusplus

@@ -3484,9 +3484,9 @@ struct stage {
     int64_t n_ended;  /* run: how many of its actions are known to have ended */
 };
 
-/* Metadata of all chunks for one compute capability: the list of tiles depends on it. */
+/* Metadata of all chunks for one kind of device: the list of tiles depends on it. */
 struct metadata_set {
-    int64_t arch;
+    int64_t arch, n_processors;
     array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
     array<int64_t> tiles_at;               /* in the device's copy */
     array<unsigned char> memory;
@@ -3515,6 +3515,7 @@ struct executor {
     int64_t n_virtual_stages;
     int has_state;
     int lost; /* the device made no progress: its streams are not to be waited for */
+    int busy; /* in a load or a run: what callbacks call is refused */
 
     /* the batch */
     const cf_plan *plan;         /* NULL: none */
@@ -3532,6 +3533,7 @@ struct executor {
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
     int64_t n_ended;  /* actions of the order that are known to have ended */
+    int64_t n_ahead;  /* passes that are issued and not known to have ended */
     int64_t n_transfers; /* NCCL: handed over in this run */
     int aborted;         /* NCCL: the communicator was given up */
     cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
@@ -3548,16 +3550,29 @@ bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass =
 bool is_receive(int pass) { return is_transfer(pass) && !is_send(pass); }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
 
-/* The device is current while one of these lives, and the caller's one is current again afterwards. */
-struct keep_device {
+/* Takes `own` away if CUDA keeps it as the thread's last error. Any other one stays. */
+void forget(cudaError_t own) {
+    if (own != cudaSuccess && cudaPeekAtLastError() == own) (void)cudaGetLastError();
+}
+
+/* What a public function leaves as it was: the caller's current device, and the last error of the thread. One that is
+   there at the start is the application's. Else what is there at the end is this file's own, has been reported, and
+   goes. "Not ready" is kept as if it were an error, and is none. */
+struct keep_thread {
+    cudaError_t before;
     int device;
     bool known;
-    keep_device() : device(0), known(cudaGetDevice(&device) == cudaSuccess) {}
-    ~keep_device() {
-        if (known) (void)cudaSetDevice(device);
+    keep_thread() : before(cudaSuccess), device(0), known(false) {
+        forget(cudaErrorNotReady);
+        before = cudaPeekAtLastError();
+        known = cudaGetDevice(&device) == cudaSuccess;
     }
-    keep_device(const keep_device &) = delete;
-    keep_device &operator=(const keep_device &) = delete;
+    ~keep_thread() {
+        if (known) (void)cudaSetDevice(device);
+        if (before == cudaSuccess) (void)cudaGetLastError();
+    }
+    keep_thread(const keep_thread &) = delete;
+    keep_thread &operator=(const keep_thread &) = delete;
 };
 
 /* ---- indices ---- */
@@ -3632,7 +3647,9 @@ struct recording {
     array<move> moves;        /* OFFLOAD and PREFETCH */
     array<int64_t> tensors;   /* by cell and AT_F .. AT_B: body of a tensor that stays on this stage; -1: none */
     int64_t position;
-    bool no_memory, too_large;
+    bool no_memory;
+    const char *too_large; /* the member that makes an item too large, and of which virtual stage; NULL: none */
+    int64_t too_large_at;
 };
 
 void drop_recording(recording *r) {
@@ -3653,11 +3670,15 @@ int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
     return (int64_t)align_up((size_t)(fixed + each * n), 256);
 }
 
+/* The larger part of such a sum. */
+const char *larger_part(int64_t fixed, int64_t each, int64_t n, const char *fixed_name, const char *each_name) {
+    return each > 0 && n > fixed / each ? each_name : fixed_name;
+}
+
 /* A new item of the arena, from the action at hand on; its end is not known yet. */
 int64_t begin_item(recording *r, int64_t bytes) {
     const int64_t begin = r->position, upto = r->s->n_actions;
     const int64_t b = add_body(r->e->allocator, &r->spaces[ARENA]);
-    r->too_large = r->too_large || bytes < 0;
     if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto))
         r->no_memory = true;
     return r->no_memory ? -1 : b;
@@ -3683,19 +3704,33 @@ void end_sent_item(recording *r, int64_t b, int64_t last) {
     place->end = r->next_pass[r->next_pass[last]];
 }
 
-int64_t boundary_bytes(const executor *e, int64_t chunk) {
-    return item_bytes(0, e->desc.boundary_bytes_per_token, e->plan->chunks[chunk].padded);
+int64_t begin_boundary(recording *r, int64_t chunk) {
+    const int64_t bytes = item_bytes(0, r->e->desc.boundary_bytes_per_token, r->e->plan->chunks[chunk].padded);
+    if (bytes < 0) {
+        r->too_large = "boundary_bytes_per_token";
+        r->too_large_at = -1;
+    }
+    return begin_item(r, bytes);
+}
+
+int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
+    const cf_cuda_stage &d = r->e->stage_descs[virtual_stage];
+    const int64_t fixed = d.activation_bytes, each = d.activation_bytes_per_token;
+    const int64_t n = r->e->plan->chunks[chunk].padded, bytes = item_bytes(fixed, each, n);
+    if (bytes < 0) {
+        r->too_large =
+            larger_part(fixed, each, n, "stages.activation_bytes", "stages.activation_bytes_per_token");
+        r->too_large_at = virtual_stage;
+    }
+    return begin_item(r, bytes);
 }
 
 int record_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
     recording *r = static_cast<recording *>(user);
-    const cf_cuda_stage &d = r->e->stage_descs[virtual_stage];
     if (what == CF_RESOURCE_STATE) return 0;
     const bool activations = what == CF_RESOURCE_ACTIVATIONS;
     array<int64_t> *slots = &r->slots[activations ? 0 : 1];
-    const int64_t b = begin_item(
-        r, activations ? item_bytes(d.activation_bytes, d.activation_bytes_per_token, r->e->plan->chunks[owner].padded)
-                       : boundary_bytes(r->e, owner));
+    const int64_t b = activations ? begin_activations(r, virtual_stage, owner) : begin_boundary(r, owner);
     while (!r->no_memory && slots->n <= slot) r->no_memory = !push<int64_t>(r->e->allocator, slots, -1);
     if (r->no_memory) return 1;
     (*slots)[slot] = b;
@@ -3734,7 +3769,7 @@ void record_kept_output(recording *r, const cf_action &a, planned *p) {
     const int64_t to = a.stage + (kind == AT_B ? -1 : 1);
     if (a.pass == CF_R && r->e->schedule->replay == CF_REPLAY_LOCAL) return;
     if (position_of(r->e, kind, to, a.chunk) < 0) return; /* nobody reads it */
-    p->output = begin_item(r, boundary_bytes(r->e, a.chunk));
+    p->output = begin_boundary(r, a.chunk);
     *kept_tensor(r, kind, a.stage, a.chunk) = p->output;
 }
 
@@ -4282,8 +4317,8 @@ cf_result plan_stage(executor *e, stage *s, cf_error *error) {
     s->memory_used = cf_executor_memory();
     cf_result code = start_recording(&r) && start_planes(&r) ? CF_OK : no_memory(error);
     if (code == CF_OK) code = walk(&r, error);
-    if (code == CF_OK && r.too_large)
-        code = fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "an item is too large");
+    if (code == CF_OK && r.too_large != NULL)
+        code = fail(error, CF_ERROR_LIMIT, r.too_large, r.too_large_at, MOST_BYTES, -1, "an item is too large");
     if (code == CF_OK && e->has_state && !record_state(&r)) code = no_memory(error);
     if (code == CF_OK) code = place_spaces(&r, error);
     if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
@@ -4316,7 +4351,7 @@ cf_result fill_metadata(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-cf_attention_desc problem_of_chunk(const executor *e, int64_t i, int64_t arch) {
+cf_attention_desc problem_of_chunk(const executor *e, int64_t i, const metadata_set &set) {
     const cf_metadata &m = e->metadata[i];
     cf_attention_desc d = e->desc.attention;
     d.n_slices = m.n_slices;
@@ -4324,11 +4359,12 @@ cf_attention_desc problem_of_chunk(const executor *e, int64_t i, int64_t arch) {
     d.cu_seqlens_k = m.cu_seqlens_k;
     d.starts_q = m.cu_seqlens_q_padded;
     d.starts_k = m.cu_seqlens_k_padded;
-    d.arch = arch;
+    d.arch = set.arch;
+    d.n_processors = set.n_processors;
     return d;
 }
 
-/* Prepares the attention of all chunks for one compute capability. */
+/* Prepares the attention of all chunks for one kind of device. */
 cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     const cf_allocator &from = e->allocator;
     size_t total = 0, bytes = 0;
@@ -4336,7 +4372,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     set->most_bytes = 0;
     if (e->desc.attention.n_heads == 0) return CF_OK;
     for (int64_t i = 0; i < e->n_steps; i++) {
-        const cf_attention_desc d = problem_of_chunk(e, i, set->arch);
+        const cf_attention_desc d = problem_of_chunk(e, i, *set);
         const cf_result code = cf_attention_size(&d, &bytes, error);
         if (code != CF_OK) return code;
         total += align_up(bytes, CF_MEMORY_ALIGNMENT);
@@ -4346,7 +4382,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
         !fill<int64_t>(from, &set->tiles_at, e->n_steps, 0))
         return no_memory(error);
     for (int64_t i = 0, at = 0; i < e->n_steps; i++) {
-        const cf_attention_desc d = problem_of_chunk(e, i, set->arch);
+        const cf_attention_desc d = problem_of_chunk(e, i, *set);
         cf_result code = cf_attention_size(&d, &bytes, error);
         if (code == CF_OK) code = cf_attention_prepare(&d, set->memory.data + at, bytes, &set->attention[i], error);
         if (code != CF_OK) return code;
@@ -4359,7 +4395,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     return CF_OK;
 }
 
-/* One set for each compute capability among the stages. */
+/* One set for each kind of device among the stages. */
 cf_result fill_sets(executor *e, cf_error *error) {
     cf_result code = fill_metadata(e, error);
     for (int64_t i = 0; i < e->sets.n && code == CF_OK; i++) code = fill_set(e, &e->sets[i], error);
@@ -4390,18 +4426,20 @@ cf_result upload_set(const executor *e, const metadata_set &set, const stage *s,
 
 /* ---- memory ---- */
 
-/* The most workspace that a pass asks for; -1 where that is too large. */
-int64_t most_workspace(const executor *e, const stage *s) {
-    int64_t most = 0;
+/* The most workspace that a pass asks for. */
+cf_result most_workspace(const executor *e, const stage *s, int64_t *most, cf_error *error) {
+    *most = 0;
     for (int64_t v = s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
         for (int64_t i = 0; i < e->n_steps; i++) {
-            const cf_cuda_stage &d = e->stage_descs[v];
-            const int64_t bytes =
-                item_bytes(d.workspace_bytes, d.workspace_bytes_per_token, e->plan->chunks[e->first_chunk + i].padded);
-            if (bytes < 0) return -1;
-            most = std::max(most, bytes);
+            const int64_t fixed = e->stage_descs[v].workspace_bytes, each = e->stage_descs[v].workspace_bytes_per_token;
+            const int64_t n = e->plan->chunks[e->first_chunk + i].padded, bytes = item_bytes(fixed, each, n);
+            if (bytes < 0)
+                return fail(error, CF_ERROR_LIMIT,
+                            larger_part(fixed, each, n, "stages.workspace_bytes", "stages.workspace_bytes_per_token"),
+                            v, MOST_BYTES, -1, "the workspace is too large");
+            *most = std::max(*most, bytes);
         }
-    return most;
+    return CF_OK;
 }
 
 /* The gradients of standalone chunks: planes of one layer, as many rows as the longest has. */
@@ -4418,9 +4456,10 @@ int64_t standalone_bytes(const executor *e, stage *s) {
 cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     const metadata_set &set = e->sets[s->set_index];
     cf_executor_memory *m = &s->memory_used;
-    const int64_t own = most_workspace(e, s), standalone = standalone_bytes(e, s);
-    int64_t at = set.bytes;
-    if (own < 0) return fail(error, CF_ERROR_LIMIT, "stages", s->number, MOST_BYTES, -1, "the workspace is too large");
+    const int64_t standalone = standalone_bytes(e, s);
+    int64_t at = set.bytes, own = 0;
+    const cf_result code = most_workspace(e, s, &own, error);
+    if (code != CF_OK) return code;
     m->metadata = set.bytes;
     s->arena_at = at;
     at += m->arena;
@@ -4438,35 +4477,44 @@ cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
                 "the stage needs more memory");
 }
 
+/* `got` of the error: bytes that the device has free. */
+cf_result refused_memory(cf_error *error, const stage *s, cudaError_t status, int64_t bytes, bool on_device) {
+    size_t room = 0, all = 0;
+    forget(status); /* a refused allocation is no reason for a later call to fail */
+    if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, on_device ? "memory" : "host");
+    if (!on_device)
+        return fail(error, CF_ERROR_MEMORY, "host", s->number, bytes, 0, "too little pinned host memory");
+    if (cudaMemGetInfo(&room, &all) != cudaSuccess) room = 0;
+    return fail(error, CF_ERROR_MEMORY, "memory", s->number, bytes, (int64_t)room, "the device has too little memory");
+}
+
 /* Grows what there is too little of. The old block goes first, so that both need not fit at once. There is always some,
    so that addresses of nothing are not NULL. */
 cf_result take_memory(stage *s, cf_error *error) {
     const int64_t device = std::max<int64_t>(s->memory_used.total, 256), host = s->memory_used.host;
     cudaError_t status = cudaSetDevice(s->device);
-    if (status == cudaSuccess && device > s->memory_bytes) {
+    if (status != cudaSuccess) return fail_cuda(error, status, "devices");
+    if (device > s->memory_bytes) {
         if (s->memory != NULL) (void)cudaFree(s->memory);
         s->memory = NULL;
         s->memory_bytes = 0;
-        status = cudaMalloc(reinterpret_cast<void **>(&s->memory), (size_t)device);
-        if (status == cudaSuccess)
-            s->memory_bytes = device;
-        else
-            s->memory = NULL;
+        void *memory = NULL;
+        status = cudaMalloc(&memory, (size_t)device);
+        if (status != cudaSuccess) return refused_memory(error, s, status, device, true);
+        s->memory = static_cast<char *>(memory);
+        s->memory_bytes = device;
     }
-    if (status == cudaSuccess && host > s->host_bytes) {
+    if (host > s->host_bytes) {
         if (s->host != NULL) (void)cudaFreeHost(s->host);
         s->host = NULL;
         s->host_bytes = 0;
-        status = cudaMallocHost(reinterpret_cast<void **>(&s->host), (size_t)host);
-        if (status == cudaSuccess)
-            s->host_bytes = host;
-        else
-            s->host = NULL;
+        void *memory = NULL;
+        status = cudaMallocHost(&memory, (size_t)host);
+        if (status != cudaSuccess) return refused_memory(error, s, status, host, false);
+        s->host = static_cast<char *>(memory);
+        s->host_bytes = host;
     }
-    if (status == cudaSuccess) return CF_OK;
-    (void)cudaGetLastError(); /* a refused allocation is no reason for a later call to fail */
-    if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, "memory");
-    return fail(error, CF_ERROR_MEMORY, "memory", s->number, device, host, "the device or the host has too little");
+    return CF_OK;
 }
 
 cf_result take_events(const executor *e, stage *s, cf_error *error) {
@@ -4600,7 +4648,7 @@ template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
     for (int64_t i = 0;; i++) {
         const cudaError_t status = query();
         if (status != cudaErrorNotReady) return status;
-        (void)cudaGetLastError(); /* "not ready" is kept as if it were an error */
+        forget(status);
         if (i < 1000) continue;
         if (seconds_now() - start > most || peers_lost(e)) return cudaErrorNotReady;
         std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -4623,9 +4671,14 @@ cudaError_t drain(executor *e) {
             if (status != cudaSuccess && first == cudaSuccess) first = status;
         }
     }
-    (void)cudaGetLastError();
     if (first != cudaErrorNotReady) e->lost = 0;
     return first;
+}
+
+cf_result fail_drain(cf_error *error, cudaError_t status) {
+    if (status != cudaErrorNotReady) return fail_cuda(error, status, "device");
+    return fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)status,
+                "work on a stage's stream did not end in time");
 }
 
 /* ---- errors of a run ---- */
@@ -4688,10 +4741,16 @@ int begin_action(const stage *s, int64_t position) {
 
 int end_action(const stage *s, int64_t position) {
     const planned &p = s->plan[position];
-    cudaError_t status = cudaPeekAtLastError(); /* a launch that the callback did not look after */
-    if (status == cudaErrorNotReady) status = cudaSuccess; /* it has only asked */
-    if (status == cudaSuccess) status = cudaEventRecord(end_event(s, p), own_stream(s, p));
-    return check_cuda(s, position, status, "launching");
+    return check_cuda(s, position, cudaEventRecord(end_event(s, p), own_stream(s, p)), "ending");
+}
+
+/* What a callback has left behind: a launch that failed and that it did not look after. One that only asked whether
+   something is ready has not failed. */
+int check_left_behind(const stage *s, int64_t position, const char *callback) {
+    const cudaError_t status = cudaGetLastError();
+    char what[32];
+    (void)snprintf(what, sizeof what, "%s left", callback);
+    return check_cuda(s, position, status == cudaErrorNotReady ? cudaSuccess : status, what);
 }
 
 void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
@@ -4779,13 +4838,18 @@ int transfer_with_nccl(const stage *s, int64_t position) {
     return end_action(s, position);
 }
 
-/* After a failure: the transfers that are left. False where one of them fails. */
+/* After a failure: the transfers that are left, a few at a time. False where one of them fails or does not end. */
 bool serve_peers(executor *e) {
     const stage *s = &e->stages[0];
+    const cudaStream_t stream = exchange_stream(e);
+    const int64_t served = e->n_transfers, at_a_time = 16;
     int64_t n = 0;
-    const int64_t served = e->n_transfers;
-    for (int64_t i = 0; i < s->n_actions; i++)
-        if (is_transfer(s->actions[i].pass) && n++ >= served && transfer_with_nccl(s, i) != 0) return false;
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        if (!is_transfer(s->actions[i].pass) || n++ < served) continue;
+        if (transfer_with_nccl(s, i) != 0) return false;
+        if (n % at_a_time == 0 && wait_until_ready(e, [&] { return cudaStreamQuery(stream); }) != cudaSuccess)
+            return false;
+    }
     return true;
 }
 
@@ -4973,8 +5037,11 @@ int run_pass(void *user, const cf_step *step) {
     if (begin_action(s, step->position) != 0) return 1;
     const cf_cuda_step cuda_step = step_of(s, step);
     const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
-    if (check_callback(s, step->position, number, backward ? "backward" : "forward") != 0) return number;
-    return end_action(s, step->position);
+    const char *name = backward ? "backward" : "forward";
+    if (check_callback(s, step->position, number, name) != 0) return number;
+    if (check_left_behind(s, step->position, name) != 0 || end_action(s, step->position) != 0) return 1;
+    s->owner->n_ahead++;
+    return 0;
 }
 
 /* Rows of the state, and behind them in host memory those of its gradient. */
@@ -5039,10 +5106,11 @@ int run_receive(void *user, const cf_step *step) {
 int run_progress(void *user, const cf_progress *progress) {
     const stage *s = static_cast<const stage *>(user);
     const cf_executor_desc &d = s->owner->desc;
-    const int number = d.progress != NULL ? d.progress(d.user, s->number, progress) : 0;
-    if (number != 0)
-        note_failure(s, progress->step->position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
-    return number;
+    const int64_t position = progress->step->position;
+    if (d.progress == NULL) return 0;
+    const int number = d.progress(d.user, s->number, progress);
+    if (number != 0) note_failure(s, position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
+    return number != 0 ? number : check_left_behind(s, position, "progress");
 }
 
 /* ---- running ---- */
@@ -5080,7 +5148,7 @@ void close_runners(executor *e) {
 /* Time 0: a moment at which nothing runs, the same for all stages of a device. */
 cf_result start_clocks(executor *e, cf_error *error) {
     const cudaError_t idle = drain(e);
-    if (idle != cudaSuccess) return fail_cuda(error, idle, "device");
+    if (idle != cudaSuccess) return fail_drain(error, idle);
 #ifdef CHUNKFLOW_NCCL
     cf_result code = CF_OK;
     if (has_nccl(e) && (code = meet(e, error)) != CF_OK) return code;
@@ -5094,6 +5162,13 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return CF_OK;
 }
 
+/* The next action in the order of issue has ended. */
+void note_end(executor *e, stage *s) {
+    if (s->actions[s->n_ended].pass < CF_COMPUTE_PASS_COUNT) e->n_ahead--;
+    s->n_ended++;
+    e->n_ended++;
+}
+
 /* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
    is named that is not known to have ended. */
 void await(executor *e, int64_t n) {
@@ -5101,8 +5176,7 @@ void await(executor *e, int64_t n) {
         stage *s = &e->stages[e->order[e->n_ended]];
         const planned &p = s->plan[s->n_ended];
         if (p.event >= 0 && check_cuda(s, s->n_ended, wait_for_event(e, end_event(s, p)), "running") != 0) return;
-        s->n_ended++;
-        e->n_ended++;
+        note_end(e, s);
     }
 }
 
@@ -5112,10 +5186,21 @@ void look_back(executor *e, int64_t n) {
         stage *s = &e->stages[e->order[e->n_ended]];
         const planned &p = s->plan[s->n_ended];
         if (p.event >= 0 && cudaEventQuery(end_event(s, p)) != cudaSuccess) break;
-        s->n_ended++;
-        e->n_ended++;
+        note_end(e, s);
     }
-    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();
+    forget(cudaErrorNotReady);
+}
+
+/* Waits until few passes enough are ahead of the device. A stream takes about a thousand launches; the next one blocks
+   in the callback that makes it, for ever where a device hangs or a peer is gone, and no timeout would be noticed.
+
+   Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL it also
+   waits for actions of peers, and what comes before an action in a list can end without that action and all behind it,
+   because lowered lists come to their ends where every send waits for its receiver. So a stage may wait for its own
+   earlier actions at any place. */
+void hold_back(executor *e) {
+    const int64_t passes_ahead = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
+    while (e->n_ahead > passes_ahead * e->stages.n && e->failure.code == CF_OK) await(e, e->n_ended + 1);
 }
 
 /* Puts all actions on their streams; stops at the first failure. Returns how many are there. */
@@ -5129,6 +5214,7 @@ int64_t issue_all(executor *e) {
         }
         if (e->desc.blocking) await(e, i + 1);
         else if (i % 16 == 15) look_back(e, i);
+        if (e->failure.code == CF_OK) hold_back(e);
         if (e->failure.code != CF_OK) return i + 1;
     }
     return e->order.n;
@@ -5140,7 +5226,7 @@ cudaError_t find_dead(const executor *e) {
         const cudaError_t status = cudaStreamQuery(e->stages[i].streams[COMPUTE]);
         if (status != cudaSuccess && status != cudaErrorNotReady) return status;
     }
-    (void)cudaGetLastError();
+    forget(cudaErrorNotReady);
     return cudaSuccess;
 }
 
@@ -5157,13 +5243,17 @@ void issue_and_await(executor *e) {
         (void)check_cuda(&e->stages[e->order[n]], found.item, dead, "running");
 }
 
-cf_result run_batch(executor *e, cf_error *error) {
+/* Callbacks are asked for by the last error, so one that is there already could not be told from theirs. */
+cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     e->failure = cf_error();
     e->timed = 0;
     e->n_transfers = 0;
     e->n_ended = 0;
-    (void)cudaGetLastError(); /* what failed before is not this run's */
-    (void)open_runners(e, &e->failure);
+    e->n_ahead = 0;
+    if (before != cudaSuccess)
+        (void)fail(&e->failure, CF_ERROR_DEVICE, "device", -1, (int64_t)cudaSuccess, (int64_t)before,
+                   "a CUDA call before this run left its error");
+    if (e->failure.code == CF_OK) (void)open_runners(e, &e->failure);
     if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);
     if (e->failure.code == CF_OK) issue_and_await(e);
 #ifdef CHUNKFLOW_NCCL
@@ -5250,19 +5340,27 @@ cf_result check_stages(const cf_executor_desc &d, cf_error *error) {
     return CF_OK;
 }
 
-/* Attention is wanted where there are heads; state without it where there are key heads. */
-cf_result check_attention(executor *e, cf_error *error) {
-    cf_attention_desc *d = &e->desc.attention;
+/* Checks all but the slices, which come with a batch. */
+cf_result check_problem(const cf_attention_desc &d, cf_error *error) {
     static const int32_t nothing[1] = {0};
-    const int64_t most_row = (int64_t)1 << 30;
-    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
-    cf_attention_desc empty = *d;
-    if (d->n_heads == 0) empty.n_heads = d->n_kv_heads;
+    cf_attention_desc empty = d;
+    size_t bytes = 0;
+    if (d.n_heads == 0) empty.n_heads = d.n_kv_heads;
     empty.n_slices = 0;
     empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
     empty.starts_q = empty.starts_k = NULL;
-    size_t bytes = 0;
-    const cf_result code = cf_attention_size(&empty, &bytes, error);
+    return cf_attention_size(&empty, &bytes, error);
+}
+
+/* Attention is wanted where there are heads; state without it where there are key heads. Whether `path` can do it,
+   each stage's device will say. */
+cf_result check_attention(executor *e, cf_error *error) {
+    cf_attention_desc *d = &e->desc.attention;
+    const int64_t most_row = (int64_t)1 << 30;
+    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
+    cf_attention_desc any_path = *d;
+    if (d->n_heads != 0) any_path.path = CF_ATTENTION_AUTO;
+    const cf_result code = check_problem(any_path, error);
     if (code != CF_OK) return code;
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
@@ -5274,20 +5372,29 @@ cf_result check_attention(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-cf_result device_arch(int device, int64_t *arch, cf_error *error) {
-    const cudaError_t status = cudaSetDevice(device);
-    return status == cudaSuccess ? current_arch(arch, error) : fail_cuda(error, status, "devices");
+/* What a stage's device is, as far as attention asks. Where the application has said the architecture, it stands for
+   all, and the usual number of processors with it. */
+cf_result find_device(const executor *e, const stage *s, metadata_set *set, cf_error *error) {
+    cf_attention_desc d = e->desc.attention;
+    const cudaError_t status = cudaSetDevice(s->device);
+    cf_result code = status == cudaSuccess ? CF_OK : fail_cuda(error, status, "devices");
+    if (code == CF_OK && d.n_processors == 0 && d.arch == 0) code = current_processors(&d.n_processors, error);
+    if (code == CF_OK && d.arch == 0) code = current_arch(&d.arch, error);
+    if (code != CF_OK) return code;
+    set->arch = d.arch;
+    set->n_processors = d.n_processors;
+    return check_problem(d, error);
 }
 
-/* Which set of metadata a stage uses: that of its device's compute capability. */
+/* Which set of metadata a stage uses: that of its kind of device. */
 cf_result choose_set(executor *e, stage *s, cf_error *error) {
     metadata_set set = {};
-    cf_result code = CF_OK;
-    set.arch = e->desc.attention.arch;
-    if (set.arch == 0 && e->desc.attention.n_heads != 0) code = device_arch(s->device, &set.arch, error);
+    const cf_result code = e->desc.attention.n_heads != 0 ? find_device(e, s, &set, error) : CF_OK;
     if (code != CF_OK) return code;
-    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++)
-        if (e->sets[s->set_index].arch == set.arch) return CF_OK;
+    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++) {
+        const metadata_set &other = e->sets[s->set_index];
+        if (other.arch == set.arch && other.n_processors == set.n_processors) return CF_OK;
+    }
     return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
 }
 
@@ -5316,8 +5423,7 @@ void allow_peers(const executor *e) {
             int can = 0;
             if (own == other || (gap != 1 && gap != e->stages.n - 1)) continue; /* only neighbours talk */
             if (cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can && cudaSetDevice(own) == cudaSuccess)
-                (void)cudaDeviceEnablePeerAccess(other, 0);
-            (void)cudaGetLastError(); /* allowed already, or refused */
+                forget(cudaDeviceEnablePeerAccess(other, 0)); /* allowed already, or refused */
         }
 }
 
@@ -5379,7 +5485,6 @@ void free_executor(executor *e) {
     free_nccl(e);
 #endif
     for (int64_t i = 0; i < e->stages.n; i++) free_stage(e, &e->stages[i]);
-    (void)cudaGetLastError();
     drop(from, &e->stages);
     drop(from, &e->sets);
     drop(from, &e->stage_descs);
@@ -5424,13 +5529,16 @@ const stage *stage_here(const executor *e, int64_t number) {
     return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
 }
 
-cf_result check_usable(executor *e, cf_error *error) {
+cf_result check_called(const executor *e, cf_error *error) {
     if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    return e->busy ? bad_desc(error, "executor", -1, 0, 1, "a callback must not call this") : CF_OK;
+}
+
+cf_result check_usable(executor *e, cf_error *error) {
     if (e->aborted)
         return fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
     if (e->lost) (void)drain(e);
-    if (e->lost) return fail(error, CF_ERROR_DEVICE, "device", -1, 0, cudaErrorNotReady, "made no progress in time");
-    return CF_OK;
+    return e->lost ? fail_drain(error, cudaErrorNotReady) : CF_OK;
 }
 
 cf_result no_batch(cf_error *error) { return bad_desc(error, "executor", -1, 1, 0, "no batch is loaded"); }
@@ -5440,7 +5548,7 @@ cf_result no_batch(cf_error *error) { return bad_desc(error, "executor", -1, 1, 
 extern "C" {
 
 cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     cf_allocator from;
     executor *e = NULL;
     if (desc == NULL) return bad_desc(error, "desc", -1, 1, 0, "must not be NULL");
@@ -5459,26 +5567,37 @@ cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf
 }
 
 cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     executor *e = opened(executor_);
-    cf_result code = check_usable(e, error);
+    cf_result code = check_called(e, error);
+    if (code != CF_OK) return code;
+    const bool is_own = schedule != NULL && schedule == e->lowered;
+    drop_batch(e); /* before all else: its plan need not live any longer, whatever becomes of the new one */
+    code = check_usable(e, error);
     if (code != CF_OK) return code;
     if (plan == NULL) return bad_desc(error, "plan", -1, 1, 0, "must not be NULL");
     if (schedule == NULL) return bad_desc(error, "schedule", -1, 1, 0, "must not be NULL");
+    if (is_own) return bad_desc(error, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
     const cudaError_t idle = drain(e); /* of work that the application put on the streams */
-    if (idle != cudaSuccess) return fail_cuda(error, idle, "device");
-    drop_batch(e);
+    if (idle != cudaSuccess) return fail_drain(error, idle);
+    e->busy = 1;
     code = load_batch(e, plan, schedule, error);
+    e->busy = 0;
     if (code != CF_OK) drop_batch(e);
     return code;
 }
 
 cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     executor *e = opened(executor_);
-    const cf_result code = check_usable(e, error);
+    cf_result code = check_called(e, error);
+    if (code == CF_OK) code = check_usable(e, error);
+    if (code == CF_OK && e->plan == NULL) code = no_batch(error);
     if (code != CF_OK) return code;
-    return e->plan != NULL ? run_batch(e, error) : no_batch(error);
+    e->busy = 1;
+    code = run_batch(e, kept.before, error);
+    e->busy = 0;
+    return code;
 }
 
 cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) {
@@ -5505,7 +5624,7 @@ cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,
                                cf_error *error) {
-    const keep_device kept;
+    const keep_thread kept;
     executor *e = opened(executor_);
     cf_allocator from;
     array<double> times = {}; /* starts, then ends */
@@ -5528,7 +5647,7 @@ cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *alloc
 }
 
 void cf_executor_free(cf_executor *executor_) {
-    const keep_device kept;
+    const keep_thread kept;
     if (executor_ != NULL) free_executor(opened(executor_));
 }
 

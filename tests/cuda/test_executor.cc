@@ -373,6 +373,7 @@ struct device_model {
     int64_t fail_at = -1, n_passes = 0; /* this pass reports number 5 */
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
+    std::function<void(const cf_progress *)> in_progress;
     bool may_fail = false; /* CUDA calls of a pass fail in this test; it then reports number 6 */
 
     device_model(const setting &x_, const batch &b_, uint64_t seed_) : x(x_), b(b_), seed(seed_) {}
@@ -388,8 +389,9 @@ struct device_model {
     int device(int64_t stage) const { return x.devices.empty() ? 0 : x.devices[(size_t)stage]; }
 
     static int pass(void *user, const cf_cuda_step *step) { return static_cast<device_model *>(user)->run_pass(step); }
-    static int progress(void *user, int64_t, const cf_progress *) {
+    static int progress(void *user, int64_t, const cf_progress *p) {
         device_model *m = static_cast<device_model *>(user);
+        if (m->in_progress) m->in_progress(p);
         return m->n_progress++ == m->cancel_at ? 9 : 0;
     }
 
@@ -437,7 +439,7 @@ struct device_model {
         const bool forward = a.pass == CF_F || a.pass == CF_R;
         const bool reads = a.pass == CF_W ? false : forward ? !p.first : !p.last;
         if (!CHECK(!reads == !p.input) || !CHECK(p.activations || (a.pass == CF_F && !a.keep))) return 6;
-        if (!CHECK(a.pass == CF_W || p.state) || !CHECK((a.pass == CF_B || a.pass == CF_I) == !!p.gradient)) return 6;
+        if (!CHECK((a.pass == CF_W) == !p.state) || !CHECK((a.pass == CF_B || a.pass == CF_I) == !!p.gradient)) return 6;
         if (!CHECK(a.pass != CF_F || !!p.output == !p.last)) return 6;
         cudaLaunchConfig_t config = {};
         config.gridDim = config.blockDim = dim3(1);
@@ -1035,24 +1037,127 @@ TEST(errors_that_callbacks_leave) {
     REQUIRE(m.start(&error));
     m.before = [&](const cf_cuda_step *step) { n_busy += cudaStreamQuery(step->stream) == cudaErrorNotReady; };
     REQUIRE(run_and_compare(&m, host));
-    m.clear_results();
-    m.before = [&](const cf_cuda_step *step) {
+    m.before = nullptr;
+    m.in_progress = [&](const cf_progress *) {
+        n_busy += cudaStreamQuery(cf_executor_stream(m.executor, 0)) == cudaErrorNotReady;
+    };
+    REQUIRE(run_and_compare(&m, host));
+
+    const auto launch_badly = [](cudaStream_t stream) {
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(1);
         config.blockDim = dim3(4096); /* more than a block can have */
-        config.stream = step->stream;
-        if (m.n_passes == 4) (void)cudaLaunchKernelEx(&config, half_kernel, pass_data(), 0);
+        config.stream = stream;
+        (void)cudaLaunchKernelEx(&config, half_kernel, pass_data(), 0);
+    };
+    m.clear_results();
+    m.in_progress = nullptr;
+    m.before = [&](const cf_cuda_step *step) {
+        if (m.n_passes == 4) launch_badly(step->stream);
     };
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
     CHECK_INT(error.got, cudaErrorInvalidConfiguration);
+    CHECK(strstr(error.text, "ward left cudaErrorInvalidConfiguration") != nullptr);
     CHECK_INT(m.n_passes, 5);
+    CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
     m.before = nullptr;
+    REQUIRE(run_and_compare(&m, host));
+
+    /* After an action, whichever it is, in its progress. */
+    for (int64_t at = 0; at < 12; at++) {
+        int64_t position = -1;
+        m.clear_results();
+        m.in_progress = [&](const cf_progress *p) {
+            if (m.n_progress != at) return;
+            position = p->step->position;
+            launch_badly(cf_executor_stream(m.executor, 0));
+        };
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
+        CHECK_INT(error.got, cudaErrorInvalidConfiguration);
+        CHECK_INT(error.item, position);
+        CHECK(strstr(error.text, "progress left cudaErrorInvalidConfiguration") != nullptr);
+        CHECK_INT(m.n_progress, at + 1);
+    }
+    m.in_progress = nullptr;
     REQUIRE(run_and_compare(&m, host));
 #ifdef CHUNKFLOW_CUDA_EMULATION
     CHECK(n_busy > 0);
-    CHECK_INT(cuda_emu_faults(CUDA_EMU_LAUNCH), 1);
+    CHECK_INT(cuda_emu_faults(CUDA_EMU_LAUNCH), 13);
     cuda_emu_reset();
 #endif
+}
+
+/* An error that the application left before is neither taken away nor put down to a pass. */
+TEST(errors_from_before) {
+    const setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &b));
+    host_model host(x, b, 5);
+    host.run();
+    device_model m(x, b, 5);
+    REQUIRE(m.start(&error));
+    m.clear_results();
+    CHECK_INT(cudaSetDevice(12345), cudaErrorInvalidDevice);
+    CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
+    CHECK_INT(cudaPeekAtLastError(), cudaErrorInvalidDevice);
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
+    CHECK_STR(error.field, "device");
+    CHECK_INT(error.item, -1);
+    CHECK_INT(error.got, cudaErrorInvalidDevice);
+    CHECK_INT(m.n_passes, 0);
+    cf_executor *other = nullptr;
+    const cf_executor_desc d = m.desc();
+    CHECK_INT(cf_executor_create(&d, &other, &error), CF_OK);
+    cf_executor_free(other);
+    CHECK_INT(cudaGetLastError(), cudaErrorInvalidDevice);
+    REQUIRE(run_and_compare(&m, host));
+}
+
+/* A load or run from inside a callback is refused and does no harm. */
+TEST(calls_from_callbacks) {
+    const setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    int64_t n_refused = 0;
+    REQUIRE(make_batch(x, &b));
+    host_model host(x, b, 5);
+    host.run();
+    device_model m(x, b, 5);
+    REQUIRE(m.start(&error));
+    m.before = [&](const cf_cuda_step *) {
+        n_refused += cf_executor_load(m.executor, b.plan, b.schedule(), &error) == CF_ERROR_ARGUMENT;
+        n_refused += cf_executor_run(m.executor, &error) == CF_ERROR_ARGUMENT;
+    };
+    m.in_progress = [&](const cf_progress *) {
+        n_refused += cf_executor_run(m.executor, nullptr) == CF_ERROR_ARGUMENT;
+    };
+    REQUIRE(run_and_compare(&m, host));
+    CHECK_INT(n_refused, 2 * m.n_passes + m.n_progress);
+}
+
+/* Which virtual stage it was, and which stage runs it. */
+TEST(names_of_virtual_stages) {
+    setting x = small_setting();
+    harness_rng rng = {8};
+    x.offload = 0;
+    x.order.kind = CF_SCHEDULE_INTERLEAVED;
+    x.order.n_virtual = 2;
+    set_stages(&x, &rng);
+    batch b;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &b));
+    device_model m(x, b, 5);
+    m.note = true;
+    REQUIRE(m.start(&error));
+    for (m.fail_at = 0; m.fail_at < 12; m.fail_at++) {
+        char wanted[80];
+        m.clear_results();
+        REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK));
+        const int v = (int)m.seen.back().action.stage;
+        (void)snprintf(wanted, sizeof wanted, "on virtual stage %d (stage %d):", v, v % 2);
+        CHECK(strstr(error.text, wanted) != nullptr);
+    }
 }
 
 TEST(blocking_changes_nothing) {
@@ -1188,6 +1293,19 @@ TEST(bad_loads) {
     /* And then a good one. */
     host_model host(x, b, 1);
     host.run();
+    CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
+    REQUIRE(run_and_compare(&m, host));
+
+    /* Whatever a load returns, the batch before it is gone: its plan may be freed. */
+    CHECK_INT(cf_executor_load(e, nullptr, b.schedule(), &error), CF_ERROR_ARGUMENT);
+    CHECK(cf_executor_schedule(e) == nullptr);
+    CHECK_INT(cf_executor_run(e, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
+    CHECK_INT(cf_executor_load(e, b.plan, nullptr, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_run(e, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_load(e, b.plan, b.made, &error), CF_OK); /* lowers it, and keeps that */
+    CHECK_INT(cf_executor_load(e, b.plan, cf_executor_schedule(e), &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
     REQUIRE(run_and_compare(&m, host));
     CHECK_INT(cf_executor_timeline(e, nullptr, &timeline, &error), CF_ERROR_ARGUMENT); /* without desc.timeline */
@@ -1529,12 +1647,64 @@ TEST(a_device_that_hangs) {
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
     CHECK_STR(error.field, "timeout");
     CHECK(strstr(error.text, "no progress") != nullptr);
+    CHECK(m.n_passes <= 10 + 4 * 2); /* so many are put ahead, and no more */
     m.before = nullptr;
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE); /* still hanging */
+    CHECK_STR(error.field, "timeout");
     CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_ERROR_DEVICE);
+    CHECK_STR(error.field, "timeout");
+    CHECK(cf_executor_schedule(m.executor) == nullptr);
+    cuda_emu_unhang();
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_ARGUMENT); /* the failed load left no batch */
+    CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
+    REQUIRE(run_and_compare(&m, host));
+
+    /* A stream that the application has hung before a load. */
+    cuda_emu_hang(cf_executor_stream(m.executor, 1));
+    CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_ERROR_DEVICE);
+    CHECK_STR(error.field, "timeout");
+    CHECK(strstr(error.text, "did not end in time") != nullptr);
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
     cuda_emu_unhang();
     CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
     REQUIRE(run_and_compare(&m, host));
+}
+
+/* A load lets the application's own work end first, and both functions leave the current device as it was. */
+TEST(what_a_call_leaves) {
+    setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    int device = -1;
+    REQUIRE(make_batch(x, &b));
+    devices_at_hand();
+    x.devices = {2, 0};
+    device_model m(x, b, 5);
+    cuda_emu_set_policy(CUDA_EMU_LAZY);
+    cudaSetDevice(1);
+    const cf_executor_desc d = m.desc();
+    REQUIRE(CHECK_INT(cf_executor_create(&d, &m.executor, &error), CF_OK));
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+    for (int64_t stage = 0; stage < 2; stage++) cuda_emu_delay(cf_executor_stream(m.executor, stage), 1.0);
+    CHECK_INT(cuda_emu_pending(), 2);
+    CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
+    CHECK_INT(cuda_emu_pending(), 0);
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+    REQUIRE(m.take_results());
+    m.clear_results();
+    cudaSetDevice(1);
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_OK);
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+    m.fail_at = m.n_passes / 2;
+    m.n_passes = 0;
+    CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK);
+    CHECK_INT(cuda_emu_pending(), 0);
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+    cf_executor_free(m.executor);
+    m.executor = nullptr;
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+    cudaSetDevice(0);
+    cuda_emu_defaults();
 }
 
 TEST(too_little_device_memory) {
@@ -1550,6 +1720,9 @@ TEST(too_little_device_memory) {
     REQUIRE(m.start(&error));
     cuda_emu_set_memory((size_t)cuda_emu_memory_used(0) + 8192);
     CHECK_INT(cf_executor_load(m.executor, large.plan, large.schedule(), &error), CF_ERROR_MEMORY);
+    CHECK_STR(error.field, "memory");
+    CHECK(error.item >= 0 && error.item < 2 && error.got >= 8192 && error.wanted > error.got);
+    CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_load(m.executor, small.plan, small.schedule(), &error), CF_OK);
     REQUIRE(run_and_compare(&m, host));
@@ -1872,7 +2045,7 @@ TEST(timelines_of_processes) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
     , CASE(every_order), CASE(without_peer_access), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),   \
-        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(too_little_device_memory), \
+        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), CASE(too_little_device_memory), \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
         CASE(a_process_stumbles), CASE(timelines_of_processes)
 #else
@@ -1881,6 +2054,7 @@ TEST(timelines_of_processes) {
 
 SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places),
       CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
-      CASE(errors_that_callbacks_leave),
+      CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
+      CASE(names_of_virtual_stages),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(bad_loads), CASE(loads_reuse_memory),
       CASE(attention_of_each_chunk) EMULATED_CASES);
