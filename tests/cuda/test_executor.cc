@@ -914,7 +914,7 @@ TEST(gaps_are_small) {
         for (int64_t stage = 0; stage < 4; stage++) {
             cf_executor_memory memory = {};
             REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
-                worst_arena = std::max(worst_arena, (double)memory.arena / (double)memory.arena_live);
+            worst_arena = std::max(worst_arena, (double)memory.arena / (double)memory.arena_live);
             worst_state = std::max(worst_state, (double)memory.state / (double)memory.state_live);
             worst_gradient = std::max(worst_gradient, (double)memory.gradient / (double)memory.gradient_live);
         }
