@@ -382,7 +382,8 @@ TEST(workspace_is_what_it_holds) {
         p.add_slice(30, 999);
         p.add_slice(400, 401);
         if (!got.make(p, unfused)) return;
-        const size_t numbers = 3 * 256 * 1000, bytes = round_up(numbers * 4, 256) + round_up(numbers * (fp32 ? 4 : 2), 256);
+        const size_t numbers = 3 * 256 * 1000;
+        const size_t bytes = round_up(numbers * 4, 256) + round_up(numbers * (fp32 ? 4 : 2), 256);
         CHECK_INT(got.a->forward_bytes, bytes);
         CHECK_INT(got.a->backward_bytes, 2 * bytes);
     }
@@ -1362,5 +1363,6 @@ SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptor
       CASE(split_forward_tiles), CASE(many_parts), CASE(pairs_are_counted), CASE(longest_tiles_first),
       CASE(workspace_is_what_it_holds), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
       CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges), CASE(empty_slices),
-      CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys), CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),
+      CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys),
+      CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),
       CASE(chunks_equal_one_piece), CASE(determinism));
