@@ -28,7 +28,8 @@ printf 'cuda: %s, built for %s\n' "$(nvidia-smi -L | head -n 1 | sed 's/ (UUID.*
 }
 # What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
 watched='attention.prefixes attention.empty attention.groups attention.split state.clears_rows
-    state.offload_and_prefetch state.appends_without_a_table state.backward_is_the_transpose executor.one_chunk executor.places'
+    state.offload_and_prefetch state.appends_without_a_table state.backward_is_the_transpose
+    executor.one_chunk executor.places'
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck initcheck synccheck; do
         if compute-sanitizer --tool "$tool" --error-exitcode 9 "$out/cuda_tests" $watched >"$out/$tool.log" 2>&1; then
