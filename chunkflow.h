@@ -1613,8 +1613,9 @@ typedef struct cf_tensor {
 
    What a NaN or an infinity cannot do: rows outside slices reach nothing; nor do keys and values that no query of the
    slice sees (those before all windows; their dk and dv are 0, or as they were), nor the gradients of queries that see
-   no key. But in a key that some query sees, it may also reach other queries that are worked on in the same tile, though
-   the mask hides that key from them (0 x NaN is NaN), as with every fused kernel; likewise backwards from a query. */
+   no key. But in a key that some query sees, it may also reach other queries that are worked on in the same tile,
+   though the mask hides that key from them (0 x NaN is NaN), as with every fused kernel; likewise backwards from a
+   query. */
 typedef struct cf_attention_tensors {
     cf_tensor q, k, v;            /* read */
     cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */

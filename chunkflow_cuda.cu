@@ -286,11 +286,19 @@ CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite) {
 /* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
    whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside
    those of its neighbours. */
-#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CHUNKFLOW_CUDA_EMULATION_RED_V4)
-CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) { return (quad * n_threads + thread) * 4 + i; }
+CF_DEVICE bool adds_quads() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return cuda_emu_arch() >= 90;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return true;
 #else
-CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) { return (quad * 4 + i) * n_threads + thread; }
+    return false;
 #endif
+}
+
+CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) {
+    return adds_quads() ? (quad * n_threads + thread) * 4 + i : (quad * 4 + i) * n_threads + thread;
+}
 
 CF_DEVICE void global_add_quad(float *tile, int quad, int thread, int n_threads, const float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -26,10 +26,13 @@ printf 'cuda: %s, built for %s\n' "$(nvidia-smi -L | head -n 1 | sed 's/ (UUID.*
     printf 'FAIL: does not build\n0 passed, 1 failed\n'
     exit 1
 }
+# What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
+watched='attention.prefixes attention.empty attention.groups attention.split state.clears_rows
+    state.offload_and_prefetch state.appends_without_a_table state.backward_is_the_transpose
+    executor.one_chunk executor.places'
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck initcheck synccheck; do
-        if compute-sanitizer --tool "$tool" --error-exitcode 9 "$out/cuda_tests" attention.prefixes attention.empty \
-                attention.groups >"$out/$tool.log" 2>&1; then
+        if compute-sanitizer --tool "$tool" --error-exitcode 9 "$out/cuda_tests" $watched >"$out/$tool.log" 2>&1; then
             printf 'ok   compute-sanitizer %s\n' "$tool"
         else
             printf 'FAIL compute-sanitizer %s\n' "$tool"

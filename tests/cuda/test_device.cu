@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -100,6 +101,91 @@ struct large_problem {
         return CHECK(cudaDeviceSynchronize() == cudaSuccess) && code == CF_OK;
     }
 
+    double number(int64_t row, int64_t heads, int64_t head, int64_t c, uint64_t seed) const {
+        return (double)number_at((uint64_t)((row * heads + head) * head_size + c), seed);
+    }
+
+    double dot(int64_t i, int64_t head, uint64_t seed_q, int64_t j, uint64_t seed_k) const {
+        const int64_t kv = head / (n_heads / n_kv_heads);
+        double sum = 0.0;
+        for (int64_t c = 0; c < head_size; c++)
+            sum += number(i, n_heads, head, c, seed_q) * number(j, n_kv_heads, kv, c, seed_k);
+        return sum;
+    }
+
+    int64_t first_key(int64_t i) const {
+        const int64_t own = i + keys - queries;
+        return window > 0 && own - window + 1 > 0 ? own - window + 1 : 0;
+    }
+
+    /* P and dS of one row, from its first visible key on. */
+    void row_slopes(int64_t i, int64_t head, std::vector<double> *prob, std::vector<double> *slope) const {
+        const int64_t first = first_key(i), n = i + keys - queries - first + 1;
+        double top = -INFINITY, sum = 0.0, mean = 0.0;
+        prob->resize((size_t)n);
+        slope->resize((size_t)n);
+        for (int64_t j = 0; j < n; j++) {
+            (*prob)[(size_t)j] = dot(i, head, 1, first + j, 2) / std::sqrt((double)head_size);
+            (*slope)[(size_t)j] = dot(i, head, 4, first + j, 3);
+            top = std::fmax(top, (*prob)[(size_t)j]);
+        }
+        for (double &p : *prob) sum += p = std::exp(p - top);
+        for (size_t j = 0; j < prob->size(); j++) mean += ((*prob)[j] /= sum) * (*slope)[j];
+        for (size_t j = 0; j < prob->size(); j++) (*slope)[j] = (*prob)[j] * ((*slope)[j] - mean);
+    }
+
+    /* dq of one row in double: the error, as a part of the greatest number in it. */
+    double dq_error(int64_t i, int64_t head) const {
+        const int64_t kv = head / (n_heads / n_kv_heads), first = first_key(i);
+        std::vector<double> prob, slope, wanted((size_t)head_size, 0.0);
+        std::vector<__nv_bfloat16> got((size_t)head_size);
+        double gap = 0.0, size = 0.0;
+        row_slopes(i, head, &prob, &slope);
+        for (size_t j = 0; j < slope.size(); j++)
+            for (int64_t c = 0; c < head_size; c++)
+                wanted[(size_t)c] += slope[j] * number(first + (int64_t)j, n_kv_heads, kv, c, 2);
+        cudaMemcpy(got.data(), (__nv_bfloat16 *)x.dq.data + (i * n_heads + head) * head_size, got.size() * 2,
+                   cudaMemcpyDeviceToHost);
+        for (size_t c = 0; c < wanted.size(); c++) {
+            const double exact = wanted[c] / std::sqrt((double)head_size);
+            const double off = std::fabs((double)__bfloat162float(got[c]) - exact);
+            if (!(off <= gap)) gap = off;
+            size = std::fmax(size, std::fabs(exact));
+        }
+        return gap / size;
+    }
+
+    /* dk and dv of one key, likewise; for problems with a window, so that few rows see it. */
+    double dkv_error(int64_t key, int64_t kv) const {
+        const int64_t group = n_heads / n_kv_heads, begin = std::max((int64_t)0, key - (keys - queries));
+        const int64_t end = std::min(queries, key + window - (keys - queries));
+        std::vector<double> prob, slope, dk((size_t)head_size, 0.0), dv((size_t)head_size, 0.0);
+        std::vector<float> got_k((size_t)head_size), got_v((size_t)head_size);
+        double worst = 0.0, gap[2] = {0.0, 0.0}, size[2] = {0.0, 0.0};
+        for (int64_t i = begin; i < end; i++)
+            for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
+                row_slopes(i, head, &prob, &slope);
+                const size_t at = (size_t)(key - first_key(i));
+                for (int64_t c = 0; c < head_size; c++) {
+                    dk[(size_t)c] += slope[at] * number(i, n_heads, head, c, 1) / std::sqrt((double)head_size);
+                    dv[(size_t)c] += prob[at] * number(i, n_heads, head, c, 4);
+                }
+            }
+        const int64_t from = (key * n_kv_heads + kv) * head_size;
+        cudaMemcpy(got_k.data(), (float *)x.dk.data + from, got_k.size() * 4, cudaMemcpyDeviceToHost);
+        cudaMemcpy(got_v.data(), (float *)x.dv.data + from, got_v.size() * 4, cudaMemcpyDeviceToHost);
+        for (size_t c = 0; c < dk.size(); c++) {
+            const double off[2] = {std::fabs((double)got_k[c] - dk[c]), std::fabs((double)got_v[c] - dv[c])};
+            for (int of_v = 0; of_v < 2; of_v++)
+                if (!(off[of_v] <= gap[of_v])) gap[of_v] = off[of_v];
+            size[0] = std::fmax(size[0], std::fabs(dk[c]));
+            size[1] = std::fmax(size[1], std::fabs(dv[c]));
+        }
+        for (int of_v = 0; of_v < 2; of_v++)
+            if (!(gap[of_v] / size[of_v] <= worst)) worst = gap[of_v] / size[of_v];
+        return worst;
+    }
+
     /* One row of out and of LSE in double; the largest error of `out` in it. */
     double row_error(int64_t i, int64_t head) const {
         const int64_t kv = head / (n_heads / n_kv_heads), own = i + keys - queries;
@@ -141,6 +227,29 @@ static void check_rows(const large_problem &p) {
         }
 }
 
+/* A bf16 result takes P and dS as bf16 numbers: each is off by 2^-9 of itself, and their sum by less than this part. */
+static void check_gradients(const large_problem &p) {
+    for (int64_t at : {(int64_t)0, p.queries / 2 + 17, p.queries - 1}) {
+        if (at > 0) /* the first row sees one key, and its slope is 0 */
+            for (int64_t head : {(int64_t)0, p.n_heads - 1}) CHECK(p.dq_error(at, head) <= 0.03);
+        for (int64_t kv : {(int64_t)0, p.n_kv_heads - 1}) CHECK(p.dkv_error(at + p.keys - p.queries, kv) <= 0.03);
+    }
+}
+
+/* bf16 arrays of two paths, as compare_floats. */
+static void compare_bf16(const void *a, const void *b, int64_t n, double relative) {
+    std::vector<__nv_bfloat16> x((size_t)n), y((size_t)n);
+    double gap = 0.0, size = 0.0;
+    CHECK(cudaMemcpy(x.data(), a, (size_t)n * 2, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaMemcpy(y.data(), b, (size_t)n * 2, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (size_t i = 0; i < (size_t)n; i++) {
+        const double one = (double)__bfloat162float(x[i]), other = (double)__bfloat162float(y[i]);
+        gap += (one - other) * (one - other);
+        size += other * other;
+    }
+    CHECK(size > 0.0 && std::sqrt(gap) <= relative * std::sqrt(size));
+}
+
 /* Two paths on the same inputs: nearly all bits of dk and dv come from different sums. */
 static void compare_floats(const void *a, const void *b, int64_t n, double relative) {
     std::vector<float> x((size_t)n), y((size_t)n);
@@ -161,6 +270,7 @@ TEST(chunk_of_8k_over_a_long_prefix) {
     oracle.path = CF_ATTENTION_UNFUSED;
     if (!p.make() || !p.run(true) || !oracle.make() || !oracle.run(true)) return;
     check_rows(p);
+    compare_bf16(p.x.dq.data, oracle.x.dq.data, (int64_t)16 * 8192 * 128, 0.02); /* each is rounded to bf16 */
     compare_floats(p.x.dk.data, oracle.x.dk.data, 2 * 65536 * 128, 0.01);
     compare_floats(p.x.dv.data, oracle.x.dv.data, 2 * 65536 * 128, 0.01);
 }
@@ -171,7 +281,9 @@ TEST(offsets_past_32_bits) {
     p.n_heads = 64, p.n_kv_heads = 8, p.head_size = 128, p.queries = p.keys = 262144 + 77, p.window = 300;
     p.path = CF_ATTENTION_MMA;
     p.deterministic = 1; /* without the fp32 sums of dq, which would be 8.6 GB more */
-    if (p.make() && p.run(true)) check_rows(p);
+    if (!p.make() || !p.run(true)) return;
+    check_rows(p);
+    check_gradients(p);
 }
 
 TEST(a_thousand_repeats) {

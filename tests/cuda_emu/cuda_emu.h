@@ -29,10 +29,11 @@
    What is watched, and counted as a fault of its kind (the first one is kept as text, nothing is printed):
      OUT_OF_BOUNDS   a shared access outside the block's dynamic shared memory; a vector or asynchronous access, a copy
                      or a product outside every cudaMalloc'ed block (plain dereferences are AddressSanitizer's to see)
-     UNINITIALISED   a read of shared memory that nobody wrote in this block, or whose asynchronous copy is in flight
+     UNINITIALISED   a read of dynamic shared memory that nobody wrote in this block, or whose asynchronous copy is in
+                     flight
      MISALIGNED      a vector access that is not aligned to its size
-     RACE            two threads touch the same four bytes of shared memory between two barriers, at least one writing
-                     (threads of one warp may, if a __syncwarp lies between)
+     RACE            two threads touch the same four bytes of dynamic shared memory between two barriers, at least one
+                     writing (threads of one warp may, if a __syncwarp lies between)
      BARRIER         a __syncthreads that some threads of the block never reach
      DIVERGED        a warp collective that some of its lanes never reach, or where they call different ones
      LAUNCH          a launch that a device would refuse
@@ -44,8 +45,9 @@
                      dropped
      TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
-   Only dynamic shared memory that is reached through cuda_emu_shared_* is watched byte by byte; static __shared__
-   arrays are filled with 0xFF bytes before each block, and memory from cudaMalloc and cudaMallocHost once. Blocks,
+   Of shared memory, only the dynamic kind that is reached through cuda_emu_shared_* and its like is watched, byte by
+   byte: races and uninitialised reads in static __shared__ arrays are not seen. Those arrays are filled with 0xFF bytes
+   before each block, and memory from cudaMalloc and cudaMallocHost once, so that such a read gives NaN. Blocks,
    barriers, mma instructions, and the wavefronts of shared memory with those that bank conflicts add, are counted by
    kernel. */
 
@@ -118,6 +120,7 @@ int64_t cuda_emu_memory_used(int device); /* bytes of live blocks */
 /* ---- the machine ---- */
 
 void cuda_emu_set_arch(int arch);             /* compute capability x 10; 80 at first */
+int cuda_emu_arch();
 void cuda_emu_set_devices(int n);             /* 1 to 16; 1 at first. The current device becomes 0 */
 void cuda_emu_set_peer_access(bool possible); /* between any two devices; true at first */
 void cuda_emu_set_memory(size_t bytes);       /* of each device; 80 GiB at first */

@@ -35,7 +35,6 @@ void cuda_emu_add_fault(cuda_emu_fault kind, const char *format, ...) __attribut
 bool cuda_emu_launch_ok(const cuda_emu_kernel_call &call); /* or a fault */
 void cuda_emu_run_kernel(const cuda_emu_kernel_call &call);
 void cuda_emu_reset_kernels();
-int cuda_emu_arch();
 int cuda_emu_most_shared_memory();
 void cuda_emu_set_dynamic_limit(const void *kernel, int bytes);
 
