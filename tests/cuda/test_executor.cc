@@ -1705,6 +1705,11 @@ TEST(a_kernel_fails) {
                 const std::string wanted =
                     action_text(cf_executor_schedule(m.executor), m.seen.back().stage, m.seen.back().position);
                 CHECK(strncmp(error.text, wanted.c_str(), wanted.size()) == 0);
+            } else { /* nothing behind it: what comes later cannot have ended, but cannot be the first either */
+                const char *stage = strstr(error.text, "on stage ");
+                REQUIRE(CHECK(stage != nullptr));
+                for (size_t k = (size_t)i / 2 + 1; k < m.seen.size(); k++)
+                    CHECK(m.seen[k].stage != stage[9] - '0' || error.item < m.seen[k].position);
             }
             CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE); /* and stays so */
             CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_ERROR_DEVICE);
@@ -2042,7 +2047,47 @@ static bool failing_late(const rank_context &c) {
     return ok && (c.rank == 0 || (RANK_CHECK(error.got == 0) && RANK_CHECK(strcmp(error.field, "nccl") == 0)));
 }
 
+/* Callbacks that only ask do no harm over NCCL either. An error that one leaves behind, or that was there before, stops
+   the run of all, and not the communicator: the next run is a good one. */
+static bool stained_rank(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    host_model host(x, b, 6);
+    host.run();
+    device_model m(x, b, 6);
+    cf_error error = {};
+    if (!start_rank(c, &m)) return false;
+    m.before = [](const cf_cuda_step *step) { (void)cudaStreamQuery(step->stream); };
+    m.in_progress = [&](const cf_progress *) { (void)cudaStreamQuery(cf_executor_stream(m.executor, c.rank)); };
+    if (!run_rank(c, &m, host)) return false;
+    for (int64_t at = 0; at < 12; at++) {
+        int64_t position = -1;
+        m.clear_results();
+        m.in_progress = [&](const cf_progress *p) {
+            if (c.rank != 1 || m.n_progress != at) return;
+            position = p->step->position;
+            (void)cudaSetDevice(12345);
+        };
+        if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE)) return false;
+        if (!RANK_CHECK(error.got == (c.rank == 1 ? (int64_t)cudaErrorInvalidDevice : 1))) return false;
+        if (c.rank == 1 && !RANK_CHECK(error.item == position)) return false;
+    }
+    m.in_progress = nullptr;
+    if (!run_rank(c, &m, host)) return false;
+    m.clear_results();
+    if (c.rank == 1) (void)cudaSetDevice(12345);
+    if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE)) return false;
+    if (c.rank == 1 && !RANK_CHECK(error.item == -1 && error.got == cudaErrorInvalidDevice)) return false;
+    (void)cudaGetLastError();
+    return run_rank(c, &m, host);
+}
+
 TEST(a_process_fails) {
+    CHECK(run_ranks(3, "rendezvous", stained_rank));
     CHECK(run_ranks(2, "rendezvous", failing_late));
     CHECK(run_ranks(3, "rendezvous", failing_rank));
     CHECK(run_ranks(2, "buffered", failing_rank));
