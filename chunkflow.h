@@ -1852,8 +1852,9 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
    an end.
 
    An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
-   there before the run stays, and nothing starts (CF_ERROR_DEVICE, field "device", item -1). No function of the
-   executor leaves an error of its own there, or takes the application's away.
+   there before the run is reported, and nothing of the stage starts (CF_ERROR_DEVICE, field "device", item -1). No
+   function of the executor leaves an error of its own there, nor takes away the application's, but for what CUDA itself
+   does: a look at a device that is busy puts cudaErrorNotReady in its place.
 
    With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and report
    the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others find that

@@ -30,8 +30,9 @@ namespace { /* other tests have batches of their own */
 typedef uint32_t word;
 
 const word POISON = 0xDEADBEEFu;
-const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a group may start anywhere; */
-const int WIDTH = 8; /* ... these are used, as bits */
+const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a group may start anywhere; or
+                        WIDTH, where only every eighth row is at a multiple of 256 bytes */
+const int WIDTH = 8; /* words that are used, as bits */
 const int RESULTS = 4;
 
 __host__ __device__ static inline word mix(word h, word x) {
@@ -41,7 +42,7 @@ __host__ __device__ static inline word mix(word h, word x) {
 
 /* One pass, with pointers either to the device or to the host. */
 struct pass_data {
-    int pass, padded, prefix, n_layers, boundary_words;
+    int pass, padded, prefix, n_layers, boundary_words, row_words;
     int first, last, keep_input, overwrite, one_layer;
     int64_t state_rows, gradient_rows, n_activations, n_work;
     word seed;
@@ -58,8 +59,9 @@ __host__ __device__ static inline void poison(word *data, int64_t n) {
     for (int64_t i = 0; i < n; i++) data[i] = POISON;
 }
 
-__host__ __device__ static inline word *row_of(word *data, int64_t rows, int plane, int64_t row) {
-    return data + (plane * rows + row) * ROW;
+__host__ __device__ static inline word *row_of(const pass_data &p, word *data, int64_t rows, int plane,
+                                                      int64_t row) {
+    return data + (plane * rows + row) * p.row_words;
 }
 
 /* The rows that a pass sees: the prefix, and the chunk's own without padding. */
@@ -70,7 +72,7 @@ __host__ __device__ static inline bool visible(const pass_data &p, int64_t row) 
 __host__ __device__ static inline word fold_state(const pass_data &p, word h) {
     for (int plane = 0; plane < 2 * p.n_layers; plane++)
         for (int64_t row = 0; row < p.prefix + p.padded; row++)
-            if (visible(p, row)) h = fold(row_of(p.state, p.state_rows, plane, row), WIDTH, h);
+            if (visible(p, row)) h = fold(row_of(p, p.state, p.state_rows, plane, row), WIDTH, h);
     return h;
 }
 
@@ -93,7 +95,7 @@ __host__ __device__ static inline void forward_first(const pass_data &p) {
     for (int plane = 0; plane < 2 * p.n_layers; plane++)
         for (int row = 0; row < p.padded; row++)
             for (int i = 0; i < WIDTH && p.positions[row] >= 0; i++)
-                row_of(p.state, p.state_rows, plane, p.prefix + row)[i] =
+                row_of(p, p.state, p.state_rows, plane, p.prefix + row)[i] =
                     mix(mix(h, (word)(plane * WIDTH + i)), (word)row);
     for (int64_t i = 0; i < p.n_work; i++) p.work[i] = mix(h, (word)i);
 }
@@ -121,15 +123,15 @@ __host__ __device__ static inline word add_gradients(const pass_data &p, word h)
         const int at = p.one_layer ? plane % 2 : plane;
         for (int64_t row = 0; row < p.prefix + p.padded; row++)
             for (int i = 0; i < WIDTH && visible(p, row); i++) {
-                word *g = row_of(p.gradient, p.gradient_rows, at, row) + i;
+                word *g = row_of(p, p.gradient, p.gradient_rows, at, row) + i;
                 *g = (p.overwrite ? 0 : *g) + mix(mix(h, (word)row), (word)(plane * WIDTH + i));
             }
         for (int row = 0; row < p.padded; row++) {
             if (p.positions[row] < 0) continue;
-            word *g = row_of(p.gradient, p.gradient_rows, at, p.prefix + row);
+            word *g = row_of(p, p.gradient, p.gradient_rows, at, p.prefix + row);
             h = fold(g, WIDTH, h);
             poison(g, WIDTH);
-            poison(row_of(p.state, p.state_rows, plane, p.prefix + row), WIDTH);
+            poison(row_of(p, p.state, p.state_rows, plane, p.prefix + row), WIDTH);
         }
     }
     return h;
@@ -170,6 +172,7 @@ struct setting {
     std::vector<cf_cuda_stage> stages;
     std::vector<int> devices;
     int64_t boundary_words = 2;
+    int row_words = ROW;
     int offload = 0; /* 1: random moves; 2: all rows that can be away are */
     int offload_gradients = 0, timeline = 0, blocking = 0;
     uint64_t seed = 0;
@@ -292,6 +295,7 @@ struct host_model {
         p.prefix = (int)c.prefix;
         p.n_layers = (int)d.n_layers;
         p.boundary_words = (int)x.boundary_words;
+        p.row_words = x.row_words;
         p.first = v == 0;
         p.last = v == n_virtual_stages - 1;
         p.keep_input = 1;
@@ -310,7 +314,7 @@ struct host_model {
         int64_t rows = 0;
         for (int64_t i = begin; i < begin + count; i++)
             rows = std::max(rows, plan->chunks[i].prefix + plan->chunks[i].padded);
-        if (!backward) state->assign((size_t)(rows * 2 * x.stages[(size_t)v].n_layers * ROW) + 1, POISON);
+        if (!backward) state->assign((size_t)(rows * 2 * x.stages[(size_t)v].n_layers * x.row_words) + 1, POISON);
         if (backward) gradient->assign(state->size(), POISON);
         for (int64_t k = 0; k < count; k++) {
             const int64_t chunk = backward ? begin + count - 1 - k : begin + k, i = chunk - first;
@@ -415,6 +419,7 @@ struct device_model {
         p.prefix = (int)c.prefix;
         p.n_layers = (int)d.n_layers;
         p.boundary_words = (int)x.boundary_words;
+        p.row_words = x.row_words;
         p.first = a.stage == 0;
         p.last = a.stage == last;
         p.keep_input = a.pass == CF_F && !a.keep && b.made->replay == CF_REPLAY_LOCAL;
@@ -459,7 +464,7 @@ struct device_model {
         d.stages = x.stages.data();
         d.devices = x.devices.empty() ? nullptr : x.devices.data();
         d.attention.n_kv_heads = 1;
-        d.attention.head_size = ROW;
+        d.attention.head_size = x.row_words;
         d.attention.dtype = CF_DTYPE_FP32;
         d.boundary_bytes_per_token = 4 * x.boundary_words;
         d.offload_gradients = x.offload_gradients;
@@ -586,6 +591,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.offload = std::max(x.offload, 0);
     x.offload_gradients = x.offload && harness_chance(&rng, 0.6);
     x.boundary_words = harness_between(&rng, 1, 3);
+    x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
     if (n_devices > 1 && harness_chance(&rng, 0.7))
         for (int64_t i = 0; i < x.order.n_stages; i++)
             x.devices.push_back((int)harness_between(&rng, 0, n_devices - 1));
@@ -699,8 +705,9 @@ static int64_t first_of(int64_t a, int64_t b) { return a >= 0 ? a : b; }
 /* The rows of every plane that belong to a chunk from action `begin` on. */
 static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, int64_t begin, int64_t end,
                        const char *what, int64_t chunk) {
+    const int64_t row = 4 * s.head_size;
     for (int64_t plane = 0; plane < (s.one_layer ? 2 : 2 * s.n_layers); plane++)
-        to->add((const char *)s.data + (plane * s.rows + first) * ROW * 4, n * ROW * 4, begin, end, what, chunk);
+        to->add((const char *)s.data + (plane * s.rows + first) * row, n * row, begin, end, what, chunk);
 }
 
 /* A chunk's rows from its F, or of its gradient from its group's first backward, to its own; less the moves. */
@@ -863,7 +870,7 @@ TEST(state_is_what_the_books_say) {
     REQUIRE(m.start(&error));
     for (int64_t stage = 0; stage < 3; stage++) {
         cf_executor_memory memory = {};
-        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, ROW, CF_DTYPE_FP32, 0, 0};
+        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, x.row_words, CF_DTYPE_FP32, 0, 0};
         int64_t bytes = 0;
         REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
         state.rows = memory.stats.peak_state_tokens;
@@ -1217,6 +1224,11 @@ TEST(bad_descriptors) {
     stages[0] = x.stages[0];
     REFUSE((d.stages = stages, stages[0].workspace_bytes_per_token = INT64_MAX), CF_ERROR_ARGUMENT,
            "stages.workspace_bytes_per_token");
+    stages[0] = x.stages[0];
+    REFUSE((d.attention.n_heads = 1, d.attention.path = CF_ATTENTION_MMA), CF_ERROR_ARGUMENT, "path"); /* of fp32 */
+    REFUSE((d.attention.n_heads = 1, d.attention.arch = 75, d.attention.dtype = CF_DTYPE_BF16,
+            d.attention.path = CF_ATTENTION_MMA),
+           CF_ERROR_ARGUMENT, "path");
     const cf_allocator half = {harness_alloc, nullptr, nullptr};
     REFUSE(d.allocator = &half, CF_ERROR_ARGUMENT, "allocator.release");
 #ifndef CHUNKFLOW_NCCL
@@ -1229,6 +1241,80 @@ TEST(bad_descriptors) {
     CHECK(cf_executor_stream(e, 0) != nullptr);
     CHECK(cf_executor_stream(e, 1) == nullptr && cf_executor_stream(e, -1) == nullptr);
     cf_executor_free(e);
+}
+
+static void refuse_load(const batch &b, const cf_executor_desc &d, cf_result code, const char *field, int64_t item) {
+    cf_executor *e = nullptr;
+    cf_error error = {};
+    CHECK_INT(cf_executor_create(&d, &e, &error), CF_OK);
+    CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), code);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+    CHECK(cf_executor_schedule(e) == nullptr);
+    cf_executor_free(e);
+}
+
+/* Sizes that are in range by themselves, but not for a whole chunk or all of them. */
+TEST(items_that_are_too_large) {
+    const setting x = small_setting();
+    const int64_t most = (int64_t)1 << 46;
+    batch b;
+    REQUIRE(make_batch(x, &b));
+    device_model m(x, b, 1);
+    const cf_executor_desc good = m.desc();
+    cf_cuda_stage stages[2] = {x.stages[0], x.stages[1]};
+#define REFUSE_LOAD(change, field, item)                    \
+    do {                                                    \
+        cf_executor_desc d = good;                          \
+        d.stages = stages;                                  \
+        change;                                             \
+        refuse_load(b, d, CF_ERROR_LIMIT, field, item);     \
+        stages[0] = x.stages[0], stages[1] = x.stages[1];   \
+    } while (0)
+    REFUSE_LOAD(stages[1].activation_bytes_per_token = most, "stages.activation_bytes_per_token", 1);
+    REFUSE_LOAD((stages[0].activation_bytes = most, stages[0].activation_bytes_per_token = 4),
+                "stages.activation_bytes", 0);
+    REFUSE_LOAD(stages[1].workspace_bytes_per_token = most / 2, "stages.workspace_bytes_per_token", 1);
+    REFUSE_LOAD((stages[0].workspace_bytes = most, stages[0].workspace_bytes_per_token = 4),
+                "stages.workspace_bytes", 0);
+    REFUSE_LOAD(d.boundary_bytes_per_token = most, "boundary_bytes_per_token", -1);
+    setting y = x;
+    y.order.n_stages = 1;
+    y.offload = 0;
+    y.pack.chunk_size = 1;
+    y.lengths.assign(16400, 1);
+    y.stages.resize(1);
+    y.stages[0].activation_bytes = most - 1024;
+    batch many;
+    REQUIRE(make_batch(y, &many));
+    device_model of_many(y, many, 1);
+    refuse_load(many, of_many.desc(), CF_ERROR_OVERFLOW, "stages", 0);
+}
+
+/* Plans whose rows or positions cannot be. */
+TEST(damaged_plans) {
+    const setting x = small_setting();
+    batch b;
+    REQUIRE(make_batch(x, &b));
+    device_model m(x, b, 1);
+    const cf_executor_desc d = m.desc();
+    const cf_group *group = nullptr;
+    for (int64_t i = 0; i < b.plan->n_groups; i++)
+        if (b.plan->groups[i].n_chunks > 1) group = &b.plan->groups[i];
+    REQUIRE(group != nullptr);
+    const int64_t first = group->first_chunk;
+    cf_chunk *chunk = &b.plan->chunks[first];
+    cf_slice *slice = &b.plan->slices[chunk->first_slice];
+    const cf_slice was = *slice;
+    slice->begin = INT32_MAX;
+    refuse_load(b, d, CF_ERROR_LIMIT, "slices", chunk->first_slice);
+    *slice = was;
+    chunk[1].prefix -= 1;
+    refuse_load(b, d, CF_ERROR_PLAN, "prefix", first + 1);
+    chunk[1].prefix += 1;
+    chunk->n_slices = 2;
+    refuse_load(b, d, CF_ERROR_PLAN, "n_slices", first);
+    chunk->n_slices = 1;
 }
 
 TEST(bad_loads) {
@@ -1386,7 +1472,10 @@ TEST(attention_of_each_chunk) {
     d.forward = d.backward = [](void *, const cf_cuda_step *step) {
         const cf_attention *a = step->attention;
         const cf_chunk *c = step->step->chunk;
+        int n_processors = 0;
         if (!CHECK(a != nullptr) || !CHECK_INT(a->desc.n_slices, c->n_slices)) return 1;
+        CHECK(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, step->device) == cudaSuccess);
+        CHECK_INT(a->desc.n_processors, n_processors);
         CHECK_INT(a->rows_q, c->n_slices ? step->metadata->cu_seqlens_q_padded[c->n_slices - 1] +
                                                step->metadata->cu_seqlens_q[c->n_slices] -
                                                step->metadata->cu_seqlens_q[c->n_slices - 1]
@@ -1616,6 +1705,11 @@ TEST(a_kernel_fails) {
                 const std::string wanted =
                     action_text(cf_executor_schedule(m.executor), m.seen.back().stage, m.seen.back().position);
                 CHECK(strncmp(error.text, wanted.c_str(), wanted.size()) == 0);
+            } else { /* nothing behind it: what comes later cannot have ended, but cannot be the first either */
+                const char *stage = strstr(error.text, "on stage ");
+                REQUIRE(CHECK(stage != nullptr));
+                for (size_t k = (size_t)i / 2 + 1; k < m.seen.size(); k++)
+                    CHECK(m.seen[k].stage != stage[9] - '0' || error.item < m.seen[k].position);
             }
             CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE); /* and stays so */
             CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_ERROR_DEVICE);
@@ -1929,7 +2023,72 @@ static bool failing_rank(const rank_context &c) {
     return ok && RANK_CHECK(ncclCommDestroy(c.comm) == ncclSuccess);
 }
 
+/* The last pass of a list so long that its positions take more than 8 bits. */
+static bool failing_late(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.offload = 0;
+    x.lengths.assign(90, 8);
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    device_model m(x, b, 6);
+    cf_error error = {};
+    m.note = true;
+    if (!start_rank(c, &m)) return false;
+    const cf_schedule *s = cf_executor_schedule(m.executor);
+    int64_t last = s->first[1] - s->first[0] - 1;
+    while (s->actions[last].pass >= CF_COMPUTE_PASS_COUNT) last--;
+    m.clear_results();
+    if (c.rank == 0) m.fail_at = 2 * 90 - 1; /* F and B of each chunk */
+    bool ok = RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_CALLBACK);
+    ok = ok && RANK_CHECK(last > 256) && RANK_CHECK(error.item == last);
+    return ok && (c.rank == 0 || (RANK_CHECK(error.got == 0) && RANK_CHECK(strcmp(error.field, "nccl") == 0)));
+}
+
+/* Callbacks that only ask do no harm over NCCL either. An error that one leaves behind, or that was there before, stops
+   the run of all, and not the communicator: the next run is a good one. */
+static bool stained_rank(const rank_context &c) {
+    setting x = small_setting();
+    batch b;
+    harness_rng rng = {4};
+    x.order.n_stages = c.n;
+    set_stages(&x, &rng);
+    if (!make_batch(x, &b)) return false;
+    host_model host(x, b, 6);
+    host.run();
+    device_model m(x, b, 6);
+    cf_error error = {};
+    if (!start_rank(c, &m)) return false;
+    m.before = [](const cf_cuda_step *step) { (void)cudaStreamQuery(step->stream); };
+    m.in_progress = [&](const cf_progress *) { (void)cudaStreamQuery(cf_executor_stream(m.executor, c.rank)); };
+    if (!run_rank(c, &m, host)) return false;
+    for (int64_t at = 0; at < 12; at++) {
+        int64_t position = -1;
+        m.clear_results();
+        m.in_progress = [&](const cf_progress *p) {
+            if (c.rank != 1 || m.n_progress != at) return;
+            position = p->step->position;
+            (void)cudaSetDevice(12345);
+        };
+        if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE)) return false;
+        if (!RANK_CHECK(error.got == (c.rank == 1 ? (int64_t)cudaErrorInvalidDevice : 1))) return false;
+        if (c.rank == 1 && !RANK_CHECK(error.item == position)) return false;
+    }
+    m.in_progress = nullptr;
+    if (!run_rank(c, &m, host)) return false;
+    m.clear_results();
+    if (c.rank == 1) (void)cudaSetDevice(12345);
+    if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE)) return false;
+    if (c.rank == 1 && !RANK_CHECK(error.item == -1 && error.got == cudaErrorInvalidDevice)) return false;
+    (void)cudaGetLastError();
+    return run_rank(c, &m, host);
+}
+
 TEST(a_process_fails) {
+    CHECK(run_ranks(3, "rendezvous", stained_rank));
+    CHECK(run_ranks(2, "rendezvous", failing_late));
     CHECK(run_ranks(3, "rendezvous", failing_rank));
     CHECK(run_ranks(2, "buffered", failing_rank));
 }
@@ -2045,7 +2204,8 @@ TEST(timelines_of_processes) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
     , CASE(every_order), CASE(without_peer_access), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),   \
-        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), CASE(too_little_device_memory), \
+        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
+        CASE(too_little_device_memory), \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
         CASE(a_process_stumbles), CASE(timelines_of_processes)
 #else
@@ -2056,5 +2216,6 @@ SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places),
       CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
-      CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(bad_loads), CASE(loads_reuse_memory),
+      CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(items_that_are_too_large), CASE(damaged_plans),
+      CASE(bad_loads), CASE(loads_reuse_memory),
       CASE(attention_of_each_chunk) EMULATED_CASES);
