@@ -43,6 +43,11 @@
        choose ChunkSize, K     cf_tune, cf_tune_defaults, cf_tuning_free, cf_tune_size + cf_tune_into (your memory)
        attend on a GPU         cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward
          (chunkflow_cuda.cu)
+         carry state           cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
+                               cf_state_k, cf_state_v, cf_state_clear, cf_state_offload, cf_state_prefetch,
+                               cf_padding_clear, cf_boundary_save
+         run a pipeline        cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
+                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -1515,8 +1520,8 @@ CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, con
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
    ================================================================================================================ */
 
-/* Compile chunkflow_cuda.cu with nvcc and link it with cudart, cublas and the file that has this header's implementation
-   (not a CHUNKFLOW_STATIC one, for the executor calls it); this header itself needs no CUDA. A stream is
+/* Compile chunkflow_cuda.cu with nvcc and link it with cudart, cublas and the file that has this header's
+   implementation (not a CHUNKFLOW_STATIC one, for the executor calls it); this header itself needs no CUDA. A stream is
    a cudaStream_t, `cublas` a cublasHandle_t; both names are CUDA's own. All work is put on the stream, which comes last
    but for the error in every signature; nothing is allocated and nothing waits for the device. */
 #ifndef CHUNKFLOW_CUDA_API
@@ -1798,8 +1803,8 @@ typedef struct cf_executor_desc {
     int64_t n_virtual;                /* 0: 1 */
     const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
-    cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no attention
-                                         objects, no tiles, and no state unless n_kv_heads and head_size are given */
+    cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
+                                         attention objects, no tiles, and no state unless n_kv_heads and head_size are given */
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
@@ -1856,9 +1861,10 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
    function of the executor leaves an error of its own there, nor takes away the application's, but for what CUDA itself
    does: a look at a device that is busy puts cudaErrorNotReady in its place.
 
-   With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and report
-   the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others find that
-   out from NCCL or after `timeout`: the communicator is then aborted (ncclCommAbort), the executor of no more use. */
+   With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and
+   report the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others
+   find that out from NCCL or after `timeout`: the communicator is then aborted (ncclCommAbort), the executor of no more
+   use. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_run(cf_executor *executor, cf_error *error);
 
 /* The compute stream of a stage, for what must come before or after its passes (zeroing gradients, the optimizer). NULL

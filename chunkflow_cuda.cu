@@ -1,4 +1,4 @@
-/* chunkflow_cuda.cu - attention for chunked training on NVIDIA GPUs - MIT or public domain
+/* chunkflow_cuda.cu - attention, carried state and pipelines on NVIDIA GPUs - MIT or public domain
 
    The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. The executor calls the
    header's own functions: put its implementation into some other file of the program. Needs the CUDA Toolkit and
@@ -4934,8 +4934,8 @@ void agree(executor *e) {
     e->lost = 0; /* nothing on the streams waits for a peer any more */
 }
 
-/* Every process knows the times of its own stage, and 0 for all others. A transfer begins when both ends have come to it,
-   for the one that comes first waits in it, and ends when the tensor has come. */
+/* Every process knows the times of its own stage, and 0 for all others. A transfer begins when both ends have come to
+   it, for the one that comes first waits in it, and ends when the tensor has come. */
 cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     const cudaStream_t stream = exchange_stream(e);
     const size_t bytes = (size_t)(2 * n) * sizeof(double);

@@ -124,11 +124,11 @@ struct device_memory {
 
 void note_problem(const host_problem &p, const run_options &o) {
     char text[300];
-    int n =
-        snprintf(text, sizeof text, "%s dtype %d, heads %d/%d of %d, %s, window %d, softcap %g%s%s%s, arch %d x %d, slices",
-                 cf_attention_path_name(o.path), (int)p.dtype, p.n_heads, p.n_kv_heads, p.head_size,
-                 p.full ? "full" : "causal", p.window, p.softcap, o.deterministic ? ", deterministic" : "",
-                 o.overwrite ? ", overwrite" : "", o.strided ? ", strided" : "", o.arch, o.processors);
+    int n = snprintf(text, sizeof text,
+                     "%s dtype %d, heads %d/%d of %d, %s, window %d, softcap %g%s%s%s, arch %d x %d, slices",
+                     cf_attention_path_name(o.path), (int)p.dtype, p.n_heads, p.n_kv_heads, p.head_size,
+                     p.full ? "full" : "causal", p.window, p.softcap, o.deterministic ? ", deterministic" : "",
+                     o.overwrite ? ", overwrite" : "", o.strided ? ", strided" : "", o.arch, o.processors);
     for (int s = 0; s < p.n_slices() && n < 270; s++)
         n += snprintf(text + n, sizeof text - (size_t)n, " %dx%d", p.queries(s), p.keys(s));
     harness_note("%s", text);

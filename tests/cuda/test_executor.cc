@@ -444,7 +444,8 @@ struct device_model {
         const bool forward = a.pass == CF_F || a.pass == CF_R;
         const bool reads = a.pass == CF_W ? false : forward ? !p.first : !p.last;
         if (!CHECK(!reads == !p.input) || !CHECK(p.activations || (a.pass == CF_F && !a.keep))) return 6;
-        if (!CHECK((a.pass == CF_W) == !p.state) || !CHECK((a.pass == CF_B || a.pass == CF_I) == !!p.gradient)) return 6;
+        if (!CHECK((a.pass == CF_W) == !p.state)) return 6;
+        if (!CHECK((a.pass == CF_B || a.pass == CF_I) == !!p.gradient)) return 6;
         if (!CHECK(a.pass != CF_F || !!p.output == !p.last)) return 6;
         cudaLaunchConfig_t config = {};
         config.gridDim = config.blockDim = dim3(1);

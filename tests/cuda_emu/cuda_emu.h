@@ -198,10 +198,10 @@ void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &rule)
    clocks of all streams that are idle. */
 void cuda_emu_set_host_time(double seconds);
 double cuda_emu_host_time();
-/* How long after its issue an operation starts at the earliest; 0 at first. Events that are recorded at one moment of the
-   host, one on each device, then lie apart by the difference, as the starts of two devices' clocks do: no time between
-   two events of one device changes, as long as the host does not wait between their issues, but what one device does
-   for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices' events.) */
+/* How long after its issue an operation starts at the earliest; 0 at first. Events that are recorded at one moment of
+   the host, one on each device, then lie apart by the difference, as the starts of two devices' clocks do: no time
+   between two events of one device changes, as long as the host does not wait between their issues, but what one device
+   does for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices' events.) */
 void cuda_emu_set_latency(int device, double seconds);
 
 typedef struct CUstream_st *cudaStream_t;
