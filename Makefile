@@ -13,6 +13,9 @@
 #
 # Useful variables: CC, CXX, NVCC, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
 
+# Two jobs at once unless -j says otherwise: most of the time of `make test` on a fresh machine is compiling.
+MAKEFLAGS += -j2
+
 CC      ?= cc
 CXX     ?= c++
 BUILD   ?= build
