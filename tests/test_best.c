@@ -125,32 +125,19 @@ static void compare_all(int64_t limit, int split, tally *sum) {
             }
 }
 
-TEST(optimal_on_small_pipelines) {
+/* Nearly all are optimal, and none is far from it. */
+static void check_small_pipelines(int64_t limit, int split_backward) {
     tally t = {0, 0, 0};
-    compare_all(0, 0, &t);
+    compare_all(limit, split_backward, &t);
     CHECK(t.solved > 150);
     CHECK(t.optimal * 100 >= t.solved * 95);
     CHECK(t.worst <= 0.03);
     harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
 }
 
-TEST(optimal_on_small_pipelines_under_limits) {
-    tally t = {0, 0, 0};
-    compare_all(2, 0, &t);
-    CHECK(t.solved > 150);
-    CHECK(t.optimal * 100 >= t.solved * 95);
-    CHECK(t.worst <= 0.03);
-    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
-}
-
-TEST(optimal_on_small_pipelines_with_split_backwards) {
-    tally t = {0, 0, 0};
-    compare_all(0, 1, &t);
-    CHECK(t.solved > 150);
-    CHECK(t.optimal * 100 >= t.solved * 95);
-    CHECK(t.worst <= 0.03);
-    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
-}
+TEST(optimal_on_small_pipelines) { check_small_pipelines(0, 0); }
+TEST(optimal_on_small_pipelines_under_limits) { check_small_pipelines(2, 0); }
+TEST(optimal_on_small_pipelines_with_split_backwards) { check_small_pipelines(0, 1); }
 
 /* ---- the suite of batches ---- */
 

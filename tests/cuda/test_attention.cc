@@ -918,13 +918,13 @@ struct far_arrays {
         for (void *block : blocks) cudaFree(block);
     }
 
-    bool make(cf_tensor *t, int rows, size_t number, const uint16_t *from, size_t per_row) {
+    bool make(cf_tensor *t, int64_t rows, size_t number, const uint16_t *from, int64_t per_row) {
         t->data = cuda_emu_sparse_malloc((size_t)rows * (size_t)step * number);
         t->row_stride = step;
         if (!t->data) return false;
         blocks.push_back(t->data);
-        for (int i = 0; i < rows && from; i++)
-            memcpy((char *)t->data + (size_t)i * (size_t)step * number, from + (size_t)i * per_row, per_row * 2);
+        for (int64_t i = 0; i < rows && from; i++)
+            memcpy((char *)t->data + (size_t)(i * step) * number, from + i * per_row, (size_t)per_row * 2);
         return true;
     }
 
@@ -943,8 +943,10 @@ static std::vector<uint16_t> bits_of(const std::vector<float> &array) {
 }
 
 /* The outputs of a far run and of an ordinary one, row by row. */
-static void check_far(const cf_tensor &t, cf_dtype dtype, int rows, size_t per_row, const std::vector<double> &wanted) {
-    for (size_t i = 0; i < (size_t)rows; i++)
+static void check_far(const cf_tensor &t, cf_dtype dtype, int64_t n_rows, int64_t row_size,
+                      const std::vector<double> &wanted) {
+    const size_t rows = (size_t)n_rows, per_row = (size_t)row_size;
+    for (size_t i = 0; i < rows; i++)
         for (size_t c = 0; c < per_row; c++) {
             const size_t at = i * (size_t)t.row_stride + c;
             const float got =
@@ -955,99 +957,73 @@ static void check_far(const cf_tensor &t, cf_dtype dtype, int rows, size_t per_r
         }
 }
 
-/* The same with tiles in parts: fewer elements between more rows, still past 2^31 where the parts are put together. */
-TEST(parts_past_32_bits) {
-    const int64_t step = (int64_t)1 << 23;
-    host_problem p = problem_of(4, 1, 64);
-    run_options o = mma;
+/* Runs a problem with its rows `step` elements apart, and asks for the bits of an ordinary run. */
+static void check_far_run(const host_problem &p, const run_options &o, int64_t step, uint64_t seed) {
+    const host_inputs in = random_inputs(p, seed);
+    const int64_t q_row = p.n_heads * p.head_size, k_row = p.n_kv_heads * p.head_size;
     device_results near;
     prepared_problem made;
     far_arrays far;
-    p.add_slice(560, 570); /* keys from 256 on are another key tile, and past 2^31 */
-    p.add_slice(9, 1300);
-    o.processors = 132;
-    o.overwrite = o.deterministic = true;
-    far.step = step;
-    const host_inputs in = random_inputs(p, 22);
+    cublasHandle_t cublas;
     if (!run_on_device(p, in, o, &near) || !made.make(p, o)) return;
     const cf_attention *a = made.a;
-    CHECK_INT(a->n_split_forward_tiles, 1);
-    CHECK(a->n_split_key_tiles >= 3);
-    memset(&far.x, 0, sizeof far.x);
-    if (!far.make(&far.x.q, 569, 2, bits_of(in.q).data(), 256) ||
-        !far.make(&far.x.k, 1870, 2, bits_of(in.k).data(), 64) ||
-        !far.make(&far.x.v, 1870, 2, bits_of(in.v).data(), 64) ||
-        !far.make(&far.x.dout, 569, 2, bits_of(in.dout).data(), 256) || !far.make(&far.x.out, 569, 2, NULL, 256) ||
-        !far.make(&far.x.dq, 569, 2, NULL, 256) || !far.make(&far.x.dk, 1870, 4, NULL, 64) ||
-        !far.make(&far.x.dv, 1870, 4, NULL, 64))
+    cf_attention_tensors *x = &far.x;
+    far.step = step;
+    memset(x, 0, sizeof *x);
+    if (!far.make(&x->q, a->rows_q, 2, bits_of(in.q).data(), q_row) ||
+        !far.make(&x->k, a->rows_k, 2, bits_of(in.k).data(), k_row) ||
+        !far.make(&x->v, a->rows_k, 2, bits_of(in.v).data(), k_row) ||
+        !far.make(&x->dout, a->rows_q, 2, bits_of(in.dout).data(), q_row) ||
+        !far.make(&x->out, a->rows_q, 2, NULL, q_row) || !far.make(&x->dq, a->rows_q, 2, NULL, q_row) ||
+        !far.make(&x->dk, a->rows_k, 4, NULL, k_row) || !far.make(&x->dv, a->rows_k, 4, NULL, k_row))
         SKIP("no address space for sparse arrays");
-    far.x.lse = (float *)far.take(4 * 569 * 4);
-    far.x.workspace_bytes = a->backward_bytes > a->forward_bytes ? a->backward_bytes : a->forward_bytes;
-    far.x.workspace = far.take(far.x.workspace_bytes);
+    x->lse = (float *)far.take((size_t)(p.n_heads * a->rows_q) * 4);
+    x->workspace_bytes = a->backward_bytes > a->forward_bytes ? a->backward_bytes : a->forward_bytes;
+    x->workspace = far.take(x->workspace_bytes);
     void *tiles = far.take(a->tiles_bytes);
     cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice);
-    far.x.tiles = tiles;
-    far.x.overwrite = 1;
+    x->tiles = tiles;
+    x->overwrite = 1;
+    CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+    x->cublas = cublas;
     cuda_emu_reset();
-    CHECK_INT(cf_attention_forward(a, &far.x, NULL, NULL), CF_OK);
-    CHECK_INT(cf_attention_backward(a, &far.x, NULL, NULL), CF_OK);
+    CHECK_INT(cf_attention_forward(a, x, NULL, NULL), CF_OK);
+    CHECK_INT(cf_attention_backward(a, x, NULL, NULL), CF_OK);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    cublasDestroy(cublas);
     CHECK_STR(cuda_emu_first_fault(), "");
-    check_far(far.x.out, CF_DTYPE_BF16, 569, 256, near.values.out);
-    check_far(far.x.dq, CF_DTYPE_BF16, 569, 256, near.values.dq);
-    check_far(far.x.dk, CF_DTYPE_FP32, 1870, 64, near.values.dk);
-    check_far(far.x.dv, CF_DTYPE_FP32, 1870, 64, near.values.dv);
+    check_far(x->out, CF_DTYPE_BF16, a->rows_q, q_row, near.values.out);
+    check_far(x->dq, CF_DTYPE_BF16, a->rows_q, q_row, near.values.dq);
+    check_far(x->dk, CF_DTYPE_FP32, a->rows_k, k_row, near.values.dk);
+    check_far(x->dv, CF_DTYPE_FP32, a->rows_k, k_row, near.values.dv);
 }
 
 TEST(rows_past_32_bits) {
     host_problem p = problem_of(2, 1, 64);
     p.add_slice(5, 5);
     p.add_slice(3, 9);
-    const host_inputs in = random_inputs(p, 21);
     for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
             run_options o = on((cf_attention_path)path);
-            device_results near;
-            far_arrays far;
-            cublasHandle_t cublas;
             o.deterministic = deterministic != 0;
             o.overwrite = true;
-            if (!run_on_device(p, in, o, &near)) return;
-            cf_attention_desc d;
-            memset(&d, 0, sizeof d);
-            d.n_heads = 2, d.n_kv_heads = 1, d.head_size = 64, d.n_slices = 2, d.arch = 80;
-            d.cu_seqlens_q = p.cu_q.data(), d.cu_seqlens_k = p.cu_k.data();
-            d.path = o.path, d.deterministic = deterministic;
-            std::vector<uint64_t> memory(2048);
-            const cf_attention *a = nullptr;
-            REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, NULL) == CF_OK);
-            memset(&far.x, 0, sizeof far.x);
-            if (!far.make(&far.x.q, 8, 2, bits_of(in.q).data(), 128) ||
-                !far.make(&far.x.k, 14, 2, bits_of(in.k).data(), 64) ||
-                !far.make(&far.x.v, 14, 2, bits_of(in.v).data(), 64) ||
-                !far.make(&far.x.dout, 8, 2, bits_of(in.dout).data(), 128) || !far.make(&far.x.out, 8, 2, NULL, 128) ||
-                !far.make(&far.x.dq, 8, 2, NULL, 128) || !far.make(&far.x.dk, 14, 4, NULL, 64) ||
-                !far.make(&far.x.dv, 14, 4, NULL, 64))
-                SKIP("no address space for sparse arrays");
-            far.x.lse = (float *)far.take(2 * 8 * 4);
-            far.x.workspace_bytes = a->backward_bytes > a->forward_bytes ? a->backward_bytes : a->forward_bytes;
-            far.x.workspace = far.take(far.x.workspace_bytes);
-            void *tiles = far.take(a->tiles_bytes);
-            cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice);
-            far.x.tiles = tiles;
-            far.x.overwrite = 1;
-            CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
-            far.x.cublas = cublas;
-            cuda_emu_reset();
-            CHECK_INT(cf_attention_forward(a, &far.x, NULL, NULL), CF_OK);
-            CHECK_INT(cf_attention_backward(a, &far.x, NULL, NULL), CF_OK);
-            cublasDestroy(cublas);
-            CHECK_STR(cuda_emu_first_fault(), "");
-            check_far(far.x.out, CF_DTYPE_BF16, 8, 128, near.values.out);
-            check_far(far.x.dq, CF_DTYPE_BF16, 8, 128, near.values.dq);
-            check_far(far.x.dk, CF_DTYPE_FP32, 14, 64, near.values.dk);
-            check_far(far.x.dv, CF_DTYPE_FP32, 14, 64, near.values.dv);
+            check_far_run(p, o, FAR, 21);
         }
+}
+
+/* The same with tiles in parts: fewer elements between more rows, still past 2^31 where the parts are put together. */
+TEST(parts_past_32_bits) {
+    host_problem p = problem_of(4, 1, 64);
+    run_options o = mma;
+    prepared_problem made;
+    p.add_slice(560, 570); /* keys from 256 on are another key tile, and past 2^31 */
+    p.add_slice(9, 1300);
+    o.processors = 132;
+    o.overwrite = o.deterministic = true;
+    if (!made.make(p, o)) return;
+    CHECK_INT(made.a->n_split_forward_tiles, 1);
+    CHECK(made.a->n_split_key_tiles >= 3);
+    check_far_run(p, o, (int64_t)1 << 23, 22);
 }
 #endif
 

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -1991,17 +1992,30 @@ TEST(processes) {
     CHECK(run_ranks(4, "rendezvous", random_batches_of_rank));
 }
 
-/* A callback that fails, or a cancelled run, on one of three stages: all report it, and the next run is a good one. */
-static bool failing_rank(const rank_context &c) {
+/* The small batch with a stage for each rank, and what must come out of it; without m where it cannot be made. */
+struct small_run {
     setting x = small_setting();
     batch b;
-    harness_rng rng = {4};
-    x.order.n_stages = c.n;
-    set_stages(&x, &rng);
-    if (!make_batch(x, &b)) return false;
-    host_model host(x, b, 6);
-    host.run();
-    device_model m(x, b, 6);
+    std::unique_ptr<host_model> host;
+    std::unique_ptr<device_model> m;
+
+    explicit small_run(const rank_context &c) {
+        harness_rng rng = {4};
+        x.order.n_stages = c.n;
+        set_stages(&x, &rng);
+        if (!make_batch(x, &b)) return;
+        host.reset(new host_model(x, b, 6));
+        host->run();
+        m.reset(new device_model(x, b, 6));
+    }
+};
+
+/* A callback that fails, or a cancelled run, on one of three stages: all report it, and the next run is a good one. */
+static bool failing_rank(const rank_context &c) {
+    small_run r(c);
+    if (!r.m) return false;
+    device_model &m = *r.m;
+    const host_model &host = *r.host;
     bool ok = start_rank(c, &m) && run_rank(c, &m, host);
     const int64_t n = m.n_passes;
     for (int64_t i = 0; ok && i < 12; i++) {
@@ -2051,15 +2065,10 @@ static bool failing_late(const rank_context &c) {
 /* Callbacks that only ask do no harm over NCCL either. An error that one leaves behind, or that was there before, stops
    the run of all, and not the communicator: the next run is a good one. */
 static bool stained_rank(const rank_context &c) {
-    setting x = small_setting();
-    batch b;
-    harness_rng rng = {4};
-    x.order.n_stages = c.n;
-    set_stages(&x, &rng);
-    if (!make_batch(x, &b)) return false;
-    host_model host(x, b, 6);
-    host.run();
-    device_model m(x, b, 6);
+    small_run r(c);
+    if (!r.m) return false;
+    device_model &m = *r.m;
+    const host_model &host = *r.host;
     cf_error error = {};
     if (!start_rank(c, &m)) return false;
     m.before = [](const cf_cuda_step *step) { (void)cudaStreamQuery(step->stream); };
@@ -2096,15 +2105,10 @@ TEST(a_process_fails) {
 
 /* A device that dies takes its process out; the others find that out and give up too. */
 static bool dying_rank(const rank_context &c) {
-    setting x = small_setting();
-    batch b;
-    harness_rng rng = {4};
-    x.order.n_stages = c.n;
-    set_stages(&x, &rng);
-    if (!make_batch(x, &b)) return false;
-    host_model host(x, b, 6);
-    host.run();
-    device_model m(x, b, 6);
+    small_run r(c);
+    if (!r.m) return false;
+    device_model &m = *r.m;
+    const host_model &host = *r.host;
     m.may_fail = true;
     bool ok = start_rank(c, &m, 20.0) && run_rank(c, &m, host);
     cf_error error = {};
@@ -2113,7 +2117,7 @@ static bool dying_rank(const rank_context &c) {
     ok = ok && RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE);
     if (c.rank == 1) ok = ok && RANK_CHECK(error.got == cudaErrorIllegalAddress);
     ok = ok && RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE);
-    ok = ok && RANK_CHECK(cf_executor_load(m.executor, b.plan, b.schedule(), &error) == CF_ERROR_DEVICE);
+    ok = ok && RANK_CHECK(cf_executor_load(m.executor, r.b.plan, r.b.schedule(), &error) == CF_ERROR_DEVICE);
     return ok;
 }
 
@@ -2124,15 +2128,10 @@ TEST(a_process_dies) { CHECK(run_ranks(3, "rendezvous", dying_rank)); }
 static int64_t failing_call;
 
 static bool stumbling_rank(const rank_context &c) {
-    setting x = small_setting();
-    batch b;
-    harness_rng rng = {4};
-    x.order.n_stages = c.n;
-    set_stages(&x, &rng);
-    if (!make_batch(x, &b)) return false;
-    host_model host(x, b, 6);
-    host.run();
-    device_model m(x, b, 6);
+    small_run r(c);
+    if (!r.m) return false;
+    device_model &m = *r.m;
+    const host_model &host = *r.host;
     cf_error error = {};
     m.may_fail = true;
     if (!start_rank(c, &m, 20.0) || !run_rank(c, &m, host)) return false;
