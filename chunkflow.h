@@ -188,7 +188,7 @@ typedef struct cf_allocator {
 #define CF_MEMORY_ALIGNMENT 16
 
 /* ================================================================================================================
-   >>cost    seconds of a pass; models and GPUs as data
+   >>pack    lengths -> plan
    ================================================================================================================ */
 
 /* Time of one pass over one chunk: constant + per_token x tokens + per_pair x attention pairs (seconds, or any unit
@@ -207,212 +207,6 @@ CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, i
    causal mask: length x prefix + length x (length + 1) / 2. Returns -1 where an argument is negative or the result
    would not fit in 64 bits. */
 CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
-
-/* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the
-   paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
-typedef struct cf_stage_cost {
-    cf_pass_cost forward, replay, backward, input, weight;
-} cf_stage_cost;
-
-/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. */
-typedef struct cf_timing {
-    cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
-    const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
-    double latency;               /* seconds of any transfer between stages */
-    double seconds_per_token;     /* more per token of boundary activations or their gradient (bytes / bandwidth) */
-    double offload_seconds_per_token; /* per token of state moved to host memory, or back */
-    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
-                                     and a stage has a queue for each of its two directions */
-} cf_timing;
-
-/* ---- measured costs ---- */
-
-/* One measured pass. */
-typedef struct cf_sample {
-    int pass;       /* a cf_pass, CF_F .. CF_W */
-    int64_t tokens; /* padded tokens of the chunk */
-    int64_t pairs;  /* attention pairs of the chunk */
-    double seconds; /* more than 0 */
-} cf_sample;
-
-/* How well the fit of one pass agrees with its samples. Errors are relative: predicted / measured - 1. */
-typedef struct cf_fit {
-    int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
-    double mean_error;    /* signed */
-    double mean_absolute; /* of the absolute errors */
-    double worst_error;   /* signed; the largest in absolute value */
-    int64_t worst_sample; /* its index; -1 if there are no samples */
-} cf_fit;
-
-/* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
-   with no term below zero (all eight sets of terms are tried, so the result is the exact optimum and depends on nothing
-   but the samples and their order). Samples of several passes may be mixed. Passes without samples stay all zero, which
-   cf_timing derives from the others.
-
-   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
-   the member and the sample at fault ("samples.seconds"); or "samples" with the pass in error->item where a pass has
-   fewer than three samples (error->got of them); or "samples.tokens" or "samples.pairs" where these do not vary, or
-   vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double. */
-CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
-                                    cf_error *error);
-
-/* ---- models ---- */
-
-#define CF_MAX_LAYERS 65536
-#define CF_MAX_WIDTH ((int64_t)1 << 24) /* hidden, and heads x head_dim */
-#define CF_MAX_FFN ((int64_t)1 << 26)
-#define CF_MAX_VOCAB ((int64_t)1 << 28)
-
-/* A dense decoder: RMSNorm, grouped-query attention with rotary positions, gated MLP. A mixture of experts cannot be
-   described, and must not be described by its dense part. */
-typedef struct cf_model {
-    const char *name;
-    int64_t layers;
-    int64_t hidden;
-    int64_t heads;    /* query heads */
-    int64_t kv_heads; /* key and value heads; divides heads */
-    int64_t head_dim; /* 0: hidden / heads. Qwen3 gives it outright, and there heads x head_dim need not be hidden */
-    int64_t ffn;      /* width of the MLP */
-    int64_t vocab;
-    int tied;         /* 1: the output head is the embedding */
-    int qkv_bias;     /* 1: biases on the Q, K and V projections */
-    int out_bias;     /* 1: a bias on the attention output projection */
-    int mlp_bias;     /* 1: biases in the MLP */
-    int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
-    int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
-} cf_model;
-
-/* The model of this name ("qwen2.5-7b"; letter case does not matter), or NULL. cf_model_at: number `index` of the
-   table, NULL past its end. Both return static data. */
-CHUNKFLOW_API const cf_model *cf_model_find(const char *name);
-CHUNKFLOW_API const cf_model *cf_model_at(int64_t index);
-
-/* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
-   the nearest value that works. */
-CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error);
-
-/* Numbers of parameters. */
-typedef struct cf_parameters {
-    int64_t embedding;
-    int64_t attention; /* projections and their biases */
-    int64_t mlp;       /* with biases */
-    int64_t norms;
-    int64_t head;      /* 0 where it is tied to an embedding in the same place */
-    int64_t total;     /* of the five above */
-} cf_parameters;
-
-/* Counts the whole model, exactly. */
-CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error);
-
-/* ---- splitting a model over GPUs ---- */
-
-/* What a trainer drops in forward and makes again in backward, beside whole chunks, which are the schedule's matter. */
-typedef enum cf_recompute {
-    CF_RECOMPUTE_DEFAULT = 0, /* CF_RECOMPUTE_NONE */
-    CF_RECOMPUTE_NONE,
-    CF_RECOMPUTE_SELECTIVE,   /* the inside of attention: scores, or with fused attention its row statistics */
-    CF_RECOMPUTE_FULL,        /* whole layers; each keeps only its input */
-    CF_RECOMPUTE_COUNT
-} cf_recompute;
-
-/* "none", "selective", "full"; "?" for anything else. */
-CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
-
-/* Zero means default in every member. */
-typedef struct cf_parallel {
-    int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
-                                of it (then K and V heads are replicated) */
-    int64_t pp;              /* pipeline stages; 0: 1 */
-    int64_t n_virtual;       /* virtual stages of each; 0: 1. Virtual stage v x pp + s is on stage s */
-    int64_t dp;              /* data-parallel ranks; 0: 1 */
-    int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
-                                gradients too, 3 parameters too */
-    int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism leaves whole (norms, residuals)
-                                is split over tp by tokens */
-    cf_recompute recompute;  /* 0: none */
-    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. What does not divide goes one
-                                each to the second, third, ... virtual stage, then to the first, and never to the last,
-                                which has the output head */
-    int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
-} cf_parallel;
-
-/* A copy with every default filled in. */
-CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
-
-/* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
-CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
-
-/* Layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO takes its share. A tied head on
-   another stage than the embedding is a copy and is counted as head; replicated norms, biases and K and V heads are
-   counted on each GPU that has them. Errors: as cf_parallel_validate, and "stage". */
-CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                        int64_t *layers, cf_error *error);
-CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                            cf_parameters *out, cf_error *error);
-
-/* ---- GPUs ---- */
-
-/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions are what good kernels
-   reach. */
-typedef struct cf_gpu {
-    const char *name;
-    double flops;              /* dense bf16 peak, FLOP/s */
-    double gemm;               /* fraction of it in large matrix products */
-    double attention_forward;  /* fraction of it in fused causal attention */
-    double attention_backward;
-    int64_t processors;        /* streaming multiprocessors */
-    double bandwidth;          /* device memory, bytes/s */
-    int64_t memory;            /* device memory, bytes */
-    double nvlink;             /* to GPUs of the same node, bytes/s */
-    double network;            /* to other nodes, bytes/s */
-    double pcie;               /* to host memory, bytes/s */
-    double link;               /* fraction of the three rates above that transfers reach */
-    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. Where Python launches one
-                                  by one, and norms, casts and copies are kernels of their own, 20 to 40 microseconds
-                                  for each that is counted here is closer than the table's 5 */
-    double latency;            /* seconds before the first byte of a collective or a send arrives */
-} cf_gpu;
-
-/* The GPU of this name ("h100-80g"; letter case does not matter), or NULL; number `index` of the table, or NULL. */
-CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name);
-CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index);
-
-/* ---- costs from numbers ---- */
-
-/* What to estimate. Zero means default in every member; model and gpu must be given. */
-typedef struct cf_cost_desc {
-    const cf_model *model;
-    const cf_gpu *gpu;
-    cf_parallel parallel;
-    int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a
-                                chunk: the carried state is read and its gradient added to once for each chunk, and
-                                forward attention loses half a wave of blocks of 128 queries a head over the
-                                processors */
-} cf_cost_desc;
-
-/* Seconds of every pass on every virtual stage, from FLOPs and rates.
-
-     constant   kernels x launch, collectives x latency, and what a pass reads and writes whatever its tokens are
-                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
-                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
-     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
-                the output head
-     per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
-
-   CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
-
-   stages: (pp x n_virtual), count of them; timing: all else that a schedule needs, with timing->stages = stages;
-   step_seconds (NULL is allowed): once an iteration, the gradient exchange over dp and the optimizer's traffic on the
-   slowest stage. Not modelled: what ZeRO 2 and 3 send within an iteration (gradients scattered and parameters gathered
-   for each pass); they take the time of ZeRO 1. All are untouched on failure. Errors: as cf_model_validate and
-   cf_parallel_validate, or the member. */
-CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
-                                         cf_timing *timing, double *step_seconds, cf_error *error);
-
-/* ================================================================================================================
-   >>pack    lengths -> plan
-   ================================================================================================================ */
 
 #define CF_MAX_CHUNK_SIZE INT32_MAX      /* cu_seqlens are int32 */
 #define CF_MAX_SEQUENCES INT32_MAX       /* sequences in a batch */
@@ -590,6 +384,10 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
    no such chunk (or no plan). */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
+/* ================================================================================================================
+   >>metadata    plan -> what an attention kernel is told
+   ================================================================================================================ */
+
 /* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func
    and cuDNN with a causal mask aligned bottom-right: the first slice of a dependent chunk has `prefix` more keys than
    queries and so sees the prefix and itself; all other slices see only themselves. Keys lie in this order: the prefix,
@@ -625,6 +423,102 @@ CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int3
                                         cf_error *error);
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error);
+
+/* ================================================================================================================
+   >>model    models as data, and what one GPU has of them
+   ================================================================================================================ */
+
+#define CF_MAX_LAYERS 65536
+#define CF_MAX_WIDTH ((int64_t)1 << 24) /* hidden, and heads x head_dim */
+#define CF_MAX_FFN ((int64_t)1 << 26)
+#define CF_MAX_VOCAB ((int64_t)1 << 28)
+
+/* A dense decoder: RMSNorm, grouped-query attention with rotary positions, gated MLP. A mixture of experts cannot be
+   described, and must not be described by its dense part. */
+typedef struct cf_model {
+    const char *name;
+    int64_t layers;
+    int64_t hidden;
+    int64_t heads;    /* query heads */
+    int64_t kv_heads; /* key and value heads; divides heads */
+    int64_t head_dim; /* 0: hidden / heads. Qwen3 gives it outright, and there heads x head_dim need not be hidden */
+    int64_t ffn;      /* width of the MLP */
+    int64_t vocab;
+    int tied;         /* 1: the output head is the embedding */
+    int qkv_bias;     /* 1: biases on the Q, K and V projections */
+    int out_bias;     /* 1: a bias on the attention output projection */
+    int mlp_bias;     /* 1: biases in the MLP */
+    int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
+    int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
+} cf_model;
+
+/* The model of this name ("qwen2.5-7b"; letter case does not matter), or NULL. cf_model_at: number `index` of the
+   table, NULL past its end. Both return static data. */
+CHUNKFLOW_API const cf_model *cf_model_find(const char *name);
+CHUNKFLOW_API const cf_model *cf_model_at(int64_t index);
+
+/* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
+   the nearest value that works. */
+CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error);
+
+/* Numbers of parameters. */
+typedef struct cf_parameters {
+    int64_t embedding;
+    int64_t attention; /* projections and their biases */
+    int64_t mlp;       /* with biases */
+    int64_t norms;
+    int64_t head;      /* 0 where it is tied to an embedding in the same place */
+    int64_t total;     /* of the five above */
+} cf_parameters;
+
+/* Counts the whole model, exactly. */
+CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error);
+
+/* ---- splitting a model over GPUs ---- */
+
+/* What a trainer drops in forward and makes again in backward, beside whole chunks, which are the schedule's matter. */
+typedef enum cf_recompute {
+    CF_RECOMPUTE_DEFAULT = 0, /* CF_RECOMPUTE_NONE */
+    CF_RECOMPUTE_NONE,
+    CF_RECOMPUTE_SELECTIVE,   /* the inside of attention: scores, or with fused attention its row statistics */
+    CF_RECOMPUTE_FULL,        /* whole layers; each keeps only its input */
+    CF_RECOMPUTE_COUNT
+} cf_recompute;
+
+/* "none", "selective", "full"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
+
+/* Zero means default in every member. */
+typedef struct cf_parallel {
+    int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
+                                of it (then K and V heads are replicated) */
+    int64_t pp;              /* pipeline stages; 0: 1 */
+    int64_t n_virtual;       /* virtual stages of each; 0: 1. Virtual stage v x pp + s is on stage s */
+    int64_t dp;              /* data-parallel ranks; 0: 1 */
+    int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
+                                gradients too, 3 parameters too */
+    int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism leaves whole (norms, residuals)
+                                is split over tp by tokens */
+    cf_recompute recompute;  /* 0: none */
+    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. What does not divide goes one
+                                each to the second, third, ... virtual stage, then to the first, and never to the last,
+                                which has the output head */
+    int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
+} cf_parallel;
+
+/* A copy with every default filled in. */
+CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
+
+/* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
+CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
+
+/* Layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO takes its share. A tied head on
+   another stage than the embedding is a copy and is counted as head; replicated norms, biases and K and V heads are
+   counted on each GPU that has them. Errors: as cf_parallel_validate, and "stage". */
+CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                        int64_t *layers, cf_error *error);
+CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                            cf_parameters *out, cf_error *error);
 
 /* ================================================================================================================
    >>memory    bytes of a stage
@@ -749,7 +643,7 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
                                               cf_error *error);
 
 /* ================================================================================================================
-   >>graph    plan -> which pass waits for which
+   >>pipeline    passes, what each waits for, and what each costs
    ================================================================================================================ */
 
 typedef enum cf_pass {
@@ -799,6 +693,27 @@ typedef enum cf_edge_why {
 
 /* "activation", "gradient", "state", "state gradient", "replay", "own", "slot"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
+
+/* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the
+   paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
+typedef struct cf_stage_cost {
+    cf_pass_cost forward, replay, backward, input, weight;
+} cf_stage_cost;
+
+/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. */
+typedef struct cf_timing {
+    cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
+    const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
+    double latency;               /* seconds of any transfer between stages */
+    double seconds_per_token;     /* more per token of boundary activations or their gradient (bytes / bandwidth) */
+    double offload_seconds_per_token; /* per token of state moved to host memory, or back */
+    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
+                                     and a stage has a queue for each of its two directions */
+} cf_timing;
+
+/* ================================================================================================================
+   >>graph    plan -> which pass waits for which
+   ================================================================================================================ */
 
 #define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
 #define CF_MAX_SUCCESSORS 4             /* edges that leave one node */
@@ -1127,7 +1042,7 @@ CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_sched
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* ================================================================================================================
-   >>check    is a schedule sound? and: schedule -> the same with its transfers
+   >>check    is a schedule sound?
    ================================================================================================================ */
 
 /* What a schedule must hold besides the rules. Zero means no limit in every member. */
@@ -1157,6 +1072,10 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
 
+/* ================================================================================================================
+   >>lower    schedule -> the same with its transfers
+   ================================================================================================================ */
+
 /* How to lower. Zero means default in every member. */
 typedef struct cf_lower_desc {
     const cf_timing *timing; /* NULL: unit costs, free transfers */
@@ -1180,153 +1099,6 @@ typedef struct cf_lower_desc {
    past CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
-
-/* ================================================================================================================
-   >>tune    lengths, model and machine -> ChunkSize, K and schedule
-   ================================================================================================================ */
-
-#define CF_MAX_CANDIDATES 65536
-#define CF_MAX_TUNE_BATCHES 4096
-
-typedef enum cf_tune_status {
-    CF_TUNE_UNTRIED = 0, /* the search was interrupted before it came to this */
-    CF_TUNE_OK,          /* simulated on every batch; its time is exact for these */
-    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it might be */
-    CF_TUNE_INFEASIBLE,  /* does not fit into the limit; `bytes` says what would do */
-    CF_TUNE_STATUS_COUNT
-} cf_tune_status;
-
-/* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
-CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status);
-
-/* One point of the search. Times are means over the batches, in seconds of a whole iteration: the slowest rank's
-   makespan, the gradient exchange and the optimizer. */
-typedef struct cf_tune_candidate {
-    int64_t split;          /* index into tuning->splits */
-    int64_t chunk_size;
-    int64_t k;
-    cf_schedule_kind kind;
-    cf_replay replay;
-    int offload;            /* 1: state goes to host memory where the schedule leaves the time */
-    cf_tune_status status;
-    const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
-    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules; -1: none */
-    int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
-    double seconds;         /* CF_TUNE_OK only, as the four below; else 0 */
-    double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
-    double behind;          /* mean difference to the winner, batch by batch */
-    double behind_confidence;
-    double bubble;          /* mean bubble_useful of the slowest rank */
-    double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
-    double chunks;          /* mean chunks of a rank */
-    int64_t bytes;          /* CF_TUNE_OK: most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
-    int64_t stage;          /* that GPU's stage */
-    cf_memory_report memory; /* CF_TUNE_OK: what they are, at that moment; */
-    int64_t peak_batch;     /* in which batch; n_batches: the one that is only for memory */
-    int64_t peak_rank;
-    cf_action peak_action;  /* while this pass runs */
-    double peak_seconds;    /* which starts then */
-} cf_tune_candidate;
-
-/* Reported after each simulated or skipped batch of a candidate. */
-typedef struct cf_tune_progress {
-    int64_t done, total;            /* batches of candidates, bounds included */
-    const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
-} cf_tune_progress;
-
-/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists
-   rise. */
-typedef struct cf_tune_desc {
-    const cf_model *model;
-    const cf_gpu *gpu;
-    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for */
-    int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
-                                       more ranks than sequences of a batch. 0: as `parallel` says */
-    int64_t gpus_per_node;          /* 0: 8 */
-    const cf_timing *timing;        /* measured costs of these stages, in place of estimates; only without n_gpus */
-    double step_seconds;            /* with timing: what an iteration costs besides */
-    cf_memory_desc memory;          /* how memory is counted; its model and parallel are not used, and unfused_attention
-                                       must be 0 */
-    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
-    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
-    const int64_t *chunk_sizes;     /* (n_chunk_sizes) 0: 1K, 2K ... 128K */
-    int64_t n_chunk_sizes;
-    const int64_t *ks;              /* (n_ks) 0: 1, 2, 4 ... 32 */
-    int64_t n_ks;
-    const cf_schedule_kind *kinds;  /* (n_kinds) 0: paper, 1f1b, best; with virtual stages interleaved, best */
-    int64_t n_kinds;
-    const cf_replay *replays;       /* (n_replays) 0: pipeline, local */
-    int64_t n_replays;
-    int no_offload;                 /* 1: leave out candidates that move state to host memory */
-    int split_backward;             /* as in cf_schedule_desc, for best */
-    int64_t budget;                 /* of best, for each schedule. 0: 8 to 64, so that a plan stays within milliseconds
-                                       (cf_tune_budget) */
-    int64_t batch;                  /* sequences of a batch. 0: 256 */
-    int64_t n_batches;              /* batches to simulate. 0: 16 */
-    uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all
-                                       but those with the schedules of another */
-    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
-    void *user;
-    const cf_allocator *allocator;  /* also of the working space */
-} cf_tune_desc;
-
-/* The outcome, in one block like a plan. */
-typedef struct cf_tuning {
-    int64_t n_splits, n_candidates, n_batches;
-    cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
-    double *seconds;                /* (n_candidates x n_batches) each batch; -1: not simulated */
-    int64_t *batch_tokens;          /* (n_batches) */
-    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
-    int64_t n_ranked;
-    int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
-    int64_t n_neighbours;
-    int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or
-                                       infeasible, or has a same_as which is */
-    int64_t limit_bytes;
-    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; without it none can do. Else 0 */
-    int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
-    int interrupted;                /* 1: progress asked to stop */
-    cf_allocator allocator;         /* private, as in cf_plan */
-} cf_tuning;
-
-/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
-   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
-   the limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of
-   its own.
-
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
-   Its memory is the simulated timeline's: on every stage, at every pass, what is held then. The result is exact for
-   these batches: nothing is left out unless a lower bound of its time (cf_simulate's, and the time of the batches
-   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
-   or `best` includes it. The same arguments give the same result, on every platform.
-
-   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
-   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
-   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
-   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
-                                cf_error *error);
-
-/* The same with the outcome in the caller's memory; cf_tune_size is exact for it. Working space still comes from
-   desc->allocator. Rules as for cf_pack_into. */
-CHUNKFLOW_API cf_result cf_tune_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, size_t *bytes,
-                                     cf_error *error);
-CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, void *memory,
-                                     size_t bytes, cf_tuning **out, cf_error *error);
-
-/* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
-CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
-
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
-   some 20,000 passes. A plan of more than 2,500 passes takes longer in proportion: 8 candidates are the least that is
-   good. */
-CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
-
-/* Frees a tuning made by cf_tune. NULL is allowed. */
-CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning);
 
 /* ================================================================================================================
    >>run    the interpreter of one stage's actions
@@ -1515,6 +1287,244 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
    cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
                                              const cf_csv_desc *desc, cf_schedule **out, cf_error *error);
+
+/* ================================================================================================================
+   >>tune    lengths, model and machine -> ChunkSize, K and schedule
+   ================================================================================================================ */
+
+/* ---- measured costs ---- */
+
+/* One measured pass. */
+typedef struct cf_sample {
+    int pass;       /* a cf_pass, CF_F .. CF_W */
+    int64_t tokens; /* padded tokens of the chunk */
+    int64_t pairs;  /* attention pairs of the chunk */
+    double seconds; /* more than 0 */
+} cf_sample;
+
+/* How well the fit of one pass agrees with its samples. Errors are relative: predicted / measured - 1. */
+typedef struct cf_fit {
+    int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
+    double mean_error;    /* signed */
+    double mean_absolute; /* of the absolute errors */
+    double worst_error;   /* signed; the largest in absolute value */
+    int64_t worst_sample; /* its index; -1 if there are no samples */
+} cf_fit;
+
+/* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
+   with no term below zero (all eight sets of terms are tried, so the result is the exact optimum and depends on nothing
+   but the samples and their order). Samples of several passes may be mixed. Passes without samples stay all zero, which
+   cf_timing derives from the others.
+
+   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
+   the member and the sample at fault ("samples.seconds"); or "samples" with the pass in error->item where a pass has
+   fewer than three samples (error->got of them); or "samples.tokens" or "samples.pairs" where these do not vary, or
+   vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double. */
+CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
+                                    cf_error *error);
+
+/* ---- GPUs ---- */
+
+/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions are what good kernels
+   reach. */
+typedef struct cf_gpu {
+    const char *name;
+    double flops;              /* dense bf16 peak, FLOP/s */
+    double gemm;               /* fraction of it in large matrix products */
+    double attention_forward;  /* fraction of it in fused causal attention */
+    double attention_backward;
+    int64_t processors;        /* streaming multiprocessors */
+    double bandwidth;          /* device memory, bytes/s */
+    int64_t memory;            /* device memory, bytes */
+    double nvlink;             /* to GPUs of the same node, bytes/s */
+    double network;            /* to other nodes, bytes/s */
+    double pcie;               /* to host memory, bytes/s */
+    double link;               /* fraction of the three rates above that transfers reach */
+    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. Where Python launches one
+                                  by one, and norms, casts and copies are kernels of their own, 20 to 40 microseconds
+                                  for each that is counted here is closer than the table's 5 */
+    double latency;            /* seconds before the first byte of a collective or a send arrives */
+} cf_gpu;
+
+/* The GPU of this name ("h100-80g"; letter case does not matter), or NULL; number `index` of the table, or NULL. */
+CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name);
+CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index);
+
+/* ---- costs from numbers ---- */
+
+/* What to estimate. Zero means default in every member; model and gpu must be given. */
+typedef struct cf_cost_desc {
+    const cf_model *model;
+    const cf_gpu *gpu;
+    cf_parallel parallel;
+    int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a
+                                chunk: the carried state is read and its gradient added to once for each chunk, and
+                                forward attention loses half a wave of blocks of 128 queries a head over the
+                                processors */
+} cf_cost_desc;
+
+/* Seconds of every pass on every virtual stage, from FLOPs and rates.
+
+     constant   kernels x launch, collectives x latency, and what a pass reads and writes whatever its tokens are
+                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
+                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
+     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
+                the output head
+     per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
+
+   CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
+
+   stages: (pp x n_virtual), count of them; timing: all else that a schedule needs, with timing->stages = stages;
+   step_seconds (NULL is allowed): once an iteration, the gradient exchange over dp and the optimizer's traffic on the
+   slowest stage. Not modelled: what ZeRO 2 and 3 send within an iteration (gradients scattered and parameters gathered
+   for each pass); they take the time of ZeRO 1. All are untouched on failure. Errors: as cf_model_validate and
+   cf_parallel_validate, or the member. */
+CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
+                                         cf_timing *timing, double *step_seconds, cf_error *error);
+
+#define CF_MAX_CANDIDATES 65536
+#define CF_MAX_TUNE_BATCHES 4096
+
+typedef enum cf_tune_status {
+    CF_TUNE_UNTRIED = 0, /* the search was interrupted before it came to this */
+    CF_TUNE_OK,          /* simulated on every batch; its time is exact for these */
+    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it might be */
+    CF_TUNE_INFEASIBLE,  /* does not fit into the limit; `bytes` says what would do */
+    CF_TUNE_STATUS_COUNT
+} cf_tune_status;
+
+/* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status);
+
+/* One point of the search. Times are means over the batches, in seconds of a whole iteration: the slowest rank's
+   makespan, the gradient exchange and the optimizer. */
+typedef struct cf_tune_candidate {
+    int64_t split;          /* index into tuning->splits */
+    int64_t chunk_size;
+    int64_t k;
+    cf_schedule_kind kind;
+    cf_replay replay;
+    int offload;            /* 1: state goes to host memory where the schedule leaves the time */
+    cf_tune_status status;
+    const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules; -1: none */
+    int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
+    double seconds;         /* CF_TUNE_OK only, as the four below; else 0 */
+    double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
+    double behind;          /* mean difference to the winner, batch by batch */
+    double behind_confidence;
+    double bubble;          /* mean bubble_useful of the slowest rank */
+    double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
+    double chunks;          /* mean chunks of a rank */
+    int64_t bytes;          /* CF_TUNE_OK: most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
+    int64_t stage;          /* that GPU's stage */
+    cf_memory_report memory; /* CF_TUNE_OK: what they are, at that moment; */
+    int64_t peak_batch;     /* in which batch; n_batches: the one that is only for memory */
+    int64_t peak_rank;
+    cf_action peak_action;  /* while this pass runs */
+    double peak_seconds;    /* which starts then */
+} cf_tune_candidate;
+
+/* Reported after each simulated or skipped batch of a candidate. */
+typedef struct cf_tune_progress {
+    int64_t done, total;            /* batches of candidates, bounds included */
+    const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
+} cf_tune_progress;
+
+/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists
+   rise. */
+typedef struct cf_tune_desc {
+    const cf_model *model;
+    const cf_gpu *gpu;
+    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for */
+    int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
+                                       more ranks than sequences of a batch. 0: as `parallel` says */
+    int64_t gpus_per_node;          /* 0: 8 */
+    const cf_timing *timing;        /* measured costs of these stages, in place of estimates; only without n_gpus */
+    double step_seconds;            /* with timing: what an iteration costs besides */
+    cf_memory_desc memory;          /* how memory is counted; its model and parallel are not used, and unfused_attention
+                                       must be 0 */
+    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
+    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
+    const int64_t *chunk_sizes;     /* (n_chunk_sizes) 0: 1K, 2K ... 128K */
+    int64_t n_chunk_sizes;
+    const int64_t *ks;              /* (n_ks) 0: 1, 2, 4 ... 32 */
+    int64_t n_ks;
+    const cf_schedule_kind *kinds;  /* (n_kinds) 0: paper, 1f1b, best; with virtual stages interleaved, best */
+    int64_t n_kinds;
+    const cf_replay *replays;       /* (n_replays) 0: pipeline, local */
+    int64_t n_replays;
+    int no_offload;                 /* 1: leave out candidates that move state to host memory */
+    int split_backward;             /* as in cf_schedule_desc, for best */
+    int64_t budget;                 /* of best, for each schedule. 0: 8 to 64, so that a plan stays within milliseconds
+                                       (cf_tune_budget) */
+    int64_t batch;                  /* sequences of a batch. 0: 256 */
+    int64_t n_batches;              /* batches to simulate. 0: 16 */
+    uint64_t seed;                  /* which batches are drawn */
+    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all
+                                       but those with the schedules of another */
+    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
+    void *user;
+    const cf_allocator *allocator;  /* also of the working space */
+} cf_tune_desc;
+
+/* The outcome, in one block like a plan. */
+typedef struct cf_tuning {
+    int64_t n_splits, n_candidates, n_batches;
+    cf_parallel *splits;            /* (n_splits) */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
+    double *seconds;                /* (n_candidates x n_batches) each batch; -1: not simulated */
+    int64_t *batch_tokens;          /* (n_batches) */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
+    int64_t n_ranked;
+    int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
+    int64_t n_neighbours;
+    int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
+                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or
+                                       infeasible, or has a same_as which is */
+    int64_t limit_bytes;
+    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; without it none can do. Else 0 */
+    int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
+    int interrupted;                /* 1: progress asked to stop */
+    cf_allocator allocator;         /* private, as in cf_plan */
+} cf_tuning;
+
+/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
+   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
+   the limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of
+   its own.
+
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
+   Its memory is the simulated timeline's: on every stage, at every pass, what is held then. The result is exact for
+   these batches: nothing is left out unless a lower bound of its time (cf_simulate's, and the time of the batches
+   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
+   or `best` includes it. The same arguments give the same result, on every platform.
+
+   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
+   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
+   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
+   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
+                                cf_error *error);
+
+/* The same with the outcome in the caller's memory; cf_tune_size is exact for it. Working space still comes from
+   desc->allocator. Rules as for cf_pack_into. */
+CHUNKFLOW_API cf_result cf_tune_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, size_t *bytes,
+                                     cf_error *error);
+CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, void *memory,
+                                     size_t bytes, cf_tuning **out, cf_error *error);
+
+/* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
+CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
+
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
+   some 20,000 passes. A plan of more than 2,500 passes takes longer in proportion: 8 candidates are the least that is
+   good. */
+CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
+
+/* Frees a tuning made by cf_tune. NULL is allowed. */
+CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -2079,8 +2089,96 @@ static const char *cf__name(const char *const *names, int64_t count, int64_t ind
 
 static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
 
+static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
+    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
+    if (value > most) return cf__fail(error, CF_ERROR_LIMIT, field, -1, most, value, "too large");
+    return CF_OK;
+}
+
+/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
+static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
+    if (value >= first && value <= last) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
+}
+
+/* A value that something else bounds, which `why` names. */
+static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
+                             cf_error *error) {
+    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
+    if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
+    return CF_OK;
+}
+
+/* A sum of products of sizes that are not negative. overflow stays set once something did not fit. */
+typedef struct cf__tally {
+    int64_t sum;
+    int overflow;
+} cf__tally;
+
+static void cf__tally_add(cf__tally *tally, int64_t a, int64_t b, int64_t c) {
+    int64_t product;
+    if (!cf__mul(a, b, &product) || !cf__mul(product, c, &product) || !cf__add(tally->sum, product, &tally->sum))
+        tally->overflow = 1;
+}
+
+static inline cf_result cf__fail_size(cf_error *error, const char *field) {
+    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in 64 bits");
+}
+
+static cf_result cf__too_large(cf_error *error, const char *field) {
+    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in memory");
+}
+
+/* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
+static int cf__heap_less(const double *keys, int32_t a, int32_t b) {
+    return keys[a] < keys[b] || (keys[a] <= keys[b] && a < b);
+}
+
+static void cf__heap_sink(int32_t *heap, int64_t n, int64_t i, const double *keys) {
+    int32_t id = heap[i];
+    for (;;) {
+        int64_t child = 2 * i + 1;
+        if (child + 1 < n && cf__heap_less(keys, heap[child + 1], heap[child])) child++;
+        if (child >= n || !cf__heap_less(keys, heap[child], id)) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = id;
+}
+
+static void cf__heap_push(int32_t *heap, int64_t n, int32_t id, const double *keys) {
+    while (n > 0 && cf__heap_less(keys, id, heap[(n - 1) / 2])) {
+        heap[n] = heap[(n - 1) / 2];
+        n = (n - 1) / 2;
+    }
+    heap[n] = id;
+}
+
+static int32_t cf__heap_pop(int32_t *heap, int64_t n, const double *keys) {
+    int32_t top = heap[0];
+    heap[0] = heap[n - 1];
+    if (n > 1) cf__heap_sink(heap, n - 1, 0, keys);
+    return top;
+}
+
+/* Sorts ids by falling key. */
+static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
+    int64_t i;
+    for (i = n / 2 - 1; i >= 0; i--) cf__heap_sink(ids, n, i, keys);
+    for (i = n; i > 1; i--) {
+        int32_t least = cf__heap_pop(ids, i, keys);
+        ids[i - 1] = least;
+    }
+}
+
 /* ================================================================================================================
-   >>cost
+   >>pack
+
+   The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, assign each
+   to a unit, spread units over ranks, number the chunks, write the plan.
+
+   A unit is what gets a rank as a whole: units 0 .. n_groups - 1 are the groups (their room is the free space of the
+   last chunk), the others are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
 /* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then plans
@@ -2105,852 +2203,6 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
     if (length % 2 == 0 ? !cf__mul(length / 2, length + 1, &own) : !cf__mul(length, length / 2 + 1, &own)) return -1;
     return cf__add(before, own, &sum) ? sum : -1;
 }
-
-/* ---- passes of a stage ---- */
-
-/* All defaults filled in: one cost for each compute pass, by its cf_pass. */
-typedef struct cf__costs {
-    cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
-} cf__costs;
-
-static int cf__is_free(const cf_pass_cost *cost) {
-    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
-}
-
-static cf_pass_cost cf__sum_of_costs(const cf_pass_cost *a, const cf_pass_cost *b) {
-    cf_pass_cost sum;
-    sum.constant = a->constant + b->constant;
-    sum.per_token = a->per_token + b->per_token;
-    sum.per_pair = a->per_pair + b->per_pair;
-    return sum;
-}
-
-static cf_pass_cost cf__half_of_cost(const cf_pass_cost *cost) {
-    cf_pass_cost half;
-    half.constant = cost->constant / 2;
-    half.per_token = cost->per_token / 2;
-    half.per_pair = cost->per_pair / 2;
-    return half;
-}
-
-static cf__costs cf__fill_costs(const cf_stage_cost *given) {
-    cf__costs costs;
-    cf_pass_cost *of = costs.of;
-    of[CF_F] = given->forward;
-    of[CF_R] = given->replay;
-    of[CF_B] = given->backward;
-    of[CF_I] = given->input;
-    of[CF_W] = given->weight;
-    if (cf__is_free(&of[CF_F]) && cf__is_free(&of[CF_R]) && cf__is_free(&of[CF_B]) && cf__is_free(&of[CF_I]) &&
-        cf__is_free(&of[CF_W]))
-        of[CF_F].per_token = 1;
-    if (cf__is_free(&of[CF_R])) of[CF_R] = of[CF_F];
-    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_I], &of[CF_W]);
-    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_F], &of[CF_F]);
-    if (cf__is_free(&of[CF_I])) of[CF_I] = cf__half_of_cost(&of[CF_B]);
-    if (cf__is_free(&of[CF_W])) of[CF_W] = cf__half_of_cost(&of[CF_B]);
-    return costs;
-}
-
-static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
-    int64_t v, i, n = timing->stages != NULL ? n_v : 1;
-    if (!cf__is_cost(timing->latency) || !cf__is_cost(timing->seconds_per_token) ||
-        !cf__is_cost(timing->offload_seconds_per_token))
-        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, -1, "must be finite and not negative");
-    for (v = 0; v < n; v++) {
-        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[v] : &timing->all;
-        const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
-        costs[0] = &stage->forward;
-        costs[1] = &stage->replay;
-        costs[2] = &stage->backward;
-        costs[3] = &stage->input;
-        costs[4] = &stage->weight;
-        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++)
-            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) ||
-                !cf__is_cost(costs[i]->per_pair))
-                return cf__fail(error, CF_ERROR_ARGUMENT, "timing.stages", v, 0, -1, "must be finite and not negative");
-    }
-    return CF_OK;
-}
-
-/* ---- measured costs ----
-
-   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors, and
-   each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero. */
-
-#define CF__TERMS 3               /* constant, tokens, pairs */
-#define CF__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
-#define CF__PASSES 5              /* CF_F .. CF_W */
-
-typedef struct cf__normal {
-    double scale[CF__TERMS];
-    double gram[CF__TERMS][CF__TERMS]; /* columns times columns */
-    double target[CF__TERMS];          /* columns times ones */
-} cf__normal;
-
-static void cf__sample_row(const cf_sample *sample, const double *scale, double *row) {
-    row[0] = 1 / sample->seconds / scale[0];
-    row[1] = (double)sample->tokens / sample->seconds / scale[1];
-    row[2] = (double)sample->pairs / sample->seconds / scale[2];
-}
-
-/* Sums over the samples of one pass. Returns 0 where something is not finite. */
-static int cf__normal_sums(const cf_sample *samples, int64_t n, int pass, cf__normal *normal) {
-    static const double unscaled[CF__TERMS] = {1, 1, 1};
-    double row[CF__TERMS];
-    int64_t s;
-    int i, j;
-    memset(normal, 0, sizeof *normal);
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass != pass) continue;
-        cf__sample_row(&samples[s], unscaled, row);
-        for (i = 0; i < CF__TERMS; i++) {
-            if (!cf__is_cost(row[i])) return 0;
-            if (row[i] > normal->scale[i]) normal->scale[i] = row[i];
-        }
-    }
-    for (i = 0; i < CF__TERMS; i++)
-        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column; found out by its pivot */
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass != pass) continue;
-        cf__sample_row(&samples[s], normal->scale, row);
-        for (i = 0; i < CF__TERMS; i++) {
-            normal->target[i] += row[i];
-            for (j = 0; j < CF__TERMS; j++) normal->gram[i][j] += cf__product(row[i], row[j]);
-        }
-    }
-    return 1;
-}
-
-/* Solves for the terms in `set` (bits), the others being 0. Returns CF__TERMS, or the first term of the set that
-   depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
-static int cf__solve_terms(const cf__normal *normal, int set, double *x) {
-    double a[CF__TERMS][CF__TERMS + 1];
-    int index[CF__TERMS], n = 0, i, j, k;
-    for (i = 0; i < CF__TERMS; i++) {
-        x[i] = 0;
-        if (set >> i & 1) index[n++] = i;
-    }
-    for (i = 0; i < n; i++) {
-        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
-        a[i][n] = normal->target[index[i]];
-    }
-    for (i = 0; i < n; i++) {
-        if (!(a[i][i] > cf__product(CF__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
-        for (k = i + 1; k < n; k++) {
-            double factor = a[k][i] / a[i][i];
-            for (j = i; j <= n; j++) a[k][j] -= cf__product(factor, a[i][j]);
-        }
-    }
-    for (i = n - 1; i >= 0; i--) {
-        double rest = a[i][n];
-        for (j = i + 1; j < n; j++) rest -= cf__product(a[i][j], x[index[j]]);
-        x[index[i]] = rest / a[i][i];
-    }
-    return CF__TERMS;
-}
-
-static double cf__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
-    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
-}
-
-static double cf__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
-    double sum = 0;
-    int64_t s;
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass == pass) {
-            double error = cf__relative_error(cost, &samples[s]);
-            sum += cf__product(error, error);
-        }
-    }
-    return sum;
-}
-
-static void cf__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
-    int64_t s;
-    memset(fit, 0, sizeof *fit);
-    fit->worst_sample = -1;
-    for (s = 0; s < n; s++) {
-        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
-        if (samples[s].pass != pass) continue;
-        error = cf__relative_error(cost, &samples[s]);
-        fit->n_samples++;
-        fit->mean_error += error;
-        fit->mean_absolute += error < 0 ? -error : error;
-        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
-            fit->worst_error = error;
-            fit->worst_sample = s;
-        }
-    }
-    if (fit->n_samples == 0) return;
-    fit->mean_error /= (double)fit->n_samples;
-    fit->mean_absolute /= (double)fit->n_samples;
-}
-
-/* The best terms of one pass that has enough samples. */
-static cf_result cf__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
-    static const char *const fields[CF__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
-    cf__normal normal;
-    cf_pass_cost best = {0, 0, 0};
-    double least = DBL_MAX, x[CF__TERMS];
-    int set, dependent;
-    if (!cf__normal_sums(samples, n, pass, &normal))
-        return cf__fail(error, CF_ERROR_OVERFLOW, "samples.seconds", pass, 0, -1, "too small for the tokens and pairs");
-    dependent = cf__solve_terms(&normal, 7, x);
-    if (dependent < CF__TERMS)
-        return cf__fail(error, CF_ERROR_ARGUMENT, fields[dependent], pass, CF__TERMS, dependent,
-                        "must vary, and not only with the terms before it; independent terms of this pass");
-    for (set = 1; set < 1 << CF__TERMS; set++) {
-        cf_pass_cost cost;
-        double squares;
-        (void)cf__solve_terms(&normal, set, x);
-        if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
-        cost.constant = x[0] / normal.scale[0];
-        cost.per_token = x[1] / normal.scale[1];
-        cost.per_pair = x[2] / normal.scale[2];
-        squares = cf__sum_of_squares(samples, n, pass, &cost);
-        if (squares < least) {
-            least = squares;
-            best = cost;
-        }
-    }
-    *out = best;
-    return CF_OK;
-}
-
-static cf_result cf__check_samples(const cf_sample *samples, int64_t n, int64_t *counts, cf_error *error) {
-    int64_t s;
-    int pass;
-    if (samples == NULL && n != 0) return cf__fail_null(error, "samples");
-    if (n < CF__TERMS) return cf__fail(error, CF_ERROR_ARGUMENT, "n", -1, CF__TERMS, n, "too few samples");
-    for (s = 0; s < n; s++) {
-        const cf_sample *sample = &samples[s];
-        if (sample->pass < 0 || sample->pass >= CF__PASSES)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pass", s, CF__PASSES - 1, sample->pass, "unknown pass");
-        if (sample->tokens < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.tokens", s, 0, sample->tokens, "must not be negative");
-        if (sample->pairs < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pairs", s, 0, sample->pairs, "must not be negative");
-        if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.seconds", s, 1, 0, "must be finite and more than 0");
-        counts[sample->pass]++;
-    }
-    for (pass = 0; pass < CF__PASSES; pass++)
-        if (counts[pass] > 0 && counts[pass] < CF__TERMS)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples", pass, CF__TERMS, counts[pass],
-                            "too few samples of this pass");
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
-                                    cf_error *error) {
-    cf_pass_cost found[CF__PASSES];
-    int64_t counts[CF__PASSES] = {0, 0, 0, 0, 0};
-    cf_result result;
-    int pass;
-    if (cost == NULL) return cf__fail_null(error, "cost");
-    if ((result = cf__check_samples(samples, n, counts, error)) != CF_OK) return result;
-    memset(found, 0, sizeof found);
-    for (pass = 0; pass < CF__PASSES; pass++)
-        if (counts[pass] > 0 && (result = cf__fit_pass(samples, n, pass, &found[pass], error)) != CF_OK) return result;
-    cost->forward = found[0];
-    cost->replay = found[1];
-    cost->backward = found[2];
-    cost->input = found[3];
-    cost->weight = found[4];
-    for (pass = 0; pass < CF__PASSES && fits != NULL; pass++)
-        cf__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
-    return CF_OK;
-}
-
-/* ---- models ---- */
-
-/* From the models' published configurations; tests hold each against its published number of parameters. */
-static const cf_model cf__models[] = {
-    /* name, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate
-       */
-    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0},
-    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0},
-    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0},
-    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0},
-    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
-};
-
-static int cf__same_name(const char *a, const char *b) { /* ASCII letters in either case */
-    for (;; a++, b++) {
-        int x = *a >= 'A' && *a <= 'Z' ? *a - 'A' + 'a' : *a;
-        int y = *b >= 'A' && *b <= 'Z' ? *b - 'A' + 'a' : *b;
-        if (x != y) return 0;
-        if (x == 0) return 1;
-    }
-}
-
-CHUNKFLOW_API const cf_model *cf_model_at(int64_t index) {
-    const int64_t count = (int64_t)(sizeof cf__models / sizeof cf__models[0]);
-    return index >= 0 && index < count ? &cf__models[index] : NULL;
-}
-
-CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
-    const cf_model *model;
-    int64_t i;
-    for (i = 0; name != NULL && (model = cf_model_at(i)) != NULL; i++)
-        if (cf__same_name(model->name, name)) return model;
-    return NULL;
-}
-
-static int64_t cf__head_dim(const cf_model *model) {
-    return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
-}
-
-static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
-    if (value > most) return cf__fail(error, CF_ERROR_LIMIT, field, -1, most, value, "too large");
-    return CF_OK;
-}
-
-/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
-static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
-    if (value >= first && value <= last) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
-}
-
-/* A value that something else bounds, which `why` names. */
-static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
-                             cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
-    if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
-    return CF_OK;
-}
-
-/* The divisor of `whole` next below value. */
-static int64_t cf__divisor_below(int64_t whole, int64_t value) {
-    while (value > 1 && whole % value != 0) value--;
-    return value;
-}
-
-CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
-    cf_result r;
-    if (model == NULL) return cf__fail_null(error, "model");
-    if ((r = cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error)) != CF_OK) return r;
-    if ((r = cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error)) != CF_OK) return r;
-    if ((r = cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error)) != CF_OK) return r;
-    r = cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "more than heads", error);
-    if (r != CF_OK) return r;
-    if ((r = cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error)) != CF_OK) return r;
-    if ((r = cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error)) != CF_OK) return r;
-    if ((r = cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error)) != CF_OK) return r;
-    if (model->heads % model->kv_heads != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
-                        cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
-    if (model->head_dim == 0 && model->hidden % model->heads != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, cf__divisor_below(model->hidden, model->heads),
-                        model->heads, "must divide hidden, or head_dim must be given");
-    return CF_OK;
-}
-
-/* ---- splitting ---- */
-
-/* A sum of products of sizes that are not negative. overflow stays set once something did not fit. */
-typedef struct cf__tally {
-    int64_t sum;
-    int overflow;
-} cf__tally;
-
-static void cf__tally_add(cf__tally *tally, int64_t a, int64_t b, int64_t c) {
-    int64_t product;
-    if (!cf__mul(a, b, &product) || !cf__mul(product, c, &product) || !cf__add(tally->sum, product, &tally->sum))
-        tally->overflow = 1;
-}
-
-CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
-    static const char *const names[] = {"?", "none", "selective", "full"};
-    return cf__name(names, CF_RECOMPUTE_COUNT, (int64_t)recompute);
-}
-
-CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
-    cf_parallel full = *parallel;
-    if (full.tp == 0) full.tp = 1;
-    if (full.pp == 0) full.pp = 1;
-    if (full.n_virtual == 0) full.n_virtual = 1;
-    if (full.dp == 0) full.dp = 1;
-    if (full.recompute == CF_RECOMPUTE_DEFAULT) full.recompute = CF_RECOMPUTE_NONE;
-    if (full.vocab_multiple == 0) full.vocab_multiple = 1;
-    return full;
-}
-
-static int cf__tp_fits(const cf_model *model, int64_t tp) {
-    return model->heads % tp == 0 && model->ffn % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
-}
-
-/* Layers given stage by stage: none empty, and together those of the model. */
-static cf_result cf__check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t s, sum = 0;
-    for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
-        if (parallel->layers[s] < 1 || parallel->layers[s] > model->layers)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", s, 1, parallel->layers[s],
-                            "a stage must have at least one layer, and no more than the model");
-        sum += parallel->layers[s];
-    }
-    if (sum != model->layers)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, model->layers, sum,
-                        "must add up to the model's layers");
-    return CF_OK;
-}
-
-/* parallel: defaults filled in. */
-static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t most = model->layers, tp = parallel->tp;
-    cf_result r;
-    if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
-    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers", error);
-    if (r != CF_OK) return r;
-    most /= parallel->pp;
-    r = cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual", "more virtual stages than layers", error);
-    if (r != CF_OK) return r;
-    if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
-    if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
-    if ((r = cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
-        return r;
-    if ((r = cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error)) != CF_OK) return r;
-    if (!cf__tp_fits(model, tp)) {
-        int64_t fitting = tp;
-        while (!cf__tp_fits(model, fitting)) fitting--; /* 1 fits always */
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, tp,
-                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
-    }
-    return parallel->layers != NULL ? cf__check_layers(model, parallel, error) : CF_OK;
-}
-
-/* Checks both and hands back the split with its defaults. */
-static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *given, cf_parallel *full,
-                                      cf_error *error) {
-    cf_result r;
-    if ((r = cf_model_validate(model, error)) != CF_OK) return r;
-    if (given == NULL) return cf__fail_null(error, "parallel");
-    *full = cf_parallel_defaults(given);
-    return cf__check_parallel(model, full, error);
-}
-
-CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    cf_parallel full;
-    return cf__resolve_parallel(model, parallel, &full, error);
-}
-
-static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
-    int64_t last = parallel->pp * parallel->n_virtual - 1;
-    return cf__bounded(stage, 0, last, "stage", "there are fewer virtual stages", error);
-}
-
-/* What one GPU of a virtual stage has of the model. */
-typedef struct cf__shard {
-    int64_t layers;
-    int64_t hidden;
-    int64_t q;          /* heads x head_dim on this GPU */
-    int64_t kv;         /* the same for K (or V), replicas included */
-    int64_t heads;
-    int64_t ffn;
-    int64_t vocab;      /* rows of the embedding and of the head */
-    int64_t sequence;   /* over how many GPUs the rows of norms and residuals are split */
-    int64_t mlp_matrices;
-    int first, last;    /* has the embedding; has the head */
-} cf__shard;
-
-/* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
-static int64_t cf__even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
-    int64_t left = layers % n_stages;
-    if (stage == 0) return layers / n_stages + (left == n_stages - 1 && left > 0);
-    return layers / n_stages + (stage <= left && stage < n_stages - 1);
-}
-
-/* model and parallel have been checked. */
-static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
-    int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
-    int64_t dim = cf__head_dim(model);
-    cf__shard shard;
-    shard.layers = parallel->layers != NULL ? parallel->layers[stage] : cf__even_layers(model->layers, n_stages, stage);
-    shard.hidden = model->hidden;
-    shard.heads = model->heads / tp;
-    shard.q = shard.heads * dim;
-    shard.kv = cf__max(model->kv_heads / tp, 1) * dim;
-    shard.ffn = model->ffn / tp;
-    shard.vocab = cf__div_up(cf__div_up(model->vocab, tp), parallel->vocab_multiple) * parallel->vocab_multiple;
-    shard.sequence = parallel->no_sequence ? 1 : tp;
-    shard.mlp_matrices = model->no_gate ? 2 : 3;
-    shard.first = stage == 0;
-    shard.last = stage == n_stages - 1;
-    return shard;
-}
-
-/* 0 where a count does not fit. */
-static int cf__count_parameters(const cf_model *model, const cf__shard *shard, cf_parameters *out) {
-    int64_t n = shard->layers, h = shard->hidden;
-    int gate = model->no_gate ? 1 : 2; /* MLP matrices that lead in */
-    cf__tally embedding = {0, 0}, attention = {0, 0}, mlp = {0, 0}, norms = {0, 0}, head = {0, 0}, total = {0, 0};
-    if (shard->first) cf__tally_add(&embedding, shard->vocab, h, 1);
-    if (shard->last && !(model->tied && shard->first)) cf__tally_add(&head, shard->vocab, h, 1);
-    cf__tally_add(&attention, n, h, 2 * shard->q + 2 * shard->kv);
-    if (model->qkv_bias) cf__tally_add(&attention, n, shard->q + 2 * shard->kv, 1);
-    if (model->out_bias) cf__tally_add(&attention, n, h, 1);
-    cf__tally_add(&mlp, n * shard->mlp_matrices, h, shard->ffn);
-    if (model->mlp_bias) cf__tally_add(&mlp, n, gate * shard->ffn + h, 1);
-    cf__tally_add(&norms, n, 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0), 1);
-    if (shard->last) cf__tally_add(&norms, h, 1, 1);
-    cf__tally_add(&total, embedding.sum, 1, 1);
-    cf__tally_add(&total, attention.sum, 1, 1);
-    cf__tally_add(&total, mlp.sum, 1, 1);
-    cf__tally_add(&total, norms.sum, 1, 1);
-    cf__tally_add(&total, head.sum, 1, 1);
-    out->embedding = embedding.sum;
-    out->attention = attention.sum;
-    out->mlp = mlp.sum;
-    out->norms = norms.sum;
-    out->head = head.sum;
-    out->total = total.sum;
-    return !(embedding.overflow || attention.overflow || mlp.overflow || norms.overflow || head.overflow ||
-             total.overflow);
-}
-
-static inline cf_result cf__fail_size(cf_error *error, const char *field) {
-    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in 64 bits");
-}
-
-CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                        int64_t *layers, cf_error *error) {
-    cf_parallel full;
-    cf_result r;
-    if (layers == NULL) return cf__fail_null(error, "layers");
-    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
-    *layers = cf__shard_of(model, &full, stage).layers;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                            cf_parameters *out, cf_error *error) {
-    cf_parallel full;
-    cf_parameters counted;
-    cf__shard shard;
-    cf_result r;
-    if (out == NULL) return cf__fail_null(error, "out");
-    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
-    shard = cf__shard_of(model, &full, stage);
-    if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
-    *out = counted;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error) {
-    cf_parallel whole;
-    memset(&whole, 0, sizeof whole);
-    return cf_stage_parameters(model, &whole, 0, out, error);
-}
-
-/* ---- GPUs ----
-
-   Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
-   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
-   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
-   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
-   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
-   experience rather than anyone's publication: replace them by cf_cost_fit on your own measurements as soon as you have
-   some. */
-static const cf_gpu cf__gpus[] = {
-    /* name, flops, gemm, attention forward and backward, processors,
-       bandwidth, memory, nvlink, network, pcie, link, launch, latency */
-    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 108,
-     1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
-    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 108,
-     2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
-    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
-     3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
-     4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-};
-
-CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index) {
-    const int64_t count = (int64_t)(sizeof cf__gpus / sizeof cf__gpus[0]);
-    return index >= 0 && index < count ? &cf__gpus[index] : NULL;
-}
-
-CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name) {
-    const cf_gpu *gpu;
-    int64_t i;
-    for (i = 0; name != NULL && (gpu = cf_gpu_at(i)) != NULL; i++)
-        if (cf__same_name(gpu->name, name)) return gpu;
-    return NULL;
-}
-
-/* ---- costs from numbers ---- */
-
-/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
-   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
-   matrices. */
-#define CF__FORWARD_KERNELS 12
-#define CF__INPUT_KERNELS 14
-#define CF__WEIGHT_KERNELS 7
-#define CF__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
-#define CF__LOSS_KERNELS 6
-
-/* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
-typedef struct cf__work {
-    double kernels, collectives;                /* a pass */
-    double pass_bytes;                          /* device memory, a pass */
-    double token_flops, token_bytes, link_bytes; /* a token */
-    double pair_flops, pair_bytes;              /* an attention pair */
-} cf__work;
-
-static void cf__work_add(cf__work *to, const cf__work *more) {
-    to->kernels += more->kernels;
-    to->collectives += more->collectives;
-    to->pass_bytes += more->pass_bytes;
-    to->token_flops += more->token_flops;
-    to->token_bytes += more->token_bytes;
-    to->link_bytes += more->link_bytes;
-    to->pair_flops += more->pair_flops;
-    to->pair_bytes += more->pair_bytes;
-}
-
-/* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
-static cf_pass_cost cf__work_seconds(const cf__work *work, const cf_gpu *gpu, double attention, double link_rate) {
-    cf_pass_cost cost;
-    cost.constant = cf__product(work->kernels, gpu->launch) + cf__product(work->collectives, gpu->latency);
-    cost.constant += work->pass_bytes / gpu->bandwidth;
-    cost.per_token = work->token_flops / cf__product(gpu->flops, gpu->gemm) + work->token_bytes / gpu->bandwidth;
-    cost.per_token += work->link_bytes / link_rate;
-    cost.per_pair = work->pair_flops / cf__product(gpu->flops, attention) + work->pair_bytes / gpu->bandwidth;
-    return cost;
-}
-
-/* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
-static double cf__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
-
-/* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
-   6 f bytes. Whole numbers below 2^53, so exact. */
-static double cf__elementwise_bytes(const cf__shard *shard) {
-    int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
-    return cf__product((double)shard->layers, (double)bytes);
-}
-
-/* Weights of the layers' matrices on one GPU. */
-static double cf__matrix_weights(const cf__shard *shard) {
-    double a_layer = cf__product((double)shard->hidden, (double)(2 * shard->q + 2 * shard->kv));
-    a_layer += cf__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn));
-    return cf__product((double)shard->layers, a_layer);
-}
-
-/* The layers forward, without loss. */
-static cf__work cf__layers_forward(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
-    double layers = (double)shard->layers, weights = cf__matrix_weights(shard);
-    cf__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CF__FORWARD_KERNELS * layers;
-    work.collectives = tp > 1 ? CF__COLLECTIVES * layers : 0;
-    work.pass_bytes = 2 * weights;
-    work.token_flops = 2 * weights;
-    work.token_bytes = cf__elementwise_bytes(shard);
-    work.link_bytes = cf__product(CF__COLLECTIVES * layers, cf__product(2 * (double)shard->hidden, cf__ring_share(tp)));
-    work.pair_flops = cf__product(4 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 4 * (double)shard->kv) / (double)chunk_size; /* K and V */
-    return work;
-}
-
-/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
-   of keys, of which a prefix has plenty. */
-static double cf__partial_wave(const cf_gpu *gpu, const cf__shard *shard, int64_t chunk_size) {
-    double blocks = cf__product((double)shard->heads, (double)chunk_size) / 128;
-    return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
-}
-
-/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
-   written beside K and V. */
-static cf__work cf__layers_input(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
-    cf__work work = cf__layers_forward(shard, tp, 0);
-    double layers = (double)shard->layers;
-    work.kernels = CF__INPUT_KERNELS * layers;
-    work.token_bytes *= 2;
-    work.pair_flops = cf__product(10 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
-    return work;
-}
-
-/* The gradient of the weights, added to a float accumulator. */
-static cf__work cf__layers_weight(const cf__shard *shard) {
-    double weights = cf__matrix_weights(shard);
-    cf__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CF__WEIGHT_KERNELS * (double)shard->layers;
-    work.pass_bytes = 8 * weights;
-    work.token_flops = 2 * weights;
-    return work;
-}
-
-/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
-   written and read about twice in 10 bytes each. */
-static cf__work cf__head_work(const cf__shard *shard) {
-    double weights = cf__product((double)shard->hidden, (double)shard->vocab);
-    cf__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CF__LOSS_KERNELS;
-    work.pass_bytes = 2 * weights;
-    work.token_flops = 2 * weights;
-    work.token_bytes = 20 * (double)shard->vocab;
-    return work;
-}
-
-static void cf__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
-    out->constant = a->constant + b->constant;
-    out->per_token = a->per_token + b->per_token;
-    out->per_pair = a->per_pair + b->per_pair;
-}
-
-static cf_stage_cost cf__stage_seconds(const cf_cost_desc *desc, const cf__shard *shard, double link_rate) {
-    const cf_gpu *gpu = desc->gpu;
-    int64_t tp = desc->parallel.tp;
-    cf__work forward = cf__layers_forward(shard, tp, desc->chunk_size);
-    cf__work input = cf__layers_input(shard, tp, desc->chunk_size), weight = cf__layers_weight(shard);
-    cf__work again, head = cf__head_work(shard);
-    cf_pass_cost again_seconds;
-    cf_stage_cost cost;
-    forward.pair_flops = cf__product(forward.pair_flops, cf__partial_wave(gpu, shard, desc->chunk_size));
-    again = forward;
-    if (shard->last) {
-        cf__work_add(&forward, &head);
-        cf__work_add(&input, &head);
-        head.pass_bytes *= 4; /* the float accumulator */
-        head.token_bytes = 0;
-        cf__work_add(&weight, &head);
-    }
-    cost.forward = cf__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    cost.replay = cost.forward;
-    cost.input = cf__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
-    cost.weight = cf__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
-    again_seconds = cf__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
-    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cf__cost_sum(&cost.input, &again_seconds, &cost.input);
-    cf__cost_sum(&cost.input, &cost.weight, &cost.backward);
-    return cost;
-}
-
-static int cf__is_rate(double x) { return x > 0 && x <= DBL_MAX; }
-
-static cf_result cf__check_gpu(const cf_gpu *gpu, cf_error *error) {
-    const char *field = NULL;
-    if (gpu == NULL) return cf__fail_null(error, "gpu");
-    if (!cf__is_rate(gpu->flops)) field = "gpu.flops";
-    else if (!(gpu->gemm > 0 && gpu->gemm <= 1)) field = "gpu.gemm";
-    else if (!(gpu->attention_forward > 0 && gpu->attention_forward <= 1)) field = "gpu.attention_forward";
-    else if (!(gpu->attention_backward > 0 && gpu->attention_backward <= 1)) field = "gpu.attention_backward";
-    else if (!cf__is_rate(gpu->bandwidth)) field = "gpu.bandwidth";
-    else if (!cf__is_rate(gpu->nvlink)) field = "gpu.nvlink";
-    else if (!cf__is_rate(gpu->network)) field = "gpu.network";
-    else if (!cf__is_rate(gpu->pcie)) field = "gpu.pcie";
-    else if (!(gpu->link > 0 && gpu->link <= 1)) field = "gpu.link";
-    if (field != NULL)
-        return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must be finite and above 0; a fraction at most 1");
-    if (gpu->processors < 1 || gpu->processors > CF_MAX_RANKS)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "gpu.processors", -1, 1, gpu->processors, "out of range");
-    if (!cf__is_cost(gpu->launch)) field = "gpu.launch";
-    if (!cf__is_cost(gpu->latency)) field = "gpu.latency";
-    if (field == NULL) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
-}
-
-/* Bytes/s of a group that spans `span` neighbouring ranks. */
-static double cf__link_rate(const cf_cost_desc *desc, int64_t span) {
-    return cf__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
-}
-
-/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
-   writes: a float gradient, three float states both ways, a bf16 parameter. */
-static double cf__step_seconds(const cf_cost_desc *desc, double parameters) {
-    const cf_parallel *parallel = &desc->parallel;
-    double rate = cf__link_rate(desc, parallel->tp * parallel->dp), share = cf__ring_share(parallel->dp);
-    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
-    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
-    double seconds = cf__product(exchanged, share) / rate;
-    return seconds + 30 * owned / desc->gpu->bandwidth;
-}
-
-/* The slowest stage's. */
-static cf_result cf__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
-    int64_t s, v;
-    double slowest = 0;
-    for (s = 0; s < desc->parallel.pp; s++) {
-        double parameters = 0, seconds;
-        for (v = 0; v < desc->parallel.n_virtual; v++) {
-            cf__shard shard = cf__shard_of(desc->model, &desc->parallel, v * desc->parallel.pp + s);
-            cf_parameters counted;
-            if (!cf__count_parameters(desc->model, &shard, &counted)) return cf__fail_size(error, "parameters");
-            parameters += (double)counted.total;
-        }
-        seconds = cf__step_seconds(desc, parameters);
-        if (seconds > slowest) slowest = seconds;
-    }
-    *out = slowest;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
-                                         cf_timing *timing, double *step_seconds, cf_error *error) {
-    cf_cost_desc full;
-    cf__shard shard;
-    cf_result r;
-    int64_t s, span, most_layers = 0;
-    double step = 0;
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    if (stages == NULL) return cf__fail_null(error, "stages");
-    if (timing == NULL) return cf__fail_null(error, "timing");
-    full = *desc;
-    if ((r = cf__resolve_parallel(desc->model, &desc->parallel, &full.parallel, error)) != CF_OK) return r;
-    if ((r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
-    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
-    if ((r = cf__range(full.gpus_per_node, 1, CF_MAX_RANKS, "gpus_per_node", error)) != CF_OK) return r;
-    if ((r = cf__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return r;
-    if (count != full.parallel.pp * full.parallel.n_virtual)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
-                        "must be the number of virtual stages");
-    if ((r = cf__slowest_step(&full, &step, error)) != CF_OK) return r;
-    for (s = 0; s < count; s++) {
-        shard = cf__shard_of(full.model, &full.parallel, s);
-        stages[s] = cf__stage_seconds(&full, &shard, cf__link_rate(&full, full.parallel.tp));
-        most_layers = cf__max(most_layers, shard.layers);
-    }
-    shard = cf__shard_of(full.model, &full.parallel, 0);
-    span = full.parallel.tp * full.parallel.dp * full.parallel.pp;
-    memset(timing, 0, sizeof *timing);
-    timing->all = stages[0];
-    timing->stages = stages;
-    timing->latency = full.gpu->latency;
-    timing->seconds_per_token = (double)cf__div_up(2 * shard.hidden, shard.sequence) / cf__link_rate(&full, span);
-    timing->offload_seconds_per_token = cf__product(4 * (double)shard.kv, (double)most_layers) /
-                                        cf__product(full.gpu->pcie, full.gpu->link);
-    if (step_seconds != NULL) *step_seconds = step;
-    return CF_OK;
-}
-
-/* ================================================================================================================
-   >>pack
-
-   The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, assign each
-   to a unit, spread units over ranks, number the chunks, write the plan.
-
-   A unit is what gets a rank as a whole: units 0 .. n_groups - 1 are the groups (their room is the free space of the
-   last chunk), the others are standalone chunks. An item is a short sequence.
-   ================================================================================================================ */
 
 typedef struct cf__unit {
     int32_t room;        /* free tokens of its open chunk */
@@ -3683,48 +2935,6 @@ static void cf__assign_items(cf__packer *p) {
 
 /* ---- spreading units over ranks ---- */
 
-/* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
-static int cf__heap_less(const double *keys, int32_t a, int32_t b) {
-    return keys[a] < keys[b] || (keys[a] <= keys[b] && a < b);
-}
-
-static void cf__heap_sink(int32_t *heap, int64_t n, int64_t i, const double *keys) {
-    int32_t id = heap[i];
-    for (;;) {
-        int64_t child = 2 * i + 1;
-        if (child + 1 < n && cf__heap_less(keys, heap[child + 1], heap[child])) child++;
-        if (child >= n || !cf__heap_less(keys, heap[child], id)) break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = id;
-}
-
-static void cf__heap_push(int32_t *heap, int64_t n, int32_t id, const double *keys) {
-    while (n > 0 && cf__heap_less(keys, id, heap[(n - 1) / 2])) {
-        heap[n] = heap[(n - 1) / 2];
-        n = (n - 1) / 2;
-    }
-    heap[n] = id;
-}
-
-static int32_t cf__heap_pop(int32_t *heap, int64_t n, const double *keys) {
-    int32_t top = heap[0];
-    heap[0] = heap[n - 1];
-    if (n > 1) cf__heap_sink(heap, n - 1, 0, keys);
-    return top;
-}
-
-/* Sorts ids by falling key. */
-static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
-    int64_t i;
-    for (i = n / 2 - 1; i >= 0; i--) cf__heap_sink(ids, n, i, keys);
-    for (i = n; i > 1; i--) {
-        int32_t least = cf__heap_pop(ids, i, keys);
-        ids[i - 1] = least;
-    }
-}
-
 /* A chunk's constant cost is counted once per chunk, so that of its slices is left out. */
 static double cf__slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
     cf_pass_cost cost = p->weights;
@@ -4088,10 +3298,6 @@ static cf_result cf__packer_assign(cf__packer *p) {
     if (result != CF_OK) return result;
     cf__assign_items(p);
     return cf__spread(p);
-}
-
-static cf_result cf__too_large(cf_error *error, const char *field) {
-    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in memory");
 }
 
 /* Puts a plan, header first, into memory that is large enough. */
@@ -4485,7 +3691,9 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
     return result;
 }
 
-/* ---- feeding an attention kernel ---- */
+/* ================================================================================================================
+   >>metadata
+   ================================================================================================================ */
 
 static cf_result cf__check_chunk_id(const cf_plan *plan, int64_t chunk, int64_t least, cf_error *error) {
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -4612,6 +3820,268 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
         cf__fill_rows(row + slice->length, cf__round_up(slice->length, plan->align) - slice->length, -1, 0);
     }
     return CF_OK;
+}
+
+/* ================================================================================================================
+   >>model
+   ================================================================================================================ */
+
+/* From the models' published configurations; tests hold each against its published number of parameters. */
+static const cf_model cf__models[] = {
+    /* name, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate
+       */
+    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0},
+    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0},
+    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0},
+    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0},
+    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
+};
+
+static int cf__same_name(const char *a, const char *b) { /* ASCII letters in either case */
+    for (;; a++, b++) {
+        int x = *a >= 'A' && *a <= 'Z' ? *a - 'A' + 'a' : *a;
+        int y = *b >= 'A' && *b <= 'Z' ? *b - 'A' + 'a' : *b;
+        if (x != y) return 0;
+        if (x == 0) return 1;
+    }
+}
+
+CHUNKFLOW_API const cf_model *cf_model_at(int64_t index) {
+    const int64_t count = (int64_t)(sizeof cf__models / sizeof cf__models[0]);
+    return index >= 0 && index < count ? &cf__models[index] : NULL;
+}
+
+CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
+    const cf_model *model;
+    int64_t i;
+    for (i = 0; name != NULL && (model = cf_model_at(i)) != NULL; i++)
+        if (cf__same_name(model->name, name)) return model;
+    return NULL;
+}
+
+static int64_t cf__head_dim(const cf_model *model) {
+    return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
+}
+
+/* The divisor of `whole` next below value. */
+static int64_t cf__divisor_below(int64_t whole, int64_t value) {
+    while (value > 1 && whole % value != 0) value--;
+    return value;
+}
+
+CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
+    cf_result r;
+    if (model == NULL) return cf__fail_null(error, "model");
+    if ((r = cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error)) != CF_OK) return r;
+    if ((r = cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error)) != CF_OK) return r;
+    if ((r = cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error)) != CF_OK) return r;
+    r = cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "more than heads", error);
+    if (r != CF_OK) return r;
+    if ((r = cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error)) != CF_OK) return r;
+    if ((r = cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error)) != CF_OK) return r;
+    if ((r = cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error)) != CF_OK) return r;
+    if (model->heads % model->kv_heads != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
+                        cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
+    if (model->head_dim == 0 && model->hidden % model->heads != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, cf__divisor_below(model->hidden, model->heads),
+                        model->heads, "must divide hidden, or head_dim must be given");
+    return CF_OK;
+}
+
+/* ---- splitting ---- */
+
+CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
+    static const char *const names[] = {"?", "none", "selective", "full"};
+    return cf__name(names, CF_RECOMPUTE_COUNT, (int64_t)recompute);
+}
+
+CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
+    cf_parallel full = *parallel;
+    if (full.tp == 0) full.tp = 1;
+    if (full.pp == 0) full.pp = 1;
+    if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.dp == 0) full.dp = 1;
+    if (full.recompute == CF_RECOMPUTE_DEFAULT) full.recompute = CF_RECOMPUTE_NONE;
+    if (full.vocab_multiple == 0) full.vocab_multiple = 1;
+    return full;
+}
+
+static int cf__tp_fits(const cf_model *model, int64_t tp) {
+    return model->heads % tp == 0 && model->ffn % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
+}
+
+/* Layers given stage by stage: none empty, and together those of the model. */
+static cf_result cf__check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    int64_t s, sum = 0;
+    for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
+        if (parallel->layers[s] < 1 || parallel->layers[s] > model->layers)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", s, 1, parallel->layers[s],
+                            "a stage must have at least one layer, and no more than the model");
+        sum += parallel->layers[s];
+    }
+    if (sum != model->layers)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, model->layers, sum,
+                        "must add up to the model's layers");
+    return CF_OK;
+}
+
+/* parallel: defaults filled in. */
+static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    int64_t most = model->layers, tp = parallel->tp;
+    cf_result r;
+    if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
+    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers", error);
+    if (r != CF_OK) return r;
+    most /= parallel->pp;
+    r = cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual", "more virtual stages than layers", error);
+    if (r != CF_OK) return r;
+    if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
+    if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
+    if ((r = cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
+        return r;
+    if ((r = cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error)) != CF_OK) return r;
+    if (!cf__tp_fits(model, tp)) {
+        int64_t fitting = tp;
+        while (!cf__tp_fits(model, fitting)) fitting--; /* 1 fits always */
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, tp,
+                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
+    }
+    return parallel->layers != NULL ? cf__check_layers(model, parallel, error) : CF_OK;
+}
+
+/* Checks both and hands back the split with its defaults. */
+static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *given, cf_parallel *full,
+                                      cf_error *error) {
+    cf_result r;
+    if ((r = cf_model_validate(model, error)) != CF_OK) return r;
+    if (given == NULL) return cf__fail_null(error, "parallel");
+    *full = cf_parallel_defaults(given);
+    return cf__check_parallel(model, full, error);
+}
+
+CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    cf_parallel full;
+    return cf__resolve_parallel(model, parallel, &full, error);
+}
+
+static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
+    int64_t last = parallel->pp * parallel->n_virtual - 1;
+    return cf__bounded(stage, 0, last, "stage", "there are fewer virtual stages", error);
+}
+
+/* What one GPU of a virtual stage has of the model. */
+typedef struct cf__shard {
+    int64_t layers;
+    int64_t hidden;
+    int64_t q;          /* heads x head_dim on this GPU */
+    int64_t kv;         /* the same for K (or V), replicas included */
+    int64_t heads;
+    int64_t ffn;
+    int64_t vocab;      /* rows of the embedding and of the head */
+    int64_t sequence;   /* over how many GPUs the rows of norms and residuals are split */
+    int64_t mlp_matrices;
+    int first, last;    /* has the embedding; has the head */
+} cf__shard;
+
+/* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
+static int64_t cf__even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
+    int64_t left = layers % n_stages;
+    if (stage == 0) return layers / n_stages + (left == n_stages - 1 && left > 0);
+    return layers / n_stages + (stage <= left && stage < n_stages - 1);
+}
+
+/* model and parallel have been checked. */
+static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
+    int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
+    int64_t dim = cf__head_dim(model);
+    cf__shard shard;
+    shard.layers = parallel->layers != NULL ? parallel->layers[stage] : cf__even_layers(model->layers, n_stages, stage);
+    shard.hidden = model->hidden;
+    shard.heads = model->heads / tp;
+    shard.q = shard.heads * dim;
+    shard.kv = cf__max(model->kv_heads / tp, 1) * dim;
+    shard.ffn = model->ffn / tp;
+    shard.vocab = cf__div_up(cf__div_up(model->vocab, tp), parallel->vocab_multiple) * parallel->vocab_multiple;
+    shard.sequence = parallel->no_sequence ? 1 : tp;
+    shard.mlp_matrices = model->no_gate ? 2 : 3;
+    shard.first = stage == 0;
+    shard.last = stage == n_stages - 1;
+    return shard;
+}
+
+/* 0 where a count does not fit. */
+static int cf__count_parameters(const cf_model *model, const cf__shard *shard, cf_parameters *out) {
+    int64_t n = shard->layers, h = shard->hidden;
+    int gate = model->no_gate ? 1 : 2; /* MLP matrices that lead in */
+    cf__tally embedding = {0, 0}, attention = {0, 0}, mlp = {0, 0}, norms = {0, 0}, head = {0, 0}, total = {0, 0};
+    if (shard->first) cf__tally_add(&embedding, shard->vocab, h, 1);
+    if (shard->last && !(model->tied && shard->first)) cf__tally_add(&head, shard->vocab, h, 1);
+    cf__tally_add(&attention, n, h, 2 * shard->q + 2 * shard->kv);
+    if (model->qkv_bias) cf__tally_add(&attention, n, shard->q + 2 * shard->kv, 1);
+    if (model->out_bias) cf__tally_add(&attention, n, h, 1);
+    cf__tally_add(&mlp, n * shard->mlp_matrices, h, shard->ffn);
+    if (model->mlp_bias) cf__tally_add(&mlp, n, gate * shard->ffn + h, 1);
+    cf__tally_add(&norms, n, 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0), 1);
+    if (shard->last) cf__tally_add(&norms, h, 1, 1);
+    cf__tally_add(&total, embedding.sum, 1, 1);
+    cf__tally_add(&total, attention.sum, 1, 1);
+    cf__tally_add(&total, mlp.sum, 1, 1);
+    cf__tally_add(&total, norms.sum, 1, 1);
+    cf__tally_add(&total, head.sum, 1, 1);
+    out->embedding = embedding.sum;
+    out->attention = attention.sum;
+    out->mlp = mlp.sum;
+    out->norms = norms.sum;
+    out->head = head.sum;
+    out->total = total.sum;
+    return !(embedding.overflow || attention.overflow || mlp.overflow || norms.overflow || head.overflow ||
+             total.overflow);
+}
+
+CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                        int64_t *layers, cf_error *error) {
+    cf_parallel full;
+    cf_result r;
+    if (layers == NULL) return cf__fail_null(error, "layers");
+    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    *layers = cf__shard_of(model, &full, stage).layers;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                            cf_parameters *out, cf_error *error) {
+    cf_parallel full;
+    cf_parameters counted;
+    cf__shard shard;
+    cf_result r;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
+    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    shard = cf__shard_of(model, &full, stage);
+    if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
+    *out = counted;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error) {
+    cf_parallel whole;
+    memset(&whole, 0, sizeof whole);
+    return cf_stage_parameters(model, &whole, 0, out, error);
 }
 
 /* ================================================================================================================
@@ -4920,10 +4390,7 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
 }
 
 /* ================================================================================================================
-   >>graph
-
-   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
-   stage. What a node waits for follows from its number; only the other direction needs to be sorted.
+   >>pipeline
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
@@ -4942,6 +4409,225 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
                                                      "replay",     "own",      "slot"};
     return cf__name(names, CF_EDGE_COUNT, (int64_t)why);
 }
+
+/* ---- passes of a stage ---- */
+
+/* All defaults filled in: one cost for each compute pass, by its cf_pass. */
+typedef struct cf__costs {
+    cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
+} cf__costs;
+
+static int cf__is_free(const cf_pass_cost *cost) {
+    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
+}
+
+static cf_pass_cost cf__sum_of_costs(const cf_pass_cost *a, const cf_pass_cost *b) {
+    cf_pass_cost sum;
+    sum.constant = a->constant + b->constant;
+    sum.per_token = a->per_token + b->per_token;
+    sum.per_pair = a->per_pair + b->per_pair;
+    return sum;
+}
+
+static cf_pass_cost cf__half_of_cost(const cf_pass_cost *cost) {
+    cf_pass_cost half;
+    half.constant = cost->constant / 2;
+    half.per_token = cost->per_token / 2;
+    half.per_pair = cost->per_pair / 2;
+    return half;
+}
+
+static cf__costs cf__fill_costs(const cf_stage_cost *given) {
+    cf__costs costs;
+    cf_pass_cost *of = costs.of;
+    of[CF_F] = given->forward;
+    of[CF_R] = given->replay;
+    of[CF_B] = given->backward;
+    of[CF_I] = given->input;
+    of[CF_W] = given->weight;
+    if (cf__is_free(&of[CF_F]) && cf__is_free(&of[CF_R]) && cf__is_free(&of[CF_B]) && cf__is_free(&of[CF_I]) &&
+        cf__is_free(&of[CF_W]))
+        of[CF_F].per_token = 1;
+    if (cf__is_free(&of[CF_R])) of[CF_R] = of[CF_F];
+    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_I], &of[CF_W]);
+    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_F], &of[CF_F]);
+    if (cf__is_free(&of[CF_I])) of[CF_I] = cf__half_of_cost(&of[CF_B]);
+    if (cf__is_free(&of[CF_W])) of[CF_W] = cf__half_of_cost(&of[CF_B]);
+    return costs;
+}
+
+static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
+    int64_t v, i, n = timing->stages != NULL ? n_v : 1;
+    if (!cf__is_cost(timing->latency) || !cf__is_cost(timing->seconds_per_token) ||
+        !cf__is_cost(timing->offload_seconds_per_token))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, -1, "must be finite and not negative");
+    for (v = 0; v < n; v++) {
+        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[v] : &timing->all;
+        const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
+        costs[0] = &stage->forward;
+        costs[1] = &stage->replay;
+        costs[2] = &stage->backward;
+        costs[3] = &stage->input;
+        costs[4] = &stage->weight;
+        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++)
+            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) ||
+                !cf__is_cost(costs[i]->per_pair))
+                return cf__fail(error, CF_ERROR_ARGUMENT, "timing.stages", v, 0, -1, "must be finite and not negative");
+    }
+    return CF_OK;
+}
+
+/* Chunks of the unit that chunk `id` belongs to (its group's, or 1). 0 where plan and group disagree. */
+static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *g;
+    if (c->group == -1) return 1;
+    if (c->group < 0 || c->group >= plan->n_groups) return 0;
+    g = &plan->groups[c->group];
+    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks)
+        return 0;
+    if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
+    return g->n_chunks;
+}
+
+/* ---- the pipeline: what is scheduled, and what each pass costs ---- */
+
+/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk
+   on a virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks
+   memory. */
+typedef struct cf__pipeline {
+    const cf_plan *plan;
+    const cf_chunk *chunks;
+    int64_t first_chunk;
+    int64_t n;          /* chunks */
+    int64_t n_stages;
+    int64_t n_v;        /* virtual stages */
+    int64_t k;
+    int local;          /* local replay */
+    cf__costs all;      /* of every virtual stage, unless there are: */
+    cf__costs *by_stage; /* (n_v) or NULL */
+    const cf_timing *timing;
+    double latency, per_token;
+} cf__pipeline;
+
+static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
+                                    cf_replay replay, const cf_timing *timing) {
+    cf__pipeline pipe;
+    memset(&pipe, 0, sizeof pipe);
+    pipe.plan = plan;
+    pipe.first_chunk = rank * plan->n_steps;
+    pipe.chunks = plan->n_chunks > 0 ? &plan->chunks[pipe.first_chunk] : NULL;
+    pipe.n = plan->n_steps;
+    pipe.n_stages = n_stages;
+    pipe.n_v = n_stages * n_virtual;
+    pipe.k = k;
+    pipe.local = replay == CF_REPLAY_LOCAL;
+    pipe.timing = timing;
+    return pipe;
+}
+
+static const cf__costs *cf__costs_of(const cf__pipeline *pipe, int64_t v) {
+    return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
+}
+
+/* Seconds of a compute pass of a chunk on a virtual stage. */
+static double cf__pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return cf_cost_seconds(&cf__costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
+}
+
+/* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
+static double cf__transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
+    if (pipe->n_stages == 1) return 0;
+    return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
+}
+
+/* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
+static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error) {
+    double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
+    int64_t v, i;
+    for (i = 0; i < pipe->n; i++) {
+        tokens += (double)pipe->chunks[i].padded;
+        pairs += (double)pipe->chunks[i].pairs;
+    }
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
+            const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
+            total += cost->constant * n + cost->per_token * tokens + cost->per_pair * pairs;
+        }
+    total += 3 * (double)pipe->n_v * (pipe->latency * n + pipe->per_token * tokens);
+    if (total <= DBL_MAX / 1e6) return CF_OK;
+    return cf__fail(error, CF_ERROR_OVERFLOW, "timing", -1, 0, -1, "the total time is not finite");
+}
+
+static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
+    int64_t n = pipe->timing != NULL && pipe->timing->stages != NULL ? pipe->n_v : 0;
+    pipe->by_stage = (cf__costs *)cf__take(carver, n, sizeof(cf__costs));
+    if (n == 0) pipe->by_stage = NULL;
+}
+
+/* Once the memory is there. */
+static void cf__fill_pipeline(cf__pipeline *pipe) {
+    static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
+    int64_t v;
+    pipe->all = cf__fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
+    for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
+        pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
+    pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
+    pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
+}
+
+/* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
+static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *g;
+    if (c->group == -1) return 1;
+    if (c->group < 0 || c->group >= plan->n_groups) return 0;
+    g = &plan->groups[c->group];
+    if (g->first_chunk != id || g->n_chunks < 1 || g->n_chunks > plan->n_steps - id % plan->n_steps) return 0;
+    return g->n_chunks;
+}
+
+/* Chunks of the group after this one; 0 for a standalone chunk. */
+static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
+}
+
+/* A unit's chunks agree with its group: the dispatch and the patterns count on it. */
+static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        const cf_chunk *c = &plan->chunks[id + i];
+        if (c->group != plan->chunks[id].group || c->index != i)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
+                            "chunks and groups disagree");
+        if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
+                            "its slices do not exist");
+    }
+    return CF_OK;
+}
+
+static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
+    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
+    for (; id < end; id += n) {
+        cf_result result;
+        n = cf__unit_chunks(plan, id);
+        if (n == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
+                            "chunks and groups disagree");
+        if ((result = cf__check_unit(plan, id, n, error)) != CF_OK) return result;
+    }
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>graph
+
+   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
+   stage. What a node waits for follows from its number; only the other direction needs to be sorted.
+   ================================================================================================================ */
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
     cf_graph_desc full;
@@ -4970,19 +4656,6 @@ static cf__costs cf__costs_at(const cf_timing *timing, int64_t stage) {
     memset(&unit, 0, sizeof unit);
     if (timing == NULL) return cf__fill_costs(&unit);
     return cf__fill_costs(timing->stages != NULL ? &timing->stages[stage] : &timing->all);
-}
-
-/* Chunks of the unit that chunk `id` belongs to (its group's, or 1). 0 where plan and group disagree. */
-static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *g;
-    if (c->group == -1) return 1;
-    if (c->group < 0 || c->group >= plan->n_groups) return 0;
-    g = &plan->groups[c->group];
-    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks)
-        return 0;
-    if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
-    return g->n_chunks;
 }
 
 static int cf__is_replayed(const cf__grapher *g, int64_t chunk) {
@@ -5612,111 +5285,536 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     return full;
 }
 
-/* ---- the pipeline: what is scheduled, and what each pass costs ---- */
+/* ---- memory limits ---- */
 
-/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk
-   on a virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks
-   memory. */
-typedef struct cf__pipeline {
-    const cf_plan *plan;
-    const cf_chunk *chunks;
-    int64_t first_chunk;
-    int64_t n;          /* chunks */
-    int64_t n_stages;
-    int64_t n_v;        /* virtual stages */
-    int64_t k;
-    int local;          /* local replay */
-    cf__costs all;      /* of every virtual stage, unless there are: */
-    cf__costs *by_stage; /* (n_v) or NULL */
-    const cf_timing *timing;
-    double latency, per_token;
-} cf__pipeline;
+/* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
+typedef struct cf__limits {
+    int64_t chunks, bytes;
+} cf__limits;
 
-static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
-                                    cf_replay replay, const cf_timing *timing) {
-    cf__pipeline pipe;
-    memset(&pipe, 0, sizeof pipe);
-    pipe.plan = plan;
-    pipe.first_chunk = rank * plan->n_steps;
-    pipe.chunks = plan->n_chunks > 0 ? &plan->chunks[pipe.first_chunk] : NULL;
-    pipe.n = plan->n_steps;
-    pipe.n_stages = n_stages;
-    pipe.n_v = n_stages * n_virtual;
-    pipe.k = k;
-    pipe.local = replay == CF_REPLAY_LOCAL;
-    pipe.timing = timing;
-    return pipe;
+static cf__limits cf__limits_of(const cf_schedule_desc *desc, int64_t stage) {
+    cf__limits limits;
+    limits.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
+    limits.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
+    if (limits.chunks == 0) limits.chunks = INT64_MAX;
+    if (limits.bytes == 0) limits.bytes = INT64_MAX;
+    return limits;
 }
 
-static const cf__costs *cf__costs_of(const cf__pipeline *pipe, int64_t v) {
-    return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
-}
-
-/* Seconds of a compute pass of a chunk on a virtual stage. */
-static double cf__pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
-    const cf_chunk *c = &pipe->chunks[chunk];
-    return cf_cost_seconds(&cf__costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
-}
-
-/* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
-static double cf__transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
-    if (pipe->n_stages == 1) return 0;
-    return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
-}
-
-/* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
-static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error) {
-    double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
-    int64_t v, i;
-    for (i = 0; i < pipe->n; i++) {
-        tokens += (double)pipe->chunks[i].padded;
-        pairs += (double)pipe->chunks[i].pairs;
+/* The same of the tightest stage, for one of its virtual stages. */
+static cf__limits cf__tightest(const cf_schedule_desc *desc) {
+    cf__limits least = cf__limits_of(desc, 0);
+    int64_t s;
+    for (s = 1; s < desc->n_stages; s++) {
+        cf__limits limits = cf__limits_of(desc, s);
+        least.chunks = cf__min(least.chunks, limits.chunks);
+        least.bytes = cf__min(least.bytes, limits.bytes);
     }
-    for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-            const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
-            total += cost->constant * n + cost->per_token * tokens + cost->per_pair * pairs;
+    if (least.chunks < INT64_MAX) least.chunks /= desc->n_virtual;
+    if (least.bytes < INT64_MAX) least.bytes /= desc->n_virtual;
+    return least;
+}
+
+static int cf__counts_bytes(const cf_schedule_desc *desc) {
+    return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
+}
+
+static int cf__is_limited(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
+}
+
+/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it
+   being kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of
+   the rest. */
+typedef struct cf__holding {
+    const cf_chunk *chunks; /* of the unit */
+    const cf_bytes *bytes;
+    int64_t n, k;
+    int local, dependent;
+} cf__holding;
+
+/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1].
+   */
+static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
+    int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
+    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* before its replay */
+    for (i = 0; i < h->n; i++) {
+        const cf_chunk *c = &h->chunks[i];
+        int64_t state = 0, held;
+        window += c->padded;
+        if (i >= h->k) {
+            window -= h->chunks[i - h->k].padded;
+            saved += h->chunks[i - h->k].padded;
         }
-    total += 3 * (double)pipe->n_v * (pipe->latency * n + pipe->per_token * tokens);
-    if (total <= DBL_MAX / 1e6) return CF_OK;
-    return cf__fail(error, CF_ERROR_OVERFLOW, "timing", -1, 0, -1, "the total time is not finite");
+        if (h->dependent) state = c->prefix + plan->slices[c->first_slice].length;
+        held = window * per_slot + state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
+        if (h->local) held += saved * h->bytes->per_token_boundary;
+        most = cf__max(most, held);
+        if (needs != NULL) needs[i] = most;
+    }
+    return most;
 }
 
-static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
-    int64_t n = pipe->timing != NULL && pipe->timing->stages != NULL ? pipe->n_v : 0;
-    pipe->by_stage = (cf__costs *)cf__take(carver, n, sizeof(cf__costs));
-    if (n == 0) pipe->by_stage = NULL;
+/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs.
+   */
+static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, const cf__limits *limits, int64_t chunk,
+                             int64_t n, int64_t *bytes) {
+    cf__holding h;
+    int64_t low = 1, high = cf__min(cf__min(desc->k, n), limits->chunks);
+    if (!cf__counts_bytes(desc) || high == 0) return high;
+    h.chunks = &plan->chunks[chunk];
+    h.bytes = &desc->bytes;
+    h.n = n;
+    h.local = desc->replay == CF_REPLAY_LOCAL;
+    h.dependent = h.chunks->group >= 0;
+    h.k = 1;
+    *bytes = cf__unit_bytes(&h, plan, NULL);
+    if (*bytes > limits->bytes) return 0;
+    while (low < high) {
+        h.k = low + (high - low + 1) / 2;
+        if (cf__unit_bytes(&h, plan, NULL) <= limits->bytes) low = h.k;
+        else high = h.k - 1;
+    }
+    return low;
 }
 
-/* Once the memory is there. */
-static void cf__fill_pipeline(cf__pipeline *pipe) {
-    static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
-    int64_t v;
-    pipe->all = cf__fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
-    for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
-        pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
-    pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
-    pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
+/* ---- units, as schedules see them ---- */
+
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow
+   `most_k`. */
+typedef struct cf__work_unit {
+    int32_t first, n, k, most_k;
+} cf__work_unit;
+
+/* Chunk i of the unit is dropped in its first forward. */
+static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < unit->n - unit->k; }
+
+/* ---- fixed patterns ----
+
+   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
+   dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
+   backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
+   the kinds differ only in how far it may run ahead with forwards (cf__may_run_ahead).
+
+   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
+   Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
+   takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
+   so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
+   backward to run. */
+
+typedef struct cf__item {
+    int32_t chunk;
+    int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
+    uint8_t pass, keep;
+    uint8_t opens;  /* the first of its unit */
+} cf__item;
+
+typedef struct cf__pattern {
+    cf_schedule_kind kind;
+    int64_t n_items, n_backwards;
+    cf__item *items;     /* (n + n_replays) */
+    int32_t *backwards;  /* (n) chunks, in the order of their backward */
+    int32_t *need;       /* (n) items that must have run before each backward */
+    int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
+    int32_t *place;      /* (n) by chunk: place of its backward */
+    int32_t *unit_of;    /* (n) by chunk */
+    /* R items that are to come: a queue, as they come up in order */
+    int64_t n_due, n_placed;
+    int32_t *due_chunk;  /* (n_replays) */
+    int64_t *due_at;     /* (n_replays) put it at this place, or later */
+} cf__pattern;
+
+/* Everything that making a schedule works with. */
+typedef struct cf__maker {
+    cf_schedule_desc desc; /* defaults filled in */
+    cf__pipeline pipe;
+    cf_error *error;
+    cf__limits tightest;
+    int64_t n_units, n_replays; /* n_replays: on one virtual stage */
+    int64_t n_actions;          /* at most */
+    /* working space, only for more than one virtual stage */
+    cf__work_unit *units;       /* (n_units) in the order in which they start */
+    cf__work_unit *spare;       /* (n_units) */
+    double *unit_seconds;       /* (n_units) by place in plan order */
+    int32_t *sorted;            /* (n_units) */
+    int64_t *needs;             /* (n) bytes from each chunk's backward on, as cf__unit_bytes has it; or NULL */
+    cf__pattern pattern;
+} cf__maker;
+
+static void cf__layout_pattern(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
+    pattern->items = (cf__item *)cf__take(carver, n + n_replays, sizeof(cf__item));
+    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
+    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
 }
 
-/* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
-static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *g;
-    if (c->group == -1) return 1;
-    if (c->group < 0 || c->group >= plan->n_groups) return 0;
-    g = &plan->groups[c->group];
-    if (g->first_chunk != id || g->n_chunks < 1 || g->n_chunks > plan->n_steps - id % plan->n_steps) return 0;
-    return g->n_chunks;
+/* Whether there may be I and W in the schedule. */
+static int cf__splits(const cf_schedule_desc *desc) {
+    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
 }
 
-/* Chunks of the group after this one; 0 for a standalone chunk. */
-static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
-    const cf_chunk *c = &pipe->chunks[chunk];
-    return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
+/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
+static int cf__is_plain(const cf_schedule_desc *desc) {
+    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
 }
 
-/* ---- the clock: when each action of a schedule runs ---- */
+static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
+    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
+    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
+    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
+    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
+    cf__layout_pipeline(&m->pipe, carver);
+    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
+}
+
+/* Sets how many chunks a unit keeps. */
+static void cf__set_k(cf__maker *m, cf__work_unit *unit, int64_t k) {
+    cf__holding h;
+    unit->k = (int32_t)k;
+    if (m->needs == NULL) return;
+    h.chunks = &m->pipe.chunks[unit->first];
+    h.bytes = &m->desc.bytes;
+    h.n = unit->n;
+    h.k = k;
+    h.local = m->pipe.local;
+    h.dependent = h.chunks->group >= 0;
+    cf__unit_bytes(&h, m->pipe.plan, &m->needs[unit->first]);
+}
+
+/* Fills units, in plan order, and needs. */
+static void cf__collect_units(cf__maker *m) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t chunk, n, n_units = 0, bytes = 0;
+    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
+        cf__work_unit *unit = &m->units[n_units++];
+        int64_t id = m->pipe.first_chunk + chunk;
+        n = cf__unit_chunks(plan, id);
+        unit->first = (int32_t)chunk;
+        unit->n = (int32_t)n;
+        unit->most_k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        cf__set_k(m, unit, unit->most_k);
+    }
+}
+
+/* Dearest unit first; equal ones keep their order. */
+static void cf__sort_units(cf__maker *m) {
+    int64_t i, j;
+    int is_sorted = 1;
+    for (i = 0; i < m->n_units; i++) {
+        double seconds = 0;
+        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
+        m->unit_seconds[i] = -seconds;
+        m->sorted[i] = (int32_t)i;
+        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
+    }
+    if (is_sorted) return;
+    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
+    for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
+    memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
+}
+
+static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
+    cf__item *item = &pattern->items[pattern->n_items++];
+    item->chunk = (int32_t)chunk;
+    item->after = 0;
+    item->pass = (uint8_t)pass;
+    item->keep = (uint8_t)keep;
+    item->opens = (uint8_t)opens;
+}
+
+/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that
+   one was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this
+   backward. */
+static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i, int64_t ahead) {
+    cf__pattern *pattern = &m->pattern;
+    int64_t chunk = unit->first + i;
+    pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
+    pattern->place[chunk] = (int32_t)pattern->n_backwards;
+    pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
+    if (m->pipe.local || i < unit->k) return;
+    pattern->due_chunk[pattern->n_due] = (int32_t)(chunk - unit->k);
+    pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
+}
+
+static void cf__add_replay(cf__maker *m, int64_t ahead) {
+    cf__pattern *pattern = &m->pattern;
+    int32_t chunk = pattern->due_chunk[pattern->n_placed++];
+    const cf__work_unit *unit = &m->units[pattern->unit_of[chunk]];
+    cf__add_item(pattern, CF_R, chunk, 1, 0);
+    pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
+    cf__add_backward(m, unit, chunk - unit->first, ahead);
+}
+
+static void cf__add_due_replays(cf__maker *m, int64_t ahead, int all) {
+    cf__pattern *pattern = &m->pattern;
+    while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
+        cf__add_replay(m, ahead);
+}
+
+static void cf__add_unit(cf__maker *m, int64_t id, int64_t ahead) {
+    const cf__work_unit *unit = &m->units[id];
+    int64_t i;
+    for (i = 0; i < unit->n; i++) {
+        m->pattern.unit_of[unit->first + i] = (int32_t)id;
+        cf__add_item(&m->pattern, CF_F, unit->first + i, !cf__is_dropped(unit, i), i == 0);
+        if (i + 1 < unit->n) cf__add_due_replays(m, ahead, 0);
+    }
+    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--)
+        cf__add_backward(m, unit, i, ahead);
+}
+
+/* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
+static int64_t cf__unit_room(const cf__maker *m, const cf__work_unit *unit) {
+    return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
+}
+
+/* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
+static void cf__build_pattern(cf__maker *m) {
+    cf__pattern *pattern = &m->pattern;
+    int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
+    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
+    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between unit and replays. */
+    int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
+    int64_t i, used = 0, begin = 0;
+    pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
+    for (i = 0; i < m->n_units; i++) {
+        int64_t room = cf__unit_room(m, &m->units[i]);
+        if (gpipe && used > limit - room) {
+            cf__add_due_replays(m, ahead, 1);
+            for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+            used = 0;
+        }
+        used += room;
+        cf__add_unit(m, i, ahead);
+        cf__add_due_replays(m, ahead, 0);
+    }
+    cf__add_due_replays(m, ahead, 1);
+    for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+}
+
+/* One stage on its way through the pattern. */
+typedef struct cf__merge {
+    int64_t stage;
+    cf__limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
+    int64_t i, j;          /* next item, next backward */
+    int64_t chunks, bytes; /* held, or promised to a unit */
+    cf_action *next;
+} cf__merge;
+
+/* Whether the stage has room for its next item. */
+static int cf__has_room(const cf__maker *m, const cf__merge *merge) {
+    const cf__item *item = &m->pattern.items[merge->i];
+    const cf__work_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__unit_room(m, unit)) return 0;
+    return !item->keep || merge->chunks < merge->limits.chunks;
+}
+
+/* Whether a stage takes its next forward item although its next backward does not need it yet. */
+static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
+    const cf__pattern *pattern = &m->pattern;
+    int64_t further_down = m->desc.n_stages - 1 - merge->stage;
+    switch (pattern->kind) {
+        case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
+        case CF_SCHEDULE_1F1B:
+            if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
+            return merge->i < pattern->need[merge->j] + further_down;
+        default: return merge->i < pattern->need[merge->j] + further_down;
+    }
+}
+
+static int cf__takes_forward(const cf__maker *m, const cf__merge *merge) {
+    const cf__pattern *pattern = &m->pattern;
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__has_room(m, merge)) return 0;
+    return merge->i < pattern->need[merge->j] || cf__may_run_ahead(m, merge);
+}
+
+static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
+    cf_action *action = (*next)++;
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)v;
+    action->pass = (uint8_t)pass;
+    action->keep = (uint8_t)keep;
+    action->reserved = 0;
+}
+
+static void cf__merge_forward(const cf__maker *m, cf__merge *merge) {
+    const cf__item *item = &m->pattern.items[merge->i++];
+    if (m->needs != NULL && item->opens) merge->bytes += cf__unit_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+    merge->chunks += item->keep;
+    cf__put_action(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
+}
+
+/* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
+static void cf__merge_backward(const cf__maker *m, cf__merge *merge) {
+    int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
+    const cf__work_unit *unit = &m->units[m->pattern.unit_of[chunk]];
+    int64_t i = chunk - unit->first;
+    if (m->pipe.local && cf__is_dropped(unit, i)) cf__put_action(&merge->next, CF_R, id, merge->stage, 1);
+    cf__put_action(&merge->next, CF_B, id, merge->stage, 0);
+    merge->chunks -= !(m->pipe.local && i >= unit->k);
+    if (m->needs != NULL) merge->bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
+}
+
+/* Writes the lists of all stages; returns the number of actions. */
+static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
+    cf__merge merge;
+    int64_t s;
+    memset(&merge, 0, sizeof merge);
+    merge.limits.chunks = merge.limits.bytes = INT64_MAX;
+    merge.next = schedule->actions;
+    for (s = 0; s < m->desc.n_stages; s++) {
+        cf__limits own = cf__limits_of(&m->desc, s);
+        merge.limits.chunks = cf__min(merge.limits.chunks, own.chunks);
+        merge.limits.bytes = cf__min(merge.limits.bytes, own.bytes);
+        merge.stage = s;
+        merge.i = merge.j = 0;
+        schedule->first[s] = merge.next - schedule->actions;
+        while (merge.j < m->pattern.n_backwards) {
+            if (cf__takes_forward(m, &merge)) cf__merge_forward(m, &merge);
+            else cf__merge_backward(m, &merge);
+        }
+    }
+    schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
+    return merge.next - schedule->actions;
+}
+
+static cf_result cf__check_limits(const cf_schedule_desc *desc, cf_error *error) {
+    const cf_bytes *bytes = &desc->bytes;
+    int64_t s;
+    cf_result result;
+    if ((result = cf__range(desc->limit, 0, INT64_MAX, "limit", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->limit_bytes, 0, INT64_MAX, "limit_bytes", error)) != CF_OK) return result;
+    if (bytes->per_token_activations < 0 || bytes->per_token_state < 0 || bytes->per_token_state_gradient < 0 ||
+        bytes->per_token_boundary < 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 0, -1, "negative");
+    for (s = 0; s < desc->n_stages; s++) {
+        if (desc->limits != NULL && desc->limits[s] < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "limits", s, 0, desc->limits[s], "negative");
+        if (desc->limits_bytes != NULL && desc->limits_bytes[s] < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "limits_bytes", s, 0, desc->limits_bytes[s], "negative");
+    }
+    return CF_OK;
+}
+
+/* Bytes of all tokens at once must fit, on all virtual stages of a stage. */
+static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
+                                 cf_error *error) {
+    int64_t i, tokens = 0, per_token = 0, sum;
+    int fits = cf__add(bytes->per_token_activations, bytes->per_token_state, &per_token) &&
+               cf__add(per_token, bytes->per_token_state_gradient, &per_token) &&
+               cf__add(per_token, bytes->per_token_boundary, &per_token);
+    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps && fits; i++)
+        fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
+    if (fits && cf__mul(tokens, n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
+    return cf__fail(error, CF_ERROR_OVERFLOW, "bytes", -1, INT64_MAX, -1, "all tokens of the batch take more");
+}
+
+static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+    int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
+    cf_result result;
+    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK)
+        return result;
+    if (desc->n_virtual > 1 && !many)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
+    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
+    if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
+    if (desc->timing != NULL &&
+        (result = cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error)) != CF_OK)
+        return result;
+    return cf__check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
+}
+
+/* No chunk of the unit at `id` finds room: says how much is needed at least, and on which stage it is missing. */
+static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
+    const cf_schedule_desc *desc = &m->desc;
+    int counts_bytes = m->tightest.chunks > 0;
+    int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
+    for (s = 0; s < desc->n_stages; s++) {
+        cf__limits limits = cf__limits_of(desc, s);
+        got = counts_bytes ? limits.bytes : limits.chunks;
+        if (got < wanted) break;
+    }
+    return cf__fail(m->error, CF_ERROR_INFEASIBLE, counts_bytes ? "limit_bytes" : "limit", s, wanted, got,
+                    "no schedule can keep to it");
+}
+
+/* Counts units and actions; refuses limits that even the smallest K cannot keep. */
+static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
+    int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
+    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__is_limited(&m->desc);
+    for (; id < end; id += n) {
+        int64_t k;
+        n = cf__unit_chunks(plan, id);
+        k = cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        fits &= k > 0;
+        most_bytes = cf__max(most_bytes, bytes);
+        m->n_units++;
+        if (may_keep_fewer) k = cf__min(k, 1);
+        m->n_replays += n - cf__max(k, 1);
+    }
+    if (!fits) return cf__fail_limit(m, most_bytes);
+    per_stage = (cf__splits(&m->desc) ? 3 : 2) * plan->n_steps + m->n_replays;
+    if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
+        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage,
+                        "too many (got: those of one virtual stage)");
+    m->n_actions = per_stage * m->pipe.n_v;
+    return CF_OK;
+}
+
+static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver) {
+    cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
+    header->first = (int64_t *)cf__take(carver, header->n_stages + 1, sizeof(int64_t));
+    header->actions = (cf_action *)cf__take(carver, header->n_actions, sizeof(cf_action));
+    return schedule;
+}
+
+static cf_schedule cf__schedule_header(const cf__maker *m) {
+    cf_schedule schedule;
+    memset(&schedule, 0, sizeof schedule);
+    schedule.kind = m->desc.kind;
+    schedule.replay = m->desc.replay;
+    schedule.n_stages = m->desc.n_stages;
+    schedule.n_virtual = m->desc.n_virtual;
+    schedule.k = m->desc.k;
+    schedule.rank = m->desc.rank;
+    schedule.n_chunks = m->pipe.plan->n_chunks;
+    schedule.n_actions = m->n_actions;
+    return schedule;
+}
+
+/* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
+static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
+    const cf_plan *plan = m->pipe.plan;
+    int64_t id = m->pipe.first_chunk, end = id + plan->n_steps, n, i, bytes;
+    cf_action *next = schedule->actions;
+    for (; id < end; id += n) {
+        int64_t dropped;
+        n = cf__unit_chunks(plan, id);
+        dropped = n - cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
+        for (i = 0; i < n; i++) cf__put_action(&next, CF_F, id + i, 0, i >= dropped);
+        for (i = n - 1; i >= 0; i--) {
+            if (i < dropped) cf__put_action(&next, CF_R, id + i, 0, 1);
+            cf__put_action(&next, CF_B, id + i, 0, 0);
+        }
+    }
+    schedule->first[0] = 0;
+    schedule->first[1] = schedule->n_actions;
+}
+
+/* ================================================================================================================
+   >>clock    when each action of a schedule runs
+   ================================================================================================================ */
 
 /* What a pass can take from a neighbouring stage: F its input, R the same again, B and I the gradient. In the order of
    SEND_F, SEND_R, SEND_B. */
@@ -6128,7 +6226,9 @@ static cf_result cf__run_clock(cf__clock *clock) {
     return result == CF_OK ? cf__check_finished(clock) : result;
 }
 
-/* ---- heads, tails and lower bounds ---- */
+/* ================================================================================================================
+   >>bounds    heads, tails and lower bounds
+   ================================================================================================================ */
 
 enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS }; /* of a pass, for the arrays below */
 
@@ -6453,404 +6553,9 @@ static double cf__strongest_bound(const cf__bounds *b) {
     return cf__most(cf__most(b->critical_path, b->stage_load), cf__most(b->one_machine, b->memory));
 }
 
-/* ---- memory limits ---- */
-
-/* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
-typedef struct cf__limits {
-    int64_t chunks, bytes;
-} cf__limits;
-
-static cf__limits cf__limits_of(const cf_schedule_desc *desc, int64_t stage) {
-    cf__limits limits;
-    limits.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
-    limits.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
-    if (limits.chunks == 0) limits.chunks = INT64_MAX;
-    if (limits.bytes == 0) limits.bytes = INT64_MAX;
-    return limits;
-}
-
-/* The same of the tightest stage, for one of its virtual stages. */
-static cf__limits cf__tightest(const cf_schedule_desc *desc) {
-    cf__limits least = cf__limits_of(desc, 0);
-    int64_t s;
-    for (s = 1; s < desc->n_stages; s++) {
-        cf__limits limits = cf__limits_of(desc, s);
-        least.chunks = cf__min(least.chunks, limits.chunks);
-        least.bytes = cf__min(least.bytes, limits.bytes);
-    }
-    if (least.chunks < INT64_MAX) least.chunks /= desc->n_virtual;
-    if (least.bytes < INT64_MAX) least.bytes /= desc->n_virtual;
-    return least;
-}
-
-static int cf__counts_bytes(const cf_schedule_desc *desc) {
-    return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
-}
-
-static int cf__is_limited(const cf_schedule_desc *desc) {
-    return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
-}
-
-/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it
-   being kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of
-   the rest. */
-typedef struct cf__holding {
-    const cf_chunk *chunks; /* of the unit */
-    const cf_bytes *bytes;
-    int64_t n, k;
-    int local, dependent;
-} cf__holding;
-
-/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1].
-   */
-static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
-    int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
-    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* before its replay */
-    for (i = 0; i < h->n; i++) {
-        const cf_chunk *c = &h->chunks[i];
-        int64_t state = 0, held;
-        window += c->padded;
-        if (i >= h->k) {
-            window -= h->chunks[i - h->k].padded;
-            saved += h->chunks[i - h->k].padded;
-        }
-        if (h->dependent) state = c->prefix + plan->slices[c->first_slice].length;
-        held = window * per_slot + state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
-        if (h->local) held += saved * h->bytes->per_token_boundary;
-        most = cf__max(most, held);
-        if (needs != NULL) needs[i] = most;
-    }
-    return most;
-}
-
-/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs.
-   */
-static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, const cf__limits *limits, int64_t chunk,
-                             int64_t n, int64_t *bytes) {
-    cf__holding h;
-    int64_t low = 1, high = cf__min(cf__min(desc->k, n), limits->chunks);
-    if (!cf__counts_bytes(desc) || high == 0) return high;
-    h.chunks = &plan->chunks[chunk];
-    h.bytes = &desc->bytes;
-    h.n = n;
-    h.local = desc->replay == CF_REPLAY_LOCAL;
-    h.dependent = h.chunks->group >= 0;
-    h.k = 1;
-    *bytes = cf__unit_bytes(&h, plan, NULL);
-    if (*bytes > limits->bytes) return 0;
-    while (low < high) {
-        h.k = low + (high - low + 1) / 2;
-        if (cf__unit_bytes(&h, plan, NULL) <= limits->bytes) low = h.k;
-        else high = h.k - 1;
-    }
-    return low;
-}
-
-/* ---- units, as schedules see them ---- */
-
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow
-   `most_k`. */
-typedef struct cf__work_unit {
-    int32_t first, n, k, most_k;
-} cf__work_unit;
-
-/* Chunk i of the unit is dropped in its first forward. */
-static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < unit->n - unit->k; }
-
-/* ---- fixed patterns ----
-
-   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
-   dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
-   backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
-   the kinds differ only in how far it may run ahead with forwards (cf__may_run_ahead).
-
-   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
-   Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
-   takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
-   so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
-   backward to run. */
-
-typedef struct cf__item {
-    int32_t chunk;
-    int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
-    uint8_t pass, keep;
-    uint8_t opens;  /* the first of its unit */
-} cf__item;
-
-typedef struct cf__pattern {
-    cf_schedule_kind kind;
-    int64_t n_items, n_backwards;
-    cf__item *items;     /* (n + n_replays) */
-    int32_t *backwards;  /* (n) chunks, in the order of their backward */
-    int32_t *need;       /* (n) items that must have run before each backward */
-    int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
-    int32_t *place;      /* (n) by chunk: place of its backward */
-    int32_t *unit_of;    /* (n) by chunk */
-    /* R items that are to come: a queue, as they come up in order */
-    int64_t n_due, n_placed;
-    int32_t *due_chunk;  /* (n_replays) */
-    int64_t *due_at;     /* (n_replays) put it at this place, or later */
-} cf__pattern;
-
-/* Everything that making a schedule works with. */
-typedef struct cf__maker {
-    cf_schedule_desc desc; /* defaults filled in */
-    cf__pipeline pipe;
-    cf_error *error;
-    cf__limits tightest;
-    int64_t n_units, n_replays; /* n_replays: on one virtual stage */
-    int64_t n_actions;          /* at most */
-    /* working space, only for more than one virtual stage */
-    cf__work_unit *units;       /* (n_units) in the order in which they start */
-    cf__work_unit *spare;       /* (n_units) */
-    double *unit_seconds;       /* (n_units) by place in plan order */
-    int32_t *sorted;            /* (n_units) */
-    int64_t *needs;             /* (n) bytes from each chunk's backward on, as cf__unit_bytes has it; or NULL */
-    cf__pattern pattern;
-} cf__maker;
-
-static void cf__layout_pattern(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
-    pattern->items = (cf__item *)cf__take(carver, n + n_replays, sizeof(cf__item));
-    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
-    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
-}
-
-/* Whether there may be I and W in the schedule. */
-static int cf__splits(const cf_schedule_desc *desc) {
-    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
-
-/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
-static int cf__is_plain(const cf_schedule_desc *desc) {
-    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
-}
-
-static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
-    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
-    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
-    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
-    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
-    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
-    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
-    cf__layout_pipeline(&m->pipe, carver);
-    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
-}
-
-/* Sets how many chunks a unit keeps. */
-static void cf__set_k(cf__maker *m, cf__work_unit *unit, int64_t k) {
-    cf__holding h;
-    unit->k = (int32_t)k;
-    if (m->needs == NULL) return;
-    h.chunks = &m->pipe.chunks[unit->first];
-    h.bytes = &m->desc.bytes;
-    h.n = unit->n;
-    h.k = k;
-    h.local = m->pipe.local;
-    h.dependent = h.chunks->group >= 0;
-    cf__unit_bytes(&h, m->pipe.plan, &m->needs[unit->first]);
-}
-
-/* Fills units, in plan order, and needs. */
-static void cf__collect_units(cf__maker *m) {
-    const cf_plan *plan = m->pipe.plan;
-    int64_t chunk, n, n_units = 0, bytes = 0;
-    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
-        cf__work_unit *unit = &m->units[n_units++];
-        int64_t id = m->pipe.first_chunk + chunk;
-        n = cf__unit_chunks(plan, id);
-        unit->first = (int32_t)chunk;
-        unit->n = (int32_t)n;
-        unit->most_k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
-        cf__set_k(m, unit, unit->most_k);
-    }
-}
-
-/* Dearest unit first; equal ones keep their order. */
-static void cf__sort_units(cf__maker *m) {
-    int64_t i, j;
-    int is_sorted = 1;
-    for (i = 0; i < m->n_units; i++) {
-        double seconds = 0;
-        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
-        m->unit_seconds[i] = -seconds;
-        m->sorted[i] = (int32_t)i;
-        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
-    }
-    if (is_sorted) return;
-    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
-    for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
-    memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
-}
-
-static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
-    cf__item *item = &pattern->items[pattern->n_items++];
-    item->chunk = (int32_t)chunk;
-    item->after = 0;
-    item->pass = (uint8_t)pass;
-    item->keep = (uint8_t)keep;
-    item->opens = (uint8_t)opens;
-}
-
-/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that
-   one was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this
-   backward. */
-static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i, int64_t ahead) {
-    cf__pattern *pattern = &m->pattern;
-    int64_t chunk = unit->first + i;
-    pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
-    pattern->place[chunk] = (int32_t)pattern->n_backwards;
-    pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
-    if (m->pipe.local || i < unit->k) return;
-    pattern->due_chunk[pattern->n_due] = (int32_t)(chunk - unit->k);
-    pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
-}
-
-static void cf__add_replay(cf__maker *m, int64_t ahead) {
-    cf__pattern *pattern = &m->pattern;
-    int32_t chunk = pattern->due_chunk[pattern->n_placed++];
-    const cf__work_unit *unit = &m->units[pattern->unit_of[chunk]];
-    cf__add_item(pattern, CF_R, chunk, 1, 0);
-    pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
-    cf__add_backward(m, unit, chunk - unit->first, ahead);
-}
-
-static void cf__add_due_replays(cf__maker *m, int64_t ahead, int all) {
-    cf__pattern *pattern = &m->pattern;
-    while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
-        cf__add_replay(m, ahead);
-}
-
-static void cf__add_unit(cf__maker *m, int64_t id, int64_t ahead) {
-    const cf__work_unit *unit = &m->units[id];
-    int64_t i;
-    for (i = 0; i < unit->n; i++) {
-        m->pattern.unit_of[unit->first + i] = (int32_t)id;
-        cf__add_item(&m->pattern, CF_F, unit->first + i, !cf__is_dropped(unit, i), i == 0);
-        if (i + 1 < unit->n) cf__add_due_replays(m, ahead, 0);
-    }
-    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--)
-        cf__add_backward(m, unit, i, ahead);
-}
-
-/* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
-static int64_t cf__unit_room(const cf__maker *m, const cf__work_unit *unit) {
-    return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
-}
-
-/* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
-static void cf__build_pattern(cf__maker *m) {
-    cf__pattern *pattern = &m->pattern;
-    int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
-    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between unit and replays. */
-    int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
-    int64_t i, used = 0, begin = 0;
-    pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
-    for (i = 0; i < m->n_units; i++) {
-        int64_t room = cf__unit_room(m, &m->units[i]);
-        if (gpipe && used > limit - room) {
-            cf__add_due_replays(m, ahead, 1);
-            for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
-            used = 0;
-        }
-        used += room;
-        cf__add_unit(m, i, ahead);
-        cf__add_due_replays(m, ahead, 0);
-    }
-    cf__add_due_replays(m, ahead, 1);
-    for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
-}
-
-/* One stage on its way through the pattern. */
-typedef struct cf__merge {
-    int64_t stage;
-    cf__limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
-    int64_t i, j;          /* next item, next backward */
-    int64_t chunks, bytes; /* held, or promised to a unit */
-    cf_action *next;
-} cf__merge;
-
-/* Whether the stage has room for its next item. */
-static int cf__has_room(const cf__maker *m, const cf__merge *merge) {
-    const cf__item *item = &m->pattern.items[merge->i];
-    const cf__work_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
-    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__unit_room(m, unit)) return 0;
-    return !item->keep || merge->chunks < merge->limits.chunks;
-}
-
-/* Whether a stage takes its next forward item although its next backward does not need it yet. */
-static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
-    const cf__pattern *pattern = &m->pattern;
-    int64_t further_down = m->desc.n_stages - 1 - merge->stage;
-    switch (pattern->kind) {
-        case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
-        case CF_SCHEDULE_1F1B:
-            if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
-            return merge->i < pattern->need[merge->j] + further_down;
-        default: return merge->i < pattern->need[merge->j] + further_down;
-    }
-}
-
-static int cf__takes_forward(const cf__maker *m, const cf__merge *merge) {
-    const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__has_room(m, merge)) return 0;
-    return merge->i < pattern->need[merge->j] || cf__may_run_ahead(m, merge);
-}
-
-static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
-    cf_action *action = (*next)++;
-    action->chunk = (int32_t)chunk;
-    action->stage = (int32_t)v;
-    action->pass = (uint8_t)pass;
-    action->keep = (uint8_t)keep;
-    action->reserved = 0;
-}
-
-static void cf__merge_forward(const cf__maker *m, cf__merge *merge) {
-    const cf__item *item = &m->pattern.items[merge->i++];
-    if (m->needs != NULL && item->opens) merge->bytes += cf__unit_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
-    merge->chunks += item->keep;
-    cf__put_action(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
-}
-
-/* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
-static void cf__merge_backward(const cf__maker *m, cf__merge *merge) {
-    int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
-    const cf__work_unit *unit = &m->units[m->pattern.unit_of[chunk]];
-    int64_t i = chunk - unit->first;
-    if (m->pipe.local && cf__is_dropped(unit, i)) cf__put_action(&merge->next, CF_R, id, merge->stage, 1);
-    cf__put_action(&merge->next, CF_B, id, merge->stage, 0);
-    merge->chunks -= !(m->pipe.local && i >= unit->k);
-    if (m->needs != NULL) merge->bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
-}
-
-/* Writes the lists of all stages; returns the number of actions. */
-static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
-    cf__merge merge;
-    int64_t s;
-    memset(&merge, 0, sizeof merge);
-    merge.limits.chunks = merge.limits.bytes = INT64_MAX;
-    merge.next = schedule->actions;
-    for (s = 0; s < m->desc.n_stages; s++) {
-        cf__limits own = cf__limits_of(&m->desc, s);
-        merge.limits.chunks = cf__min(merge.limits.chunks, own.chunks);
-        merge.limits.bytes = cf__min(merge.limits.bytes, own.bytes);
-        merge.stage = s;
-        merge.i = merge.j = 0;
-        schedule->first[s] = merge.next - schedule->actions;
-        while (merge.j < m->pattern.n_backwards) {
-            if (cf__takes_forward(m, &merge)) cf__merge_forward(m, &merge);
-            else cf__merge_backward(m, &merge);
-        }
-    }
-    schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
-    return merge.next - schedule->actions;
-}
+/* ================================================================================================================
+   >>search    dispatch, and the search for the best
+   ================================================================================================================ */
 
 /* ---- dispatch: schedules by simulated time ----
 
@@ -7681,122 +7386,6 @@ static cf_result cf__search_best(cf__search *search) {
 
 /* ---- the road, and the public functions ---- */
 
-static cf_result cf__check_limits(const cf_schedule_desc *desc, cf_error *error) {
-    const cf_bytes *bytes = &desc->bytes;
-    int64_t s;
-    cf_result result;
-    if ((result = cf__range(desc->limit, 0, INT64_MAX, "limit", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->limit_bytes, 0, INT64_MAX, "limit_bytes", error)) != CF_OK) return result;
-    if (bytes->per_token_activations < 0 || bytes->per_token_state < 0 || bytes->per_token_state_gradient < 0 ||
-        bytes->per_token_boundary < 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 0, -1, "negative");
-    for (s = 0; s < desc->n_stages; s++) {
-        if (desc->limits != NULL && desc->limits[s] < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "limits", s, 0, desc->limits[s], "negative");
-        if (desc->limits_bytes != NULL && desc->limits_bytes[s] < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "limits_bytes", s, 0, desc->limits_bytes[s], "negative");
-    }
-    return CF_OK;
-}
-
-/* Bytes of all tokens at once must fit, on all virtual stages of a stage. */
-static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
-                                 cf_error *error) {
-    int64_t i, tokens = 0, per_token = 0, sum;
-    int fits = cf__add(bytes->per_token_activations, bytes->per_token_state, &per_token) &&
-               cf__add(per_token, bytes->per_token_state_gradient, &per_token) &&
-               cf__add(per_token, bytes->per_token_boundary, &per_token);
-    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps && fits; i++)
-        fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
-    if (fits && cf__mul(tokens, n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
-    return cf__fail(error, CF_ERROR_OVERFLOW, "bytes", -1, INT64_MAX, -1, "all tokens of the batch take more");
-}
-
-static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
-    int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
-    cf_result result;
-    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK)
-        return result;
-    if (desc->n_virtual > 1 && !many)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
-    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
-    if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
-    if (desc->timing != NULL &&
-        (result = cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error)) != CF_OK)
-        return result;
-    return cf__check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
-}
-
-/* A unit's chunks agree with its group: the dispatch and the patterns count on it. */
-static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
-    int64_t i;
-    for (i = 0; i < n; i++) {
-        const cf_chunk *c = &plan->chunks[id + i];
-        if (c->group != plan->chunks[id].group || c->index != i)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
-                            "chunks and groups disagree");
-        if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
-                            "its slices do not exist");
-    }
-    return CF_OK;
-}
-
-static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
-    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
-    for (; id < end; id += n) {
-        cf_result result;
-        n = cf__unit_chunks(plan, id);
-        if (n == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
-                            "chunks and groups disagree");
-        if ((result = cf__check_unit(plan, id, n, error)) != CF_OK) return result;
-    }
-    return CF_OK;
-}
-
-/* No chunk of the unit at `id` finds room: says how much is needed at least, and on which stage it is missing. */
-static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
-    const cf_schedule_desc *desc = &m->desc;
-    int counts_bytes = m->tightest.chunks > 0;
-    int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
-    for (s = 0; s < desc->n_stages; s++) {
-        cf__limits limits = cf__limits_of(desc, s);
-        got = counts_bytes ? limits.bytes : limits.chunks;
-        if (got < wanted) break;
-    }
-    return cf__fail(m->error, CF_ERROR_INFEASIBLE, counts_bytes ? "limit_bytes" : "limit", s, wanted, got,
-                    "no schedule can keep to it");
-}
-
-/* Counts units and actions; refuses limits that even the smallest K cannot keep. */
-static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
-    int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
-    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__is_limited(&m->desc);
-    for (; id < end; id += n) {
-        int64_t k;
-        n = cf__unit_chunks(plan, id);
-        k = cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
-        fits &= k > 0;
-        most_bytes = cf__max(most_bytes, bytes);
-        m->n_units++;
-        if (may_keep_fewer) k = cf__min(k, 1);
-        m->n_replays += n - cf__max(k, 1);
-    }
-    if (!fits) return cf__fail_limit(m, most_bytes);
-    per_stage = (cf__splits(&m->desc) ? 3 : 2) * plan->n_steps + m->n_replays;
-    if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
-        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage,
-                        "too many (got: those of one virtual stage)");
-    m->n_actions = per_stage * m->pipe.n_v;
-    return CF_OK;
-}
-
 /* Everything that can be refused without working space is refused here. */
 static cf_result cf__schedule_start(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
                                     cf_error *error) {
@@ -7814,46 +7403,6 @@ static cf_result cf__schedule_start(cf__search *search, const cf_plan *plan, con
     m->pipe = cf__pipeline_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
                               m->desc.timing);
     return cf__count_actions(m, plan);
-}
-
-static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver) {
-    cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
-    header->first = (int64_t *)cf__take(carver, header->n_stages + 1, sizeof(int64_t));
-    header->actions = (cf_action *)cf__take(carver, header->n_actions, sizeof(cf_action));
-    return schedule;
-}
-
-static cf_schedule cf__schedule_header(const cf__maker *m) {
-    cf_schedule schedule;
-    memset(&schedule, 0, sizeof schedule);
-    schedule.kind = m->desc.kind;
-    schedule.replay = m->desc.replay;
-    schedule.n_stages = m->desc.n_stages;
-    schedule.n_virtual = m->desc.n_virtual;
-    schedule.k = m->desc.k;
-    schedule.rank = m->desc.rank;
-    schedule.n_chunks = m->pipe.plan->n_chunks;
-    schedule.n_actions = m->n_actions;
-    return schedule;
-}
-
-/* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
-static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
-    const cf_plan *plan = m->pipe.plan;
-    int64_t id = m->pipe.first_chunk, end = id + plan->n_steps, n, i, bytes;
-    cf_action *next = schedule->actions;
-    for (; id < end; id += n) {
-        int64_t dropped;
-        n = cf__unit_chunks(plan, id);
-        dropped = n - cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
-        for (i = 0; i < n; i++) cf__put_action(&next, CF_F, id + i, 0, i >= dropped);
-        for (i = n - 1; i >= 0; i--) {
-            if (i < dropped) cf__put_action(&next, CF_R, id + i, 0, 1);
-            cf__put_action(&next, CF_B, id + i, 0, 0);
-        }
-    }
-    schedule->first[0] = 0;
-    schedule->first[1] = schedule->n_actions;
 }
 
 /* Writes actions and first, and sets n_actions to what was written. */
@@ -8837,7 +8386,9 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     return result;
 }
 
-/* ---- lowering ---- */
+/* ================================================================================================================
+   >>lower
+   ================================================================================================================ */
 
 /* Something that begins at a time: a pass, or the transfer of what a pass has made. */
 typedef struct cf__event {
@@ -9177,12 +8728,1668 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 }
 
 /* ================================================================================================================
+   >>run
+   ================================================================================================================ */
+
+/* What has happened to a chunk on one virtual stage. */
+typedef struct cf__chunk_state {
+    int32_t slot;      /* activation slot, -1: none */
+    uint8_t forwarded; /* F ran */
+    uint8_t backward;  /* 0: not yet; CF__HALF: I ran, W is to come; CF__WHOLE */
+    uint8_t away;      /* its rows of the state are in host memory */
+} cf__chunk_state;
+
+enum { CF__HALF = 1, CF__WHOLE = 2 };
+
+typedef struct cf__group_state {
+    int32_t slot;    /* state slot, -1: none */
+    int32_t n_away;  /* chunks whose rows are in host memory */
+    int64_t tokens;  /* tokens whose K and V it holds, there or here */
+    int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
+} cf__group_state;
+
+/* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
+enum { CF__IN_F = 0, CF__IN_R, CF__IN_B, CF__OUT_F, CF__OUT_R, CF__OUT_B, CF__TENSORS };
+
+/* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
+enum { CF__NOT_THERE = -1, CF__WANTED = -2, CF__GONE = -3 }; /* WANTED: there is a SEND for it in the list */
+
+/* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
+typedef struct cf__slots {
+    int32_t *free_list;
+    int64_t n_free, n_made, n_live;
+} cf__slots;
+
+/* A run of one stage. The next action is the one at position stats.done of its list. */
+struct cf_runner {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cf_action *actions; /* (n_actions) the stage's list */
+    int64_t n_actions;
+    cf_run_desc desc;
+    cf_allocator allocator;   /* gives the memory back; its release is NULL where the memory is the caller's */
+    cf_error failure;         /* what ended the run; its code is CF_OK before */
+    int64_t stage, first_chunk, n_virtual_stages;
+    int64_t n_states, n_group_states; /* lengths of the two arrays below */
+    cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
+    cf__group_state *groups;  /* (n_virtual x n_groups) */
+    int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
+    int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
+    cf__slots activations, states, boundaries;
+    int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
+    int64_t live_tokens, live_state_tokens;
+    cf_run_stats stats;
+};
+
+CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
+    uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
+    return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
+}
+
+static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
+    cf_runner *runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
+    r->chunks = (cf__chunk_state *)cf__take(carver, r->n_states, sizeof(cf__chunk_state));
+    r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
+    r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
+    r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
+    r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    return runner;
+}
+
+/* Checks plan and schedule against each other and measures the working space. */
+static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    cf_result result;
+    memset(r, 0, sizeof *r);
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if (schedule->n_chunks != plan->n_chunks)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
+                        "made for another plan");
+    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
+    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
+    r->plan = plan;
+    r->schedule = schedule;
+    r->first_chunk = schedule->rank * plan->n_steps;
+    if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
+    if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
+        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
+        r->n_group_states > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual,
+                        "too many chunks per stage");
+    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
+    cf_runner header;
+    cf__carver carver = {NULL, 0, 0};
+    cf_result result = cf__run_start(&header, plan, schedule, error);
+    if (result != CF_OK) return result;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    cf__layout_runner(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_chunks");
+    *bytes = carver.used;
+    return CF_OK;
+}
+
+static cf_result cf__fail_callback(cf_runner *r, const char *callback, int64_t position, int64_t code) {
+    return cf__fail(&r->failure, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
+}
+
+static cf_result cf__bad_action(cf_runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
+                                const char *why) {
+    return cf__fail(&r->failure, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
+}
+
+static cf__slots *cf__slots_of(cf_runner *r, cf_resource what) {
+    return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
+}
+
+/* Takes a slot and tells the host. On refusal the slot goes back unused. */
+static cf_result cf__acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
+    cf__slots *slots = cf__slots_of(r, what);
+    int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
+    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
+    if (code != 0) {
+        slots->free_list[slots->n_free++] = slot;
+        return cf__fail_callback(r, "acquire", step->position, code);
+    }
+    slots->n_live++;
+    *out = slot;
+    return CF_OK;
+}
+
+static void cf__release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
+    cf__slots *slots = cf__slots_of(r, what);
+    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
+    slots->free_list[slots->n_free++] = *slot;
+    slots->n_live--;
+    *slot = -1;
+}
+
+static int64_t cf__virtual_of(const cf_runner *r, const cf_step *step) {
+    return step->action.stage / r->schedule->n_stages;
+}
+
+static cf__chunk_state *cf__chunk_state_of(const cf_runner *r, const cf_step *step) {
+    return &r->chunks[cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
+}
+
+static cf__group_state *cf__group_state_of(const cf_runner *r, const cf_step *step) {
+    if (step->chunk->group < 0) return NULL;
+    return &r->groups[cf__virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
+}
+
+/* Turns an action into a step, once every index in it is known to be good. */
+static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) {
+    const cf_plan *plan = r->plan;
+    const cf_action *a = &r->actions[position];
+    int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
+    memset(step, 0, sizeof *step);
+    step->plan = plan;
+    step->schedule = r->schedule;
+    step->action = *a;
+    step->position = position;
+    step->slot = step->state = step->input = step->output = step->peer = -1;
+    if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
+        return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
+    if (a->stage < 0 || a->stage >= r->n_virtual_stages)
+        return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
+    if (a->stage % r->schedule->n_stages != r->stage)
+        return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
+    if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
+    if (cf__flags_are_wrong(a) && a->reserved != 0)
+        return cf__bad_action(r, "reserved", step, 0, a->reserved, "must be 0");
+    if (cf__flags_are_wrong(a))
+        return cf__bad_action(r, "keep", step, 0, a->keep, "only F and R keep, and that is 0 or 1");
+    step->chunk = &plan->chunks[a->chunk];
+    if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
+        step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
+        return cf__fail(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
+                        "its group or slices do not exist");
+    step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
+    return CF_OK;
+}
+
+/* ---- tensors that cross stages ---- */
+
+static int32_t *cf__tensor_of(const cf_runner *r, const cf_step *step, int tensor) {
+    int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
+    return &r->tensors[state * CF__TENSORS + tensor];
+}
+
+static cf_result cf__acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
+    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
+    r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
+    return result;
+}
+
+static void cf__release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
+    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
+    *tensor = CF__GONE;
+}
+
+/* The tensor that a pass reads, -1: none that crosses stages. */
+static int cf__tensor_in(const cf_runner *r, const cf_step *step) {
+    int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
+    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
+    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
+    if (stage == 0) return -1;
+    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__IN_R : CF__IN_F;
+}
+
+/* The tensor that a pass makes, -1: none that crosses stages. */
+static int cf__tensor_out(const cf_runner *r, const cf_step *step) {
+    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
+    return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
+}
+
+/* The input must have come; the output gets a slot if the list has a SEND for it. */
+static cf_result cf__before_boundary(cf_runner *r, cf_step *step) {
+    int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
+    cf_result result;
+    if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
+        return cf__bad_action(r, "pass", step, 1, 0, "runs before its input is received");
+    if (in >= 0) step->input = *cf__tensor_of(r, step, in);
+    if (out < 0 || *cf__tensor_of(r, step, out) != CF__WANTED) return CF_OK;
+    if ((result = cf__acquire_boundary(r, step, cf__tensor_of(r, step, out))) != CF_OK) return result;
+    step->output = *cf__tensor_of(r, step, out);
+    return CF_OK;
+}
+
+/* The input has been read; local replay will read it once more where F kept nothing. */
+static void cf__after_boundary(cf_runner *r, const cf_step *step) {
+    int in = cf__tensor_in(r, step);
+    int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
+    if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
+}
+
+/* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
+static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
+    static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
+    int64_t other;
+    *tensor = tensors[step->action.pass - CF_SEND_F];
+    other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
+    if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
+        return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
+    step->peer = other % r->schedule->n_stages;
+    return CF_OK;
+}
+
+static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
+    int tensor, code = 0, sends;
+    int32_t *slot;
+    cf_result result = cf__read_transfer(r, step, &tensor);
+    if (result != CF_OK) return result;
+    slot = cf__tensor_of(r, step, tensor);
+    sends = tensor >= CF__OUT_F;
+    if (sends && *slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "nothing to send, or sent already");
+    if (!sends && *slot != CF__NOT_THERE) return cf__bad_action(r, "pass", step, 0, 1, "received already");
+    if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
+    if (sends) step->output = *slot;
+    else step->input = *slot;
+    if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
+    if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
+    if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
+    if (sends) cf__release_boundary(r, step, slot);
+    return CF_OK;
+}
+
+/* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
+static cf_result cf__find_sends(cf_runner *r) {
+    int64_t i;
+    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
+    for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
+        cf_step step;
+        int tensor;
+        cf_result result = cf__read_action(r, i, &step);
+        if (result != CF_OK) return result;
+        if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
+        if ((result = cf__read_transfer(r, &step, &tensor)) != CF_OK) return result;
+        *cf__tensor_of(r, &step, tensor) = CF__WANTED;
+    }
+    return CF_OK;
+}
+
+/* ---- state in host memory ---- */
+
+static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
+    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
+    cf__group_state *group = cf__group_state_of(r, step);
+    int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
+    int leaves = step->action.pass == CF_OFFLOAD, code = 0;
+    if (group == NULL || !chunk->forwarded || chunk->backward != 0)
+        return cf__bad_action(r, "pass", step, 1, 0, "this chunk has no rows of state now");
+    if (chunk->away == leaves)
+        return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+    if (!leaves) r->live_state_tokens += rows;
+    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
+    if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
+    if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
+    if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
+    if (leaves) r->live_state_tokens -= rows;
+    chunk->away = (uint8_t)leaves;
+    group->n_away += leaves ? 1 : -1;
+    return CF_OK;
+}
+
+/* ---- passes ---- */
+
+static cf_result cf__check_rows(cf_runner *r, const cf_step *step) {
+    const cf__group_state *group = cf__group_state_of(r, step);
+    if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
+    return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
+}
+
+/* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
+static cf_result cf__before_forward(cf_runner *r, cf_step *step) {
+    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
+    cf__group_state *group = cf__group_state_of(r, step);
+    int replay = step->action.pass == CF_R;
+    cf_result result;
+    if (chunk->forwarded != replay)
+        return cf__bad_action(r, "pass", step, replay, chunk->forwarded, replay ? "R before F" : "F twice");
+    if (chunk->slot >= 0 || chunk->backward != 0)
+        return cf__bad_action(r, "pass", step, 0, 1, "R of a chunk that has its activations or its backward");
+    if (replay && !step->action.keep) return cf__bad_action(r, "keep", step, 1, 0, "R that keeps nothing");
+    if (group != NULL && !replay && group->tokens != step->chunk->prefix)
+        return cf__bad_action(r, "chunk", step, step->chunk->prefix, group->tokens, "F without its whole prefix");
+    if (group != NULL && group->slot < 0) {
+        result = cf__acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot);
+        if (result != CF_OK) return result;
+        r->stats.peak_states = cf__max(r->stats.peak_states, r->states.n_live);
+    }
+    if (!step->action.keep) return CF_OK;
+    result = cf__acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot);
+    if (result != CF_OK) return result;
+    r->live_tokens += step->chunk->padded;
+    r->stats.peak_slots = cf__max(r->stats.peak_slots, r->activations.n_live);
+    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->live_tokens);
+    return CF_OK;
+}
+
+static void cf__after_forward(cf_runner *r, const cf_step *step) {
+    cf__group_state *group = cf__group_state_of(r, step);
+    int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
+    cf__chunk_state_of(r, step)->forwarded = 1;
+    if (group == NULL || step->action.pass == CF_R) return;
+    group->tokens += tokens;
+    group->reached = group->tokens;
+    r->live_state_tokens += tokens;
+    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
+}
+
+/* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
+   complete. W needs its I. */
+static cf_result cf__before_backward(cf_runner *r, cf_step *step) {
+    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
+    cf__group_state *group = cf__group_state_of(r, step);
+    int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
+    int64_t wanted = step->action.pass == CF_W ? CF__HALF : 0;
+    if (chunk->slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "backward without kept activations");
+    if (chunk->backward != wanted)
+        return cf__bad_action(r, "pass", step, wanted, chunk->backward, "backward out of order");
+    if (group == NULL || step->action.pass == CF_W) return CF_OK;
+    if (group->reached != r->plan->groups[step->chunk->group].tokens)
+        return cf__bad_action(r, "chunk", step, r->plan->groups[step->chunk->group].tokens, group->reached,
+                              "backward before the forward of a later chunk");
+    if (group->tokens != end)
+        return cf__bad_action(r, "chunk", step, end, group->tokens, "backward before that of a later chunk");
+    return CF_OK;
+}
+
+static void cf__after_backward(cf_runner *r, const cf_step *step) {
+    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
+    cf__group_state *group = cf__group_state_of(r, step);
+    if (step->action.pass != CF_I) {
+        cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
+        r->live_tokens -= step->chunk->padded;
+        r->n_finished++;
+    }
+    chunk->backward = step->action.pass == CF_I ? CF__HALF : CF__WHOLE;
+    if (group == NULL || step->action.pass == CF_W) return;
+    r->live_state_tokens -= group->tokens - step->chunk->prefix;
+    group->tokens = step->chunk->prefix;
+    if (step->chunk->index == 0)
+        cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
+}
+
+static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {
+    cf_progress progress = {
+        r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
+        r->live_state_tokens, r->boundaries.n_live};
+    int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
+    if (code == 0) return CF_OK;
+    return cf__fail(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
+}
+
+/* The slots that a step is told of, once they are taken. */
+static void cf__show_slots(const cf_runner *r, cf_step *step) {
+    const cf__group_state *group = cf__group_state_of(r, step);
+    step->slot = cf__chunk_state_of(r, step)->slot;
+    if (group == NULL) return;
+    step->state = group->slot;
+    step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
+}
+
+static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
+    int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
+    cf_result result = cf__check_rows(r, step);
+    if (result != CF_OK) return result;
+    result = forward ? cf__before_forward(r, step) : cf__before_backward(r, step);
+    if (result == CF_OK) result = cf__before_boundary(r, step);
+    if (result != CF_OK) return result;
+    cf__show_slots(r, step);
+    if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
+    if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
+    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
+    if (forward) cf__after_forward(r, step);
+    else cf__after_backward(r, step);
+    cf__after_boundary(r, step);
+    return CF_OK;
+}
+
+static cf_result cf__run_action(cf_runner *r) {
+    cf_step step;
+    cf_result result = cf__read_action(r, r->stats.done, &step);
+    if (result != CF_OK) return result;
+    cf__show_slots(r, &step);
+    if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
+    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) result = cf__run_offload(r, &step);
+    else result = cf__run_transfer(r, &step);
+    if (result != CF_OK) return result;
+    r->stats.done++;
+    return cf__report_progress(r, &step);
+}
+
+/* Gives back what an error, or a schedule that stops short, has left in use. */
+static int64_t cf__release_all(cf_runner *r) {
+    int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
+    int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
+    for (i = 0; i < r->n_states; i++)
+        if (r->chunks[i].slot >= 0)
+            cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
+                        &r->chunks[i].slot);
+    for (i = 0; i < r->n_group_states; i++)
+        if (r->groups[i].slot >= 0)
+            cf__release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
+    for (i = 0; i < r->n_tensors; i++)
+        if (r->tensors[i] >= 0)
+            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % n_steps,
+                        i / CF__TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
+    return n_left;
+}
+
+/* What the end of a run has to say, once everything is given back. */
+static cf_result cf__judge_end(cf_runner *r, int64_t n_left) {
+    if (r->failure.code != CF_OK) return r->failure.code;
+    if (r->stats.done < r->n_actions)
+        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
+                        "the list was not run to its end");
+    if (n_left > 0)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+    if (r->n_finished != r->n_states)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
+                        "chunks without a complete backward");
+    return CF_OK;
+}
+
+/* The caller's copy of what went wrong. */
+static cf_result cf__tell_failure(const cf_runner *r, cf_error *error) {
+    if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
+    return r->failure.code;
+}
+
+/* Finds the stage's list. */
+static cf_result cf__find_list(cf_runner *r, int64_t stage, cf_error *error) {
+    const cf_schedule *s = r->schedule;
+    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
+                        "action lists overlap or run out of range");
+    r->stage = stage;
+    r->n_actions = s->first[stage + 1] - s->first[stage];
+    if (r->n_actions == 0) return CF_OK;
+    if (s->actions == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    r->actions = &s->actions[s->first[stage]];
+    return CF_OK;
+}
+
+/* The block of `bytes` bytes that the runner lives in: the caller's, or from the allocator. */
+static cf_result cf__runner_memory(cf_runner *r, size_t bytes, unsigned char **memory, cf_error *error) {
+    cf_result result = cf__allocator(r->desc.allocator, &r->allocator, error);
+    if (result != CF_OK) return result;
+    *memory = (unsigned char *)r->desc.memory;
+    if (*memory != NULL) {
+        r->allocator.release = NULL;
+        return cf__check_memory(*memory, r->desc.bytes, bytes, error);
+    }
+    *memory = (unsigned char *)r->allocator.alloc(bytes, r->allocator.user);
+    return *memory != NULL ? CF_OK : cf__fail_memory(error, bytes);
+}
+
+static void cf__free_runner(cf_runner *r) {
+    cf_allocator allocator = r->allocator;
+    if (allocator.release != NULL) allocator.release(r, allocator.user);
+}
+
+CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                    const cf_run_desc *desc, cf_runner **out, cf_error *error) {
+    cf_runner header, *r;
+    cf__carver carver = {NULL, 0, 0};
+    int64_t i;
+    cf_result result = cf__run_start(&header, plan, schedule, error);
+    if (result != CF_OK) return result;
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
+    if ((result = cf__find_list(&header, stage, error)) != CF_OK) return result;
+    header.desc = *desc;
+    cf__layout_runner(&header, &carver);
+    if (carver.overflow) return cf__too_large(error, "n_chunks");
+    if ((result = cf__runner_memory(&header, carver.used, &carver.base, error)) != CF_OK) return result;
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    r = cf__layout_runner(&header, &carver);
+    *r = header;
+    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
+    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
+    result = cf__find_sends(r);
+    if (result == CF_OK) {
+        *out = r;
+    } else {
+        (void)cf__tell_failure(r, error);
+        cf__free_runner(r);
+    }
+    return result;
+}
+
+CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
+    return r != NULL && r->failure.code == CF_OK && r->stats.done < r->n_actions ? &r->actions[r->stats.done] : NULL;
+}
+
+CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
+    if (r == NULL) return cf__fail_null(error, "runner");
+    if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
+    return cf__tell_failure(r, error);
+}
+
+CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
+    cf_result result;
+    if (r == NULL) return CF_OK;
+    (void)cf__judge_end(r, cf__release_all(r));
+    result = cf__tell_failure(r, error);
+    if (stats != NULL) *stats = r->stats;
+    cf__free_runner(r);
+    return result;
+}
+
+CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
+                               cf_run_stats *stats, cf_error *error) {
+    cf_runner *runner = NULL;
+    cf_result result = cf_run_open(plan, schedule, stage, desc, &runner, error);
+    if (result != CF_OK) return result;
+    while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
+    return cf_run_close(runner, stats, error);
+}
+
+/* ================================================================================================================
+   >>write
+   ================================================================================================================ */
+
+/* Text on its way out, in pieces of up to sizeof text. After a refused piece the rest is swallowed. */
+typedef struct cf__writer {
+    cf_write_fn write;
+    void *user;
+    int code; /* the first answer of the callback that was not 0 */
+    size_t used;
+    char text[4096];
+} cf__writer;
+
+enum { CF__LONGEST_PIECE = 256 }; /* no single cf__print makes more characters than this */
+
+static void cf__flush(cf__writer *w) {
+    if (w->code == 0 && w->used > 0) w->code = w->write(w->text, w->used, w->user);
+    w->used = 0;
+}
+
+static void cf__print(cf__writer *w, const char *format, ...) {
+    va_list arguments;
+    int n;
+    if (sizeof w->text - w->used < CF__LONGEST_PIECE) cf__flush(w);
+    va_start(arguments, format);
+    n = vsnprintf(w->text + w->used, CF__LONGEST_PIECE, format, arguments);
+    va_end(arguments);
+    if (n > 0) w->used += (size_t)cf__min(n, CF__LONGEST_PIECE - 1);
+}
+
+/* A number member, followed by a comma. */
+static void cf__print_count(cf__writer *w, const char *name, int64_t value) {
+    cf__print(w, "\"%s\": %lld, ", name, (long long)value);
+}
+
+/* A double as JSON wants it, whatever the locale's decimal point is. */
+static void cf__print_real(cf__writer *w, double value) {
+    char text[40], *c;
+    (void)snprintf(text, sizeof text, "%.17g", value);
+    for (c = text; *c != 0; c++)
+        if (*c == ',') *c = '.';
+    cf__print(w, "%s", text);
+}
+
+static cf_result cf__finish_writing(cf__writer *w, cf_error *error) {
+    cf__flush(w);
+    if (w->code == 0) return CF_OK;
+    return cf__fail(error, CF_ERROR_WRITE, "write", -1, 0, w->code, "reported an error");
+}
+
+static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t i;
+    cf__print(w, "%s\n    {", id > 0 ? "," : "");
+    cf__print_count(w, "id", id);
+    cf__print_count(w, "group", c->group);
+    cf__print_count(w, "index", c->index);
+    cf__print_count(w, "prefix", c->prefix);
+    cf__print_count(w, "tokens", c->tokens);
+    cf__print_count(w, "padded", c->padded);
+    cf__print_count(w, "pairs", c->pairs);
+    cf__print_count(w, "rank", c->rank);
+    cf__print(w, "\"slices\": [");
+    for (i = 0; i < c->n_slices; i++) {
+        const cf_slice *s = &plan->slices[c->first_slice + i];
+        cf__print(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}", i > 0 ? ", " : "",
+                  (long long)s->sequence, (long long)s->begin, (long long)s->length, (long long)s->offset);
+    }
+    cf__print(w, "]}");
+}
+
+static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
+    cf_plan_stats stats;
+    cf_plan_measure(plan, NULL, &stats);
+    cf__print(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
+    cf__print_count(w, "chunk_size", plan->chunk_size);
+    cf__print_count(w, "align", plan->align);
+    cf__print_count(w, "max_slices", plan->max_slices);
+    cf__print(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
+              cf_split_method_name(plan->split));
+    cf__print_count(w, "n_sequences", plan->n_sequences);
+    cf__print_count(w, "n_empty", plan->n_empty);
+    cf__print_count(w, "n_tokens", plan->n_tokens);
+    cf__print(w, "\n  ");
+    cf__print_count(w, "n_ranks", plan->n_ranks);
+    cf__print_count(w, "n_steps", plan->n_steps);
+    cf__print_count(w, "n_chunks", plan->n_chunks);
+    cf__print_count(w, "n_idle", plan->n_idle);
+    cf__print_count(w, "n_groups", plan->n_groups);
+    cf__print_count(w, "n_slices", plan->n_slices);
+    cf__print(w, "\n  ");
+    cf__print_count(w, "lower_bound", plan->lower_bound);
+    cf__print_count(w, "excess", stats.excess);
+    cf__print(w, "\"fill\": ");
+    cf__print_real(w, stats.fill);
+}
+
+CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
+    cf__writer w;
+    int64_t i;
+    cf_result result;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (write == NULL) return cf__fail_null(error, "write");
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    cf__write_plan_counts(&w, plan);
+    cf__print(&w, ",\n  \"groups\": [");
+    for (i = 0; i < plan->n_groups; i++) {
+        const cf_group *g = &plan->groups[i];
+        cf__print(
+            &w,
+            "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
+            i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
+            (long long)g->tokens);
+    }
+    cf__print(&w, "],\n  \"chunks\": [");
+    for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
+    cf__print(&w, "]\n}\n");
+    return cf__finish_writing(&w, error);
+}
+
+static void cf__print_real_member(cf__writer *w, const char *name, double value) {
+    cf__print(w, "\"%s\": ", name);
+    cf__print_real(w, value);
+}
+
+static void cf__print_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
+    int64_t i;
+    cf__print(w, ",\n  \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__print(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
+    cf__print(w, "]");
+}
+
+static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
+    const struct {
+        const char *name;
+        double value;
+    } reals[] = {{"makespan", t->makespan}, {"busy", t->busy}, {"replayed", t->replayed},
+                 {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
+    int64_t i;
+    for (i = 0; i < 5; i++) {
+        cf__print(w, "%s", i > 0 ? ", " : "\n  ");
+        cf__print_real_member(w, reals[i].name, reals[i].value);
+    }
+    cf__print(w, ",\n  \"bounds\": {");
+    for (i = 0; i < t->n_bounds; i++) {
+        cf__print(w, "%s", i > 0 ? ", " : "");
+        cf__print_real_member(w, t->bounds[i].name, t->bounds[i].value);
+    }
+    cf__print(w, "}");
+    cf__print_counts(w, "peak_live", t->peak_live, t->n_stages);
+    cf__print_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
+    cf__print_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
+    cf__print_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
+    cf__print(w, ",");
+}
+
+static void cf__write_action_json(cf__writer *w, const cf_action *a) {
+    cf__print(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
+              (int)a->stage);
+    if (a->pass == CF_F || a->pass == CF_R) cf__print(w, ", \"keep\": %s", a->keep ? "true" : "false");
+}
+
+static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
+    cf__print(w, ", ");
+    cf__print_real_member(w, "start", t->start[id]);
+    cf__print(w, ", ");
+    cf__print_real_member(w, "end", t->end[id]);
+    cf__print(w, ", \"live\": %d", (int)t->live[id]);
+}
+
+CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
+                                               cf_write_fn write, void *user, cf_error *error) {
+    cf__writer w;
+    int64_t stage, i;
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if (write == NULL) return cf__fail_null(error, "write");
+    if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
+        return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
+                        "made from another schedule");
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    cf__print(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
+    cf__print(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
+              cf_replay_name(schedule->replay));
+    cf__print_count(&w, "stages", schedule->n_stages);
+    cf__print_count(&w, "virtual_stages", schedule->n_virtual);
+    cf__print_count(&w, "k", schedule->k);
+    cf__print_count(&w, "rank", schedule->rank);
+    cf__print_count(&w, "n_chunks", schedule->n_chunks);
+    cf__print_count(&w, "n_actions", schedule->n_actions);
+    cf__print_count(&w, "lowered", schedule->lowered);
+    if (timeline != NULL) cf__write_timeline(&w, timeline);
+    cf__print(&w, "\n  \"actions\": [");
+    for (stage = 0; stage < schedule->n_stages; stage++) {
+        cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
+        for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
+            cf__print(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
+            cf__write_action_json(&w, &schedule->actions[i]);
+            if (timeline != NULL) cf__write_action_times(&w, timeline, i);
+            cf__print(&w, "}");
+        }
+        cf__print(&w, "]");
+    }
+    cf__print(&w, "]\n}\n");
+    return cf__finish_writing(&w, error);
+}
+
+/* ---- graphs ---- */
+
+static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id) {
+    static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
+                                        "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
+    const cf_node *node = &graph->nodes[id];
+    cf__print(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
+    if (graph->n_virtual > 1) cf__print(w, " @ %d", (int)node->stage);
+    cf__print(w, "\", tooltip=\"");
+    cf__print_real(w, node->seconds);
+    cf__print(w, " s\", %s];\n", looks[node->pass]);
+}
+
+static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
+    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
+                                                     "style=solid, color=\"#b05a00\"",
+                                                     "style=dashed, constraint=false",
+                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
+                                                     "style=solid, color=\"#5b8def\"",
+                                                     "style=solid, color=gray",
+                                                     "style=dotted, constraint=false, color=gray"};
+    cf__print(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
+              cf_edge_name((cf_edge_why)edge->why));
+}
+
+CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
+                                           cf_error *error) {
+    cf__writer w;
+    int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
+    cf_result result = cf__check_graph_arrays(graph, error);
+    if (result != CF_OK) return result;
+    if (write == NULL) return cf__fail_null(error, "write");
+    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
+    if (graph->n_nodes > most)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
+                        "too many nodes to draw; raise max_nodes or draw fewer chunks");
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    cf__print(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    cf__print(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
+    for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
+        cf__print(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
+        for (i = 0; i < graph->n_nodes; i++)
+            if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
+        cf__print(&w, "  }\n");
+    }
+    for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
+    cf__print(&w, "}\n");
+    return cf__finish_writing(&w, error);
+}
+
+/* ---- schedules as CSV ---- */
+
+static int cf__is_extension(int64_t pass) {
+    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
+}
+
+/* Everything that can be refused, before the first character is written. */
+static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
+                                       cf_error *error) {
+    int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        if (a->chunk < first || a->chunk >= first + plan->n_steps)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
+        if (a->stage < 0 || a->stage >= n_stages)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage,
+                            "no such virtual stage");
+        if (a->pass >= CF_PASS_COUNT)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
+        if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
+        if (cf__is_extension(a->pass) && !desc->extensions)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "extensions", i, 1, 0, "a pass that PyTorch's files do not have");
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
+                                              cf_write_fn write, void *user, cf_error *error) {
+    cf__writer w;
+    cf_csv_desc full;
+    int64_t stage, i;
+    int written;
+    cf_result result;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    if (write == NULL) return cf__fail_null(error, "write");
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
+    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
+        return result;
+    if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format,
+                        "lower the schedule first");
+    if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
+        for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
+            const cf_action *a = &schedule->actions[i];
+            if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
+            cf__print(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
+                      (long long)(a->chunk - schedule->rank * plan->n_steps));
+            written = 1;
+        }
+        cf__print(&w, "\r\n");
+    }
+    return cf__finish_writing(&w, error);
+}
+
+/* The reader goes through the text twice: once to count, once to fill in the schedule. */
+typedef struct cf__csv {
+    const char *text;
+    size_t bytes, at;         /* length; where the next cell begins */
+    int more;                 /* 1: there is a next cell */
+    cf_csv_desc desc;
+    const cf_plan *plan;
+    cf_error *error;
+    int64_t line;             /* of the next cell, from 1 */
+    size_t line_begin;
+    int64_t row;              /* of the cell last read, from 0 */
+    const char *cell;         /* that cell without the blanks around it */
+    size_t cell_bytes;
+    int64_t cell_line, cell_column;
+    int64_t n_rows, n_actions, last_stage; /* counted */
+    int has_transfers;
+    int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
+} cf__csv;
+
+static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, const char *why) {
+    cf_error *error = r->error;
+    char excerpt[25];
+    size_t i;
+    if (error == NULL) return CF_ERROR_TEXT;
+    for (i = 0; i < r->cell_bytes && i + 1 < sizeof excerpt; i++)
+        excerpt[i] = (char)(r->cell[i] >= ' ' && r->cell[i] <= '~' ? r->cell[i] : '?');
+    excerpt[i] = 0;
+    memset(error, 0, sizeof *error);
+    error->code = CF_ERROR_TEXT;
+    error->field = "csv";
+    error->item = line;
+    error->got = column;
+    (void)snprintf(error->text, sizeof error->text, "csv line %lld, column %lld: %s: \"%s\"", (long long)line,
+                   (long long)column, why, excerpt);
+    return CF_ERROR_TEXT;
+}
+
+static cf_result cf__bad_cell(const cf__csv *r, const char *why) {
+    return cf__bad_text(r, r->cell_line, r->cell_column, why);
+}
+
+static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
+
+/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty
+   one; *none says so. */
+static int cf__next_cell(cf__csv *r, int *none) {
+    size_t begin = r->at, end = begin;
+    if (!r->more) return 0;
+    if (begin == r->line_begin) r->row++;
+    while (end < r->bytes && r->text[end] != ',' && r->text[end] != '\n') end++;
+    r->at = end < r->bytes ? end + 1 : end;
+    r->more = end < r->bytes && (r->text[end] == ',' || r->at < r->bytes); /* there is a cell behind the last comma */
+    r->cell_line = r->line;
+    if (end < r->bytes && r->text[end] == '\n') {
+        if (end > begin && r->text[end - 1] == '\r') end--;
+        *none = end == r->line_begin;
+        r->line++;
+    } else {
+        *none = 0;
+    }
+    while (begin < end && cf__is_blank(r->text[begin])) begin++;
+    while (end > begin && cf__is_blank(r->text[end - 1])) end--;
+    r->cell = r->text + begin;
+    r->cell_bytes = end - begin;
+    r->cell_column = (int64_t)(begin - r->line_begin) + 1;
+    if (r->line != r->cell_line) r->line_begin = r->at;
+    return 1;
+}
+
+/* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
+static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
+    size_t n = 0;
+    int64_t sum = 0;
+    while (n < bytes && text[n] >= '0' && text[n] <= '9') {
+        sum = sum * 10 + (text[n++] - '0');
+        if (sum > INT32_MAX) return 0;
+    }
+    *value = sum;
+    return n > 1 && text[0] == '0' ? 0 : n;
+}
+
+static int cf__is_word(const char *text, size_t bytes, const char *word) {
+    return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
+}
+
+/* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
+static cf_pass cf__read_pass(const cf__csv *r, const char *text, size_t bytes) {
+    int pass;
+    if (r->desc.legacy && cf__is_word(text, bytes, "BW")) return CF_B;
+    for (pass = 0; pass < CF_PASS_COUNT; pass++)
+        if (cf__is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
+    return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
+}
+
+/* The cell as an action; chunk counts within the rank. */
+static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
+    static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    int64_t stage, chunk;
+    size_t used = cf__read_number(r->cell, r->cell_bytes, &stage), word = used, i;
+    cf_pass pass;
+    if (used == 0) return cf__bad_cell(r, "an action starts with the number of its virtual stage");
+    while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
+    pass = cf__read_pass(r, r->cell + used, word - used);
+    for (i = 0; i < 3; i++)
+        if (cf__is_word(r->cell + used, word - used, foreign[i]))
+            return cf__bad_cell(r, "sharding is not scheduled here");
+    if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
+        return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
+    if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
+    used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
+    if (used == 0 || word + used != r->cell_bytes)
+        return cf__bad_cell(r, "an action ends with the number of its chunk");
+    if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
+    memset(action, 0, sizeof *action);
+    action->chunk = (int32_t)chunk;
+    action->stage = (int32_t)stage;
+    action->pass = (uint8_t)pass;
+    return CF_OK;
+}
+
+static void cf__rewind(cf__csv *r) {
+    r->at = r->line_begin = 0;
+    r->more = r->bytes > 0;
+    r->line = 1;
+    r->row = -1;
+}
+
+/* First time through: every cell must be an action, and the dialect must be one. */
+static cf_result cf__count_cells(cf__csv *r) {
+    int none;
+    cf__rewind(r);
+    while (cf__next_cell(r, &none)) {
+        cf_action action;
+        cf_result result;
+        if (none) continue;
+        if (r->cell_bytes == 0) {
+            if (r->empty_line == 0) {
+                r->empty_line = r->cell_line;
+                r->empty_column = r->cell_column;
+            }
+            continue;
+        }
+        if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
+        if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
+            return cf__bad_cell(r, "a transfer in a file of passes only");
+        if (r->n_actions == CF_MAX_ACTIONS)
+            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "too many");
+        r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
+        r->last_stage = cf__max(r->last_stage, action.stage);
+        r->n_actions++;
+    }
+    r->n_rows = r->row + 1;
+    r->cell_bytes = 0;
+    if (r->n_rows == 0) return cf__bad_text(r, 1, 1, "no rows");
+    if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
+        return cf__bad_text(r, r->empty_line, r->empty_column, "an empty cell in a file with transfers");
+    return CF_OK;
+}
+
+/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked
+   for. */
+static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
+    int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
+    memset(header, 0, sizeof *header);
+    header->kind = r->desc.kind;
+    header->replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
+    header->n_stages = r->n_rows;
+    header->n_virtual = n_stages / r->n_rows;
+    header->k = cf__max(1, r->desc.k);
+    header->rank = r->desc.rank;
+    header->n_chunks = r->plan->n_chunks;
+    header->n_actions = r->n_actions;
+    header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
+    if (n_stages % r->n_rows != 0)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
+                        "the virtual stages are no multiple of the rows");
+    if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
+        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    return CF_OK;
+}
+
+/* Second time: the actions, with chunks as the plan numbers them. */
+static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
+    int64_t n = 0, row = 0;
+    int none;
+    cf__rewind(r);
+    schedule->first[0] = 0;
+    while (cf__next_cell(r, &none)) {
+        cf_action *action = &schedule->actions[n];
+        for (; row < r->row; row++) schedule->first[row + 1] = n;
+        if (none || r->cell_bytes == 0) continue;
+        (void)cf__read_cell(r, action); /* it could be read the first time */
+        if (action->stage % r->n_rows != r->row)
+            return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
+        action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
+        n++;
+    }
+    for (; row < r->n_rows; row++) schedule->first[row + 1] = n;
+    return CF_OK;
+}
+
+/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a zero per chunk and virtual
+   stage. */
+static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
+    int64_t i, first = schedule->rank * plan->n_steps;
+    for (i = 0; i < schedule->n_actions; i++) {
+        cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_R) live[a->stage * plan->n_steps + a->chunk - first] = 1;
+    }
+    for (i = 0; i < schedule->n_actions; i++) {
+        cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_R) a->keep = 1;
+        if (a->pass == CF_F) a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
+    }
+    if (given_k > 0) return;
+    memset(live, 0, (size_t)(schedule->n_stages * schedule->n_virtual * plan->n_steps) * sizeof *live);
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        int64_t index = plan->chunks[a->chunk].index, unit = a->chunk - first - index;
+        int32_t *count;
+        if (unit < 0 || unit >= plan->n_steps) continue; /* the plan is not sound, which the validator will say */
+        count = &live[a->stage * plan->n_steps + unit];
+        *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
+        schedule->k = cf__max(schedule->k, *count);
+    }
+}
+
+static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+                               cf_error *error) {
+    cf_result result;
+    memset(r, 0, sizeof *r);
+    if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (desc != NULL) r->desc = *desc;
+    r->text = text != NULL ? text : "";
+    r->bytes = bytes;
+    r->plan = plan;
+    r->error = error;
+    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
+        return result;
+    if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
+    if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
+    if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
+    if ((result = cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
+    return cf__count_cells(r);
+}
+
+/* The schedule and, behind it, the scratch of cf__find_keeps. */
+static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_t **live, cf__carver *carver) {
+    cf_schedule *schedule = cf__layout_schedule(header, carver);
+    *live = (int32_t *)cf__take(carver, header->n_stages * header->n_virtual * r->plan->n_steps, sizeof(int32_t));
+    return schedule;
+}
+
+CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
+                                             const cf_csv_desc *desc, cf_schedule **out, cf_error *error) {
+    cf__csv r;
+    cf_schedule header, *schedule;
+    cf_allocator allocator;
+    cf__carver carver = {NULL, 0, 0};
+    int32_t *live;
+    cf_result result = cf__csv_start(&r, text, bytes, plan, desc, error);
+    if (result != CF_OK) return result;
+    if (out == NULL) return cf__fail_null(error, "out");
+    if ((result = cf__allocator(r.desc.allocator, &allocator, error)) != CF_OK) return result;
+    if ((result = cf__csv_header(&r, &header)) != CF_OK) return result;
+    cf__layout_csv(&r, &header, &live, &carver);
+    if (carver.overflow) return cf__too_large(error, "bytes");
+    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
+    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
+    memset(carver.base, 0, carver.used);
+    carver.used = 0;
+    schedule = cf__layout_csv(&r, &header, &live, &carver);
+    *schedule = header;
+    schedule->allocator = allocator;
+    result = cf__fill_from_csv(&r, schedule);
+    if (result == CF_OK) {
+        cf__find_keeps(plan, schedule, live, r.desc.k);
+        result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
+    }
+    if (result == CF_OK) *out = schedule;
+    else cf_schedule_free(schedule);
+    return result;
+}
+
+/* ================================================================================================================
    >>tune
 
    First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
    do with; then the candidates are simulated, those with the smallest bounds first, until the bounds of the others show
    that they cannot be among the best; last the neighbours of the winner.
    ================================================================================================================ */
+
+/* ---- measured costs ----
+
+   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors, and
+   each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero. */
+
+#define CF__TERMS 3               /* constant, tokens, pairs */
+#define CF__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
+#define CF__PASSES 5              /* CF_F .. CF_W */
+
+typedef struct cf__normal {
+    double scale[CF__TERMS];
+    double gram[CF__TERMS][CF__TERMS]; /* columns times columns */
+    double target[CF__TERMS];          /* columns times ones */
+} cf__normal;
+
+static void cf__sample_row(const cf_sample *sample, const double *scale, double *row) {
+    row[0] = 1 / sample->seconds / scale[0];
+    row[1] = (double)sample->tokens / sample->seconds / scale[1];
+    row[2] = (double)sample->pairs / sample->seconds / scale[2];
+}
+
+/* Sums over the samples of one pass. Returns 0 where something is not finite. */
+static int cf__normal_sums(const cf_sample *samples, int64_t n, int pass, cf__normal *normal) {
+    static const double unscaled[CF__TERMS] = {1, 1, 1};
+    double row[CF__TERMS];
+    int64_t s;
+    int i, j;
+    memset(normal, 0, sizeof *normal);
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass != pass) continue;
+        cf__sample_row(&samples[s], unscaled, row);
+        for (i = 0; i < CF__TERMS; i++) {
+            if (!cf__is_cost(row[i])) return 0;
+            if (row[i] > normal->scale[i]) normal->scale[i] = row[i];
+        }
+    }
+    for (i = 0; i < CF__TERMS; i++)
+        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column; found out by its pivot */
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass != pass) continue;
+        cf__sample_row(&samples[s], normal->scale, row);
+        for (i = 0; i < CF__TERMS; i++) {
+            normal->target[i] += row[i];
+            for (j = 0; j < CF__TERMS; j++) normal->gram[i][j] += cf__product(row[i], row[j]);
+        }
+    }
+    return 1;
+}
+
+/* Solves for the terms in `set` (bits), the others being 0. Returns CF__TERMS, or the first term of the set that
+   depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
+static int cf__solve_terms(const cf__normal *normal, int set, double *x) {
+    double a[CF__TERMS][CF__TERMS + 1];
+    int index[CF__TERMS], n = 0, i, j, k;
+    for (i = 0; i < CF__TERMS; i++) {
+        x[i] = 0;
+        if (set >> i & 1) index[n++] = i;
+    }
+    for (i = 0; i < n; i++) {
+        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
+        a[i][n] = normal->target[index[i]];
+    }
+    for (i = 0; i < n; i++) {
+        if (!(a[i][i] > cf__product(CF__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
+        for (k = i + 1; k < n; k++) {
+            double factor = a[k][i] / a[i][i];
+            for (j = i; j <= n; j++) a[k][j] -= cf__product(factor, a[i][j]);
+        }
+    }
+    for (i = n - 1; i >= 0; i--) {
+        double rest = a[i][n];
+        for (j = i + 1; j < n; j++) rest -= cf__product(a[i][j], x[index[j]]);
+        x[index[i]] = rest / a[i][i];
+    }
+    return CF__TERMS;
+}
+
+static double cf__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
+    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
+}
+
+static double cf__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
+    double sum = 0;
+    int64_t s;
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass == pass) {
+            double error = cf__relative_error(cost, &samples[s]);
+            sum += cf__product(error, error);
+        }
+    }
+    return sum;
+}
+
+static void cf__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
+    int64_t s;
+    memset(fit, 0, sizeof *fit);
+    fit->worst_sample = -1;
+    for (s = 0; s < n; s++) {
+        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
+        if (samples[s].pass != pass) continue;
+        error = cf__relative_error(cost, &samples[s]);
+        fit->n_samples++;
+        fit->mean_error += error;
+        fit->mean_absolute += error < 0 ? -error : error;
+        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
+            fit->worst_error = error;
+            fit->worst_sample = s;
+        }
+    }
+    if (fit->n_samples == 0) return;
+    fit->mean_error /= (double)fit->n_samples;
+    fit->mean_absolute /= (double)fit->n_samples;
+}
+
+/* The best terms of one pass that has enough samples. */
+static cf_result cf__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
+    static const char *const fields[CF__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
+    cf__normal normal;
+    cf_pass_cost best = {0, 0, 0};
+    double least = DBL_MAX, x[CF__TERMS];
+    int set, dependent;
+    if (!cf__normal_sums(samples, n, pass, &normal))
+        return cf__fail(error, CF_ERROR_OVERFLOW, "samples.seconds", pass, 0, -1, "too small for the tokens and pairs");
+    dependent = cf__solve_terms(&normal, 7, x);
+    if (dependent < CF__TERMS)
+        return cf__fail(error, CF_ERROR_ARGUMENT, fields[dependent], pass, CF__TERMS, dependent,
+                        "must vary, and not only with the terms before it; independent terms of this pass");
+    for (set = 1; set < 1 << CF__TERMS; set++) {
+        cf_pass_cost cost;
+        double squares;
+        (void)cf__solve_terms(&normal, set, x);
+        if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
+        cost.constant = x[0] / normal.scale[0];
+        cost.per_token = x[1] / normal.scale[1];
+        cost.per_pair = x[2] / normal.scale[2];
+        squares = cf__sum_of_squares(samples, n, pass, &cost);
+        if (squares < least) {
+            least = squares;
+            best = cost;
+        }
+    }
+    *out = best;
+    return CF_OK;
+}
+
+static cf_result cf__check_samples(const cf_sample *samples, int64_t n, int64_t *counts, cf_error *error) {
+    int64_t s;
+    int pass;
+    if (samples == NULL && n != 0) return cf__fail_null(error, "samples");
+    if (n < CF__TERMS) return cf__fail(error, CF_ERROR_ARGUMENT, "n", -1, CF__TERMS, n, "too few samples");
+    for (s = 0; s < n; s++) {
+        const cf_sample *sample = &samples[s];
+        if (sample->pass < 0 || sample->pass >= CF__PASSES)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pass", s, CF__PASSES - 1, sample->pass, "unknown pass");
+        if (sample->tokens < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.tokens", s, 0, sample->tokens, "must not be negative");
+        if (sample->pairs < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pairs", s, 0, sample->pairs, "must not be negative");
+        if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.seconds", s, 1, 0, "must be finite and more than 0");
+        counts[sample->pass]++;
+    }
+    for (pass = 0; pass < CF__PASSES; pass++)
+        if (counts[pass] > 0 && counts[pass] < CF__TERMS)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "samples", pass, CF__TERMS, counts[pass],
+                            "too few samples of this pass");
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
+                                    cf_error *error) {
+    cf_pass_cost found[CF__PASSES];
+    int64_t counts[CF__PASSES] = {0, 0, 0, 0, 0};
+    cf_result result;
+    int pass;
+    if (cost == NULL) return cf__fail_null(error, "cost");
+    if ((result = cf__check_samples(samples, n, counts, error)) != CF_OK) return result;
+    memset(found, 0, sizeof found);
+    for (pass = 0; pass < CF__PASSES; pass++)
+        if (counts[pass] > 0 && (result = cf__fit_pass(samples, n, pass, &found[pass], error)) != CF_OK) return result;
+    cost->forward = found[0];
+    cost->replay = found[1];
+    cost->backward = found[2];
+    cost->input = found[3];
+    cost->weight = found[4];
+    for (pass = 0; pass < CF__PASSES && fits != NULL; pass++)
+        cf__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
+    return CF_OK;
+}
+
+/* ---- GPUs ----
+
+   Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
+   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
+   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
+   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
+   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
+   experience rather than anyone's publication: replace them by cf_cost_fit on your own measurements as soon as you have
+   some. */
+static const cf_gpu cf__gpus[] = {
+    /* name, flops, gemm, attention forward and backward, processors,
+       bandwidth, memory, nvlink, network, pcie, link, launch, latency */
+    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 108,
+     1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 108,
+     2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
+     3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
+     4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+};
+
+CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index) {
+    const int64_t count = (int64_t)(sizeof cf__gpus / sizeof cf__gpus[0]);
+    return index >= 0 && index < count ? &cf__gpus[index] : NULL;
+}
+
+CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name) {
+    const cf_gpu *gpu;
+    int64_t i;
+    for (i = 0; name != NULL && (gpu = cf_gpu_at(i)) != NULL; i++)
+        if (cf__same_name(gpu->name, name)) return gpu;
+    return NULL;
+}
+
+/* ---- costs from numbers ---- */
+
+/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
+   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
+   matrices. */
+#define CF__FORWARD_KERNELS 12
+#define CF__INPUT_KERNELS 14
+#define CF__WEIGHT_KERNELS 7
+#define CF__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
+#define CF__LOSS_KERNELS 6
+
+/* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
+typedef struct cf__work {
+    double kernels, collectives;                /* a pass */
+    double pass_bytes;                          /* device memory, a pass */
+    double token_flops, token_bytes, link_bytes; /* a token */
+    double pair_flops, pair_bytes;              /* an attention pair */
+} cf__work;
+
+static void cf__work_add(cf__work *to, const cf__work *more) {
+    to->kernels += more->kernels;
+    to->collectives += more->collectives;
+    to->pass_bytes += more->pass_bytes;
+    to->token_flops += more->token_flops;
+    to->token_bytes += more->token_bytes;
+    to->link_bytes += more->link_bytes;
+    to->pair_flops += more->pair_flops;
+    to->pair_bytes += more->pair_bytes;
+}
+
+/* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
+static cf_pass_cost cf__work_seconds(const cf__work *work, const cf_gpu *gpu, double attention, double link_rate) {
+    cf_pass_cost cost;
+    cost.constant = cf__product(work->kernels, gpu->launch) + cf__product(work->collectives, gpu->latency);
+    cost.constant += work->pass_bytes / gpu->bandwidth;
+    cost.per_token = work->token_flops / cf__product(gpu->flops, gpu->gemm) + work->token_bytes / gpu->bandwidth;
+    cost.per_token += work->link_bytes / link_rate;
+    cost.per_pair = work->pair_flops / cf__product(gpu->flops, attention) + work->pair_bytes / gpu->bandwidth;
+    return cost;
+}
+
+/* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
+static double cf__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
+
+/* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
+   6 f bytes. Whole numbers below 2^53, so exact. */
+static double cf__elementwise_bytes(const cf__shard *shard) {
+    int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
+    return cf__product((double)shard->layers, (double)bytes);
+}
+
+/* Weights of the layers' matrices on one GPU. */
+static double cf__matrix_weights(const cf__shard *shard) {
+    double a_layer = cf__product((double)shard->hidden, (double)(2 * shard->q + 2 * shard->kv));
+    a_layer += cf__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn));
+    return cf__product((double)shard->layers, a_layer);
+}
+
+/* The layers forward, without loss. */
+static cf__work cf__layers_forward(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
+    double layers = (double)shard->layers, weights = cf__matrix_weights(shard);
+    cf__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CF__FORWARD_KERNELS * layers;
+    work.collectives = tp > 1 ? CF__COLLECTIVES * layers : 0;
+    work.pass_bytes = 2 * weights;
+    work.token_flops = 2 * weights;
+    work.token_bytes = cf__elementwise_bytes(shard);
+    work.link_bytes = cf__product(CF__COLLECTIVES * layers, cf__product(2 * (double)shard->hidden, cf__ring_share(tp)));
+    work.pair_flops = cf__product(4 * layers, (double)shard->q);
+    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 4 * (double)shard->kv) / (double)chunk_size; /* K and V */
+    return work;
+}
+
+/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
+   of keys, of which a prefix has plenty. */
+static double cf__partial_wave(const cf_gpu *gpu, const cf__shard *shard, int64_t chunk_size) {
+    double blocks = cf__product((double)shard->heads, (double)chunk_size) / 128;
+    return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
+}
+
+/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
+   written beside K and V. */
+static cf__work cf__layers_input(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
+    cf__work work = cf__layers_forward(shard, tp, 0);
+    double layers = (double)shard->layers;
+    work.kernels = CF__INPUT_KERNELS * layers;
+    work.token_bytes *= 2;
+    work.pair_flops = cf__product(10 * layers, (double)shard->q);
+    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
+    return work;
+}
+
+/* The gradient of the weights, added to a float accumulator. */
+static cf__work cf__layers_weight(const cf__shard *shard) {
+    double weights = cf__matrix_weights(shard);
+    cf__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CF__WEIGHT_KERNELS * (double)shard->layers;
+    work.pass_bytes = 8 * weights;
+    work.token_flops = 2 * weights;
+    return work;
+}
+
+/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
+   written and read about twice in 10 bytes each. */
+static cf__work cf__head_work(const cf__shard *shard) {
+    double weights = cf__product((double)shard->hidden, (double)shard->vocab);
+    cf__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CF__LOSS_KERNELS;
+    work.pass_bytes = 2 * weights;
+    work.token_flops = 2 * weights;
+    work.token_bytes = 20 * (double)shard->vocab;
+    return work;
+}
+
+static void cf__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
+    out->constant = a->constant + b->constant;
+    out->per_token = a->per_token + b->per_token;
+    out->per_pair = a->per_pair + b->per_pair;
+}
+
+static cf_stage_cost cf__stage_seconds(const cf_cost_desc *desc, const cf__shard *shard, double link_rate) {
+    const cf_gpu *gpu = desc->gpu;
+    int64_t tp = desc->parallel.tp;
+    cf__work forward = cf__layers_forward(shard, tp, desc->chunk_size);
+    cf__work input = cf__layers_input(shard, tp, desc->chunk_size), weight = cf__layers_weight(shard);
+    cf__work again, head = cf__head_work(shard);
+    cf_pass_cost again_seconds;
+    cf_stage_cost cost;
+    forward.pair_flops = cf__product(forward.pair_flops, cf__partial_wave(gpu, shard, desc->chunk_size));
+    again = forward;
+    if (shard->last) {
+        cf__work_add(&forward, &head);
+        cf__work_add(&input, &head);
+        head.pass_bytes *= 4; /* the float accumulator */
+        head.token_bytes = 0;
+        cf__work_add(&weight, &head);
+    }
+    cost.forward = cf__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
+    cost.replay = cost.forward;
+    cost.input = cf__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
+    cost.weight = cf__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
+    again_seconds = cf__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
+    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cf__cost_sum(&cost.input, &again_seconds, &cost.input);
+    cf__cost_sum(&cost.input, &cost.weight, &cost.backward);
+    return cost;
+}
+
+static int cf__is_rate(double x) { return x > 0 && x <= DBL_MAX; }
+
+static cf_result cf__check_gpu(const cf_gpu *gpu, cf_error *error) {
+    const char *field = NULL;
+    if (gpu == NULL) return cf__fail_null(error, "gpu");
+    if (!cf__is_rate(gpu->flops)) field = "gpu.flops";
+    else if (!(gpu->gemm > 0 && gpu->gemm <= 1)) field = "gpu.gemm";
+    else if (!(gpu->attention_forward > 0 && gpu->attention_forward <= 1)) field = "gpu.attention_forward";
+    else if (!(gpu->attention_backward > 0 && gpu->attention_backward <= 1)) field = "gpu.attention_backward";
+    else if (!cf__is_rate(gpu->bandwidth)) field = "gpu.bandwidth";
+    else if (!cf__is_rate(gpu->nvlink)) field = "gpu.nvlink";
+    else if (!cf__is_rate(gpu->network)) field = "gpu.network";
+    else if (!cf__is_rate(gpu->pcie)) field = "gpu.pcie";
+    else if (!(gpu->link > 0 && gpu->link <= 1)) field = "gpu.link";
+    if (field != NULL)
+        return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must be finite and above 0; a fraction at most 1");
+    if (gpu->processors < 1 || gpu->processors > CF_MAX_RANKS)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "gpu.processors", -1, 1, gpu->processors, "out of range");
+    if (!cf__is_cost(gpu->launch)) field = "gpu.launch";
+    if (!cf__is_cost(gpu->latency)) field = "gpu.latency";
+    if (field == NULL) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
+}
+
+/* Bytes/s of a group that spans `span` neighbouring ranks. */
+static double cf__link_rate(const cf_cost_desc *desc, int64_t span) {
+    return cf__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
+}
+
+/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
+   writes: a float gradient, three float states both ways, a bf16 parameter. */
+static double cf__step_seconds(const cf_cost_desc *desc, double parameters) {
+    const cf_parallel *parallel = &desc->parallel;
+    double rate = cf__link_rate(desc, parallel->tp * parallel->dp), share = cf__ring_share(parallel->dp);
+    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
+    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
+    double seconds = cf__product(exchanged, share) / rate;
+    return seconds + 30 * owned / desc->gpu->bandwidth;
+}
+
+/* The slowest stage's. */
+static cf_result cf__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
+    int64_t s, v;
+    double slowest = 0;
+    for (s = 0; s < desc->parallel.pp; s++) {
+        double parameters = 0, seconds;
+        for (v = 0; v < desc->parallel.n_virtual; v++) {
+            cf__shard shard = cf__shard_of(desc->model, &desc->parallel, v * desc->parallel.pp + s);
+            cf_parameters counted;
+            if (!cf__count_parameters(desc->model, &shard, &counted)) return cf__fail_size(error, "parameters");
+            parameters += (double)counted.total;
+        }
+        seconds = cf__step_seconds(desc, parameters);
+        if (seconds > slowest) slowest = seconds;
+    }
+    *out = slowest;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
+                                         cf_timing *timing, double *step_seconds, cf_error *error) {
+    cf_cost_desc full;
+    cf__shard shard;
+    cf_result r;
+    int64_t s, span, most_layers = 0;
+    double step = 0;
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    if (stages == NULL) return cf__fail_null(error, "stages");
+    if (timing == NULL) return cf__fail_null(error, "timing");
+    full = *desc;
+    if ((r = cf__resolve_parallel(desc->model, &desc->parallel, &full.parallel, error)) != CF_OK) return r;
+    if ((r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
+    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
+    if ((r = cf__range(full.gpus_per_node, 1, CF_MAX_RANKS, "gpus_per_node", error)) != CF_OK) return r;
+    if ((r = cf__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return r;
+    if (count != full.parallel.pp * full.parallel.n_virtual)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
+                        "must be the number of virtual stages");
+    if ((r = cf__slowest_step(&full, &step, error)) != CF_OK) return r;
+    for (s = 0; s < count; s++) {
+        shard = cf__shard_of(full.model, &full.parallel, s);
+        stages[s] = cf__stage_seconds(&full, &shard, cf__link_rate(&full, full.parallel.tp));
+        most_layers = cf__max(most_layers, shard.layers);
+    }
+    shard = cf__shard_of(full.model, &full.parallel, 0);
+    span = full.parallel.tp * full.parallel.dp * full.parallel.pp;
+    memset(timing, 0, sizeof *timing);
+    timing->all = stages[0];
+    timing->stages = stages;
+    timing->latency = full.gpu->latency;
+    timing->seconds_per_token = (double)cf__div_up(2 * shard.hidden, shard.sequence) / cf__link_rate(&full, span);
+    timing->offload_seconds_per_token = cf__product(4 * (double)shard.kv, (double)most_layers) /
+                                        cf__product(full.gpu->pcie, full.gpu->link);
+    if (step_seconds != NULL) *step_seconds = step;
+    return CF_OK;
+}
 
 CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status) {
     static const char *const names[CF_TUNE_STATUS_COUNT] = {"untried", "ok", "dominated", "infeasible"};
@@ -10588,1189 +11795,6 @@ CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning) {
         cf_allocator allocator = tuning->allocator;
         allocator.release(tuning, allocator.user);
     }
-}
-
-/* ================================================================================================================
-   >>run
-   ================================================================================================================ */
-
-/* What has happened to a chunk on one virtual stage. */
-typedef struct cf__chunk_state {
-    int32_t slot;      /* activation slot, -1: none */
-    uint8_t forwarded; /* F ran */
-    uint8_t backward;  /* 0: not yet; CF__HALF: I ran, W is to come; CF__WHOLE */
-    uint8_t away;      /* its rows of the state are in host memory */
-} cf__chunk_state;
-
-enum { CF__HALF = 1, CF__WHOLE = 2 };
-
-typedef struct cf__group_state {
-    int32_t slot;    /* state slot, -1: none */
-    int32_t n_away;  /* chunks whose rows are in host memory */
-    int64_t tokens;  /* tokens whose K and V it holds, there or here */
-    int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
-} cf__group_state;
-
-/* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
-enum { CF__IN_F = 0, CF__IN_R, CF__IN_B, CF__OUT_F, CF__OUT_R, CF__OUT_B, CF__TENSORS };
-
-/* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
-enum { CF__NOT_THERE = -1, CF__WANTED = -2, CF__GONE = -3 }; /* WANTED: there is a SEND for it in the list */
-
-/* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
-typedef struct cf__slots {
-    int32_t *free_list;
-    int64_t n_free, n_made, n_live;
-} cf__slots;
-
-/* A run of one stage. The next action is the one at position stats.done of its list. */
-struct cf_runner {
-    const cf_plan *plan;
-    const cf_schedule *schedule;
-    const cf_action *actions; /* (n_actions) the stage's list */
-    int64_t n_actions;
-    cf_run_desc desc;
-    cf_allocator allocator;   /* gives the memory back; its release is NULL where the memory is the caller's */
-    cf_error failure;         /* what ended the run; its code is CF_OK before */
-    int64_t stage, first_chunk, n_virtual_stages;
-    int64_t n_states, n_group_states; /* lengths of the two arrays below */
-    cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
-    cf__group_state *groups;  /* (n_virtual x n_groups) */
-    int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
-    int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
-    cf__slots activations, states, boundaries;
-    int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
-    int64_t live_tokens, live_state_tokens;
-    cf_run_stats stats;
-};
-
-CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
-    uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
-    return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
-}
-
-static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
-    cf_runner *runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
-    r->chunks = (cf__chunk_state *)cf__take(carver, r->n_states, sizeof(cf__chunk_state));
-    r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
-    r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
-    r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
-    r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
-    r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
-    return runner;
-}
-
-/* Checks plan and schedule against each other and measures the working space. */
-static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    cf_result result;
-    memset(r, 0, sizeof *r);
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if (schedule->n_chunks != plan->n_chunks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
-                        "made for another plan");
-    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
-    r->plan = plan;
-    r->schedule = schedule;
-    r->first_chunk = schedule->rank * plan->n_steps;
-    if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
-    if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
-        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
-        r->n_group_states > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual,
-                        "too many chunks per stage");
-    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf_runner header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__run_start(&header, plan, schedule, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_runner(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-static cf_result cf__fail_callback(cf_runner *r, const char *callback, int64_t position, int64_t code) {
-    return cf__fail(&r->failure, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
-}
-
-static cf_result cf__bad_action(cf_runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
-                                const char *why) {
-    return cf__fail(&r->failure, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
-}
-
-static cf__slots *cf__slots_of(cf_runner *r, cf_resource what) {
-    return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
-}
-
-/* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
-    cf__slots *slots = cf__slots_of(r, what);
-    int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
-    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
-    if (code != 0) {
-        slots->free_list[slots->n_free++] = slot;
-        return cf__fail_callback(r, "acquire", step->position, code);
-    }
-    slots->n_live++;
-    *out = slot;
-    return CF_OK;
-}
-
-static void cf__release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
-    cf__slots *slots = cf__slots_of(r, what);
-    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
-    slots->free_list[slots->n_free++] = *slot;
-    slots->n_live--;
-    *slot = -1;
-}
-
-static int64_t cf__virtual_of(const cf_runner *r, const cf_step *step) {
-    return step->action.stage / r->schedule->n_stages;
-}
-
-static cf__chunk_state *cf__chunk_state_of(const cf_runner *r, const cf_step *step) {
-    return &r->chunks[cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
-}
-
-static cf__group_state *cf__group_state_of(const cf_runner *r, const cf_step *step) {
-    if (step->chunk->group < 0) return NULL;
-    return &r->groups[cf__virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
-}
-
-/* Turns an action into a step, once every index in it is known to be good. */
-static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) {
-    const cf_plan *plan = r->plan;
-    const cf_action *a = &r->actions[position];
-    int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
-    memset(step, 0, sizeof *step);
-    step->plan = plan;
-    step->schedule = r->schedule;
-    step->action = *a;
-    step->position = position;
-    step->slot = step->state = step->input = step->output = step->peer = -1;
-    if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
-        return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
-    if (a->stage < 0 || a->stage >= r->n_virtual_stages)
-        return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
-    if (a->stage % r->schedule->n_stages != r->stage)
-        return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
-    if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
-    if (cf__flags_are_wrong(a) && a->reserved != 0)
-        return cf__bad_action(r, "reserved", step, 0, a->reserved, "must be 0");
-    if (cf__flags_are_wrong(a))
-        return cf__bad_action(r, "keep", step, 0, a->keep, "only F and R keep, and that is 0 or 1");
-    step->chunk = &plan->chunks[a->chunk];
-    if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
-        step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__fail(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
-                        "its group or slices do not exist");
-    step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
-    return CF_OK;
-}
-
-/* ---- tensors that cross stages ---- */
-
-static int32_t *cf__tensor_of(const cf_runner *r, const cf_step *step, int tensor) {
-    int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
-    return &r->tensors[state * CF__TENSORS + tensor];
-}
-
-static cf_result cf__acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
-    r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
-    return result;
-}
-
-static void cf__release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
-    *tensor = CF__GONE;
-}
-
-/* The tensor that a pass reads, -1: none that crosses stages. */
-static int cf__tensor_in(const cf_runner *r, const cf_step *step) {
-    int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
-    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
-    if (stage == 0) return -1;
-    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__IN_R : CF__IN_F;
-}
-
-/* The tensor that a pass makes, -1: none that crosses stages. */
-static int cf__tensor_out(const cf_runner *r, const cf_step *step) {
-    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
-}
-
-/* The input must have come; the output gets a slot if the list has a SEND for it. */
-static cf_result cf__before_boundary(cf_runner *r, cf_step *step) {
-    int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
-    cf_result result;
-    if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
-        return cf__bad_action(r, "pass", step, 1, 0, "runs before its input is received");
-    if (in >= 0) step->input = *cf__tensor_of(r, step, in);
-    if (out < 0 || *cf__tensor_of(r, step, out) != CF__WANTED) return CF_OK;
-    if ((result = cf__acquire_boundary(r, step, cf__tensor_of(r, step, out))) != CF_OK) return result;
-    step->output = *cf__tensor_of(r, step, out);
-    return CF_OK;
-}
-
-/* The input has been read; local replay will read it once more where F kept nothing. */
-static void cf__after_boundary(cf_runner *r, const cf_step *step) {
-    int in = cf__tensor_in(r, step);
-    int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
-    if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
-}
-
-/* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
-static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
-    static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
-    int64_t other;
-    *tensor = tensors[step->action.pass - CF_SEND_F];
-    other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
-    if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
-        return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
-    step->peer = other % r->schedule->n_stages;
-    return CF_OK;
-}
-
-static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
-    int tensor, code = 0, sends;
-    int32_t *slot;
-    cf_result result = cf__read_transfer(r, step, &tensor);
-    if (result != CF_OK) return result;
-    slot = cf__tensor_of(r, step, tensor);
-    sends = tensor >= CF__OUT_F;
-    if (sends && *slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "nothing to send, or sent already");
-    if (!sends && *slot != CF__NOT_THERE) return cf__bad_action(r, "pass", step, 0, 1, "received already");
-    if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
-    if (sends) step->output = *slot;
-    else step->input = *slot;
-    if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
-    if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
-    if (sends) cf__release_boundary(r, step, slot);
-    return CF_OK;
-}
-
-/* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
-static cf_result cf__find_sends(cf_runner *r) {
-    int64_t i;
-    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
-    for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
-        cf_step step;
-        int tensor;
-        cf_result result = cf__read_action(r, i, &step);
-        if (result != CF_OK) return result;
-        if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
-        if ((result = cf__read_transfer(r, &step, &tensor)) != CF_OK) return result;
-        *cf__tensor_of(r, &step, tensor) = CF__WANTED;
-    }
-    return CF_OK;
-}
-
-/* ---- state in host memory ---- */
-
-static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
-    int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
-    int leaves = step->action.pass == CF_OFFLOAD, code = 0;
-    if (group == NULL || !chunk->forwarded || chunk->backward != 0)
-        return cf__bad_action(r, "pass", step, 1, 0, "this chunk has no rows of state now");
-    if (chunk->away == leaves)
-        return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
-    if (!leaves) r->live_state_tokens += rows;
-    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
-    if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
-    if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
-    if (leaves) r->live_state_tokens -= rows;
-    chunk->away = (uint8_t)leaves;
-    group->n_away += leaves ? 1 : -1;
-    return CF_OK;
-}
-
-/* ---- passes ---- */
-
-static cf_result cf__check_rows(cf_runner *r, const cf_step *step) {
-    const cf__group_state *group = cf__group_state_of(r, step);
-    if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
-    return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
-}
-
-/* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
-static cf_result cf__before_forward(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
-    int replay = step->action.pass == CF_R;
-    cf_result result;
-    if (chunk->forwarded != replay)
-        return cf__bad_action(r, "pass", step, replay, chunk->forwarded, replay ? "R before F" : "F twice");
-    if (chunk->slot >= 0 || chunk->backward != 0)
-        return cf__bad_action(r, "pass", step, 0, 1, "R of a chunk that has its activations or its backward");
-    if (replay && !step->action.keep) return cf__bad_action(r, "keep", step, 1, 0, "R that keeps nothing");
-    if (group != NULL && !replay && group->tokens != step->chunk->prefix)
-        return cf__bad_action(r, "chunk", step, step->chunk->prefix, group->tokens, "F without its whole prefix");
-    if (group != NULL && group->slot < 0) {
-        result = cf__acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot);
-        if (result != CF_OK) return result;
-        r->stats.peak_states = cf__max(r->stats.peak_states, r->states.n_live);
-    }
-    if (!step->action.keep) return CF_OK;
-    result = cf__acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot);
-    if (result != CF_OK) return result;
-    r->live_tokens += step->chunk->padded;
-    r->stats.peak_slots = cf__max(r->stats.peak_slots, r->activations.n_live);
-    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->live_tokens);
-    return CF_OK;
-}
-
-static void cf__after_forward(cf_runner *r, const cf_step *step) {
-    cf__group_state *group = cf__group_state_of(r, step);
-    int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
-    cf__chunk_state_of(r, step)->forwarded = 1;
-    if (group == NULL || step->action.pass == CF_R) return;
-    group->tokens += tokens;
-    group->reached = group->tokens;
-    r->live_state_tokens += tokens;
-    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
-}
-
-/* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
-   complete. W needs its I. */
-static cf_result cf__before_backward(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
-    int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
-    int64_t wanted = step->action.pass == CF_W ? CF__HALF : 0;
-    if (chunk->slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "backward without kept activations");
-    if (chunk->backward != wanted)
-        return cf__bad_action(r, "pass", step, wanted, chunk->backward, "backward out of order");
-    if (group == NULL || step->action.pass == CF_W) return CF_OK;
-    if (group->reached != r->plan->groups[step->chunk->group].tokens)
-        return cf__bad_action(r, "chunk", step, r->plan->groups[step->chunk->group].tokens, group->reached,
-                              "backward before the forward of a later chunk");
-    if (group->tokens != end)
-        return cf__bad_action(r, "chunk", step, end, group->tokens, "backward before that of a later chunk");
-    return CF_OK;
-}
-
-static void cf__after_backward(cf_runner *r, const cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
-    if (step->action.pass != CF_I) {
-        cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
-        r->live_tokens -= step->chunk->padded;
-        r->n_finished++;
-    }
-    chunk->backward = step->action.pass == CF_I ? CF__HALF : CF__WHOLE;
-    if (group == NULL || step->action.pass == CF_W) return;
-    r->live_state_tokens -= group->tokens - step->chunk->prefix;
-    group->tokens = step->chunk->prefix;
-    if (step->chunk->index == 0)
-        cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
-}
-
-static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {
-    cf_progress progress = {
-        r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
-        r->live_state_tokens, r->boundaries.n_live};
-    int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
-    if (code == 0) return CF_OK;
-    return cf__fail(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
-}
-
-/* The slots that a step is told of, once they are taken. */
-static void cf__show_slots(const cf_runner *r, cf_step *step) {
-    const cf__group_state *group = cf__group_state_of(r, step);
-    step->slot = cf__chunk_state_of(r, step)->slot;
-    if (group == NULL) return;
-    step->state = group->slot;
-    step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
-}
-
-static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
-    int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
-    cf_result result = cf__check_rows(r, step);
-    if (result != CF_OK) return result;
-    result = forward ? cf__before_forward(r, step) : cf__before_backward(r, step);
-    if (result == CF_OK) result = cf__before_boundary(r, step);
-    if (result != CF_OK) return result;
-    cf__show_slots(r, step);
-    if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
-    if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
-    if (forward) cf__after_forward(r, step);
-    else cf__after_backward(r, step);
-    cf__after_boundary(r, step);
-    return CF_OK;
-}
-
-static cf_result cf__run_action(cf_runner *r) {
-    cf_step step;
-    cf_result result = cf__read_action(r, r->stats.done, &step);
-    if (result != CF_OK) return result;
-    cf__show_slots(r, &step);
-    if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
-    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) result = cf__run_offload(r, &step);
-    else result = cf__run_transfer(r, &step);
-    if (result != CF_OK) return result;
-    r->stats.done++;
-    return cf__report_progress(r, &step);
-}
-
-/* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__release_all(cf_runner *r) {
-    int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
-    int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
-    for (i = 0; i < r->n_states; i++)
-        if (r->chunks[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
-                        &r->chunks[i].slot);
-    for (i = 0; i < r->n_group_states; i++)
-        if (r->groups[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
-    for (i = 0; i < r->n_tensors; i++)
-        if (r->tensors[i] >= 0)
-            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % n_steps,
-                        i / CF__TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
-    return n_left;
-}
-
-/* What the end of a run has to say, once everything is given back. */
-static cf_result cf__judge_end(cf_runner *r, int64_t n_left) {
-    if (r->failure.code != CF_OK) return r->failure.code;
-    if (r->stats.done < r->n_actions)
-        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
-                        "the list was not run to its end");
-    if (n_left > 0)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
-    if (r->n_finished != r->n_states)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
-                        "chunks without a complete backward");
-    return CF_OK;
-}
-
-/* The caller's copy of what went wrong. */
-static cf_result cf__tell_failure(const cf_runner *r, cf_error *error) {
-    if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
-    return r->failure.code;
-}
-
-/* Finds the stage's list. */
-static cf_result cf__find_list(cf_runner *r, int64_t stage, cf_error *error) {
-    const cf_schedule *s = r->schedule;
-    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
-                        "action lists overlap or run out of range");
-    r->stage = stage;
-    r->n_actions = s->first[stage + 1] - s->first[stage];
-    if (r->n_actions == 0) return CF_OK;
-    if (s->actions == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
-    r->actions = &s->actions[s->first[stage]];
-    return CF_OK;
-}
-
-/* The block of `bytes` bytes that the runner lives in: the caller's, or from the allocator. */
-static cf_result cf__runner_memory(cf_runner *r, size_t bytes, unsigned char **memory, cf_error *error) {
-    cf_result result = cf__allocator(r->desc.allocator, &r->allocator, error);
-    if (result != CF_OK) return result;
-    *memory = (unsigned char *)r->desc.memory;
-    if (*memory != NULL) {
-        r->allocator.release = NULL;
-        return cf__check_memory(*memory, r->desc.bytes, bytes, error);
-    }
-    *memory = (unsigned char *)r->allocator.alloc(bytes, r->allocator.user);
-    return *memory != NULL ? CF_OK : cf__fail_memory(error, bytes);
-}
-
-static void cf__free_runner(cf_runner *r) {
-    cf_allocator allocator = r->allocator;
-    if (allocator.release != NULL) allocator.release(r, allocator.user);
-}
-
-CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                                    const cf_run_desc *desc, cf_runner **out, cf_error *error) {
-    cf_runner header, *r;
-    cf__carver carver = {NULL, 0, 0};
-    int64_t i;
-    cf_result result = cf__run_start(&header, plan, schedule, error);
-    if (result != CF_OK) return result;
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
-    if ((result = cf__find_list(&header, stage, error)) != CF_OK) return result;
-    header.desc = *desc;
-    cf__layout_runner(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    if ((result = cf__runner_memory(&header, carver.used, &carver.base, error)) != CF_OK) return result;
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    r = cf__layout_runner(&header, &carver);
-    *r = header;
-    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
-    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
-    result = cf__find_sends(r);
-    if (result == CF_OK) {
-        *out = r;
-    } else {
-        (void)cf__tell_failure(r, error);
-        cf__free_runner(r);
-    }
-    return result;
-}
-
-CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
-    return r != NULL && r->failure.code == CF_OK && r->stats.done < r->n_actions ? &r->actions[r->stats.done] : NULL;
-}
-
-CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
-    if (r == NULL) return cf__fail_null(error, "runner");
-    if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
-    return cf__tell_failure(r, error);
-}
-
-CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
-    cf_result result;
-    if (r == NULL) return CF_OK;
-    (void)cf__judge_end(r, cf__release_all(r));
-    result = cf__tell_failure(r, error);
-    if (stats != NULL) *stats = r->stats;
-    cf__free_runner(r);
-    return result;
-}
-
-CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
-                               cf_run_stats *stats, cf_error *error) {
-    cf_runner *runner = NULL;
-    cf_result result = cf_run_open(plan, schedule, stage, desc, &runner, error);
-    if (result != CF_OK) return result;
-    while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
-    return cf_run_close(runner, stats, error);
-}
-
-/* ================================================================================================================
-   >>write
-   ================================================================================================================ */
-
-/* Text on its way out, in pieces of up to sizeof text. After a refused piece the rest is swallowed. */
-typedef struct cf__writer {
-    cf_write_fn write;
-    void *user;
-    int code; /* the first answer of the callback that was not 0 */
-    size_t used;
-    char text[4096];
-} cf__writer;
-
-enum { CF__LONGEST_PIECE = 256 }; /* no single cf__print makes more characters than this */
-
-static void cf__flush(cf__writer *w) {
-    if (w->code == 0 && w->used > 0) w->code = w->write(w->text, w->used, w->user);
-    w->used = 0;
-}
-
-static void cf__print(cf__writer *w, const char *format, ...) {
-    va_list arguments;
-    int n;
-    if (sizeof w->text - w->used < CF__LONGEST_PIECE) cf__flush(w);
-    va_start(arguments, format);
-    n = vsnprintf(w->text + w->used, CF__LONGEST_PIECE, format, arguments);
-    va_end(arguments);
-    if (n > 0) w->used += (size_t)cf__min(n, CF__LONGEST_PIECE - 1);
-}
-
-/* A number member, followed by a comma. */
-static void cf__print_count(cf__writer *w, const char *name, int64_t value) {
-    cf__print(w, "\"%s\": %lld, ", name, (long long)value);
-}
-
-/* A double as JSON wants it, whatever the locale's decimal point is. */
-static void cf__print_real(cf__writer *w, double value) {
-    char text[40], *c;
-    (void)snprintf(text, sizeof text, "%.17g", value);
-    for (c = text; *c != 0; c++)
-        if (*c == ',') *c = '.';
-    cf__print(w, "%s", text);
-}
-
-static cf_result cf__finish_writing(cf__writer *w, cf_error *error) {
-    cf__flush(w);
-    if (w->code == 0) return CF_OK;
-    return cf__fail(error, CF_ERROR_WRITE, "write", -1, 0, w->code, "reported an error");
-}
-
-static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    int64_t i;
-    cf__print(w, "%s\n    {", id > 0 ? "," : "");
-    cf__print_count(w, "id", id);
-    cf__print_count(w, "group", c->group);
-    cf__print_count(w, "index", c->index);
-    cf__print_count(w, "prefix", c->prefix);
-    cf__print_count(w, "tokens", c->tokens);
-    cf__print_count(w, "padded", c->padded);
-    cf__print_count(w, "pairs", c->pairs);
-    cf__print_count(w, "rank", c->rank);
-    cf__print(w, "\"slices\": [");
-    for (i = 0; i < c->n_slices; i++) {
-        const cf_slice *s = &plan->slices[c->first_slice + i];
-        cf__print(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}", i > 0 ? ", " : "",
-                  (long long)s->sequence, (long long)s->begin, (long long)s->length, (long long)s->offset);
-    }
-    cf__print(w, "]}");
-}
-
-static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
-    cf_plan_stats stats;
-    cf_plan_measure(plan, NULL, &stats);
-    cf__print(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
-    cf__print_count(w, "chunk_size", plan->chunk_size);
-    cf__print_count(w, "align", plan->align);
-    cf__print_count(w, "max_slices", plan->max_slices);
-    cf__print(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
-              cf_split_method_name(plan->split));
-    cf__print_count(w, "n_sequences", plan->n_sequences);
-    cf__print_count(w, "n_empty", plan->n_empty);
-    cf__print_count(w, "n_tokens", plan->n_tokens);
-    cf__print(w, "\n  ");
-    cf__print_count(w, "n_ranks", plan->n_ranks);
-    cf__print_count(w, "n_steps", plan->n_steps);
-    cf__print_count(w, "n_chunks", plan->n_chunks);
-    cf__print_count(w, "n_idle", plan->n_idle);
-    cf__print_count(w, "n_groups", plan->n_groups);
-    cf__print_count(w, "n_slices", plan->n_slices);
-    cf__print(w, "\n  ");
-    cf__print_count(w, "lower_bound", plan->lower_bound);
-    cf__print_count(w, "excess", stats.excess);
-    cf__print(w, "\"fill\": ");
-    cf__print_real(w, stats.fill);
-}
-
-CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
-    cf__writer w;
-    int64_t i;
-    cf_result result;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (write == NULL) return cf__fail_null(error, "write");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__write_plan_counts(&w, plan);
-    cf__print(&w, ",\n  \"groups\": [");
-    for (i = 0; i < plan->n_groups; i++) {
-        const cf_group *g = &plan->groups[i];
-        cf__print(
-            &w,
-            "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
-            i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
-            (long long)g->tokens);
-    }
-    cf__print(&w, "],\n  \"chunks\": [");
-    for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
-    cf__print(&w, "]\n}\n");
-    return cf__finish_writing(&w, error);
-}
-
-static void cf__print_real_member(cf__writer *w, const char *name, double value) {
-    cf__print(w, "\"%s\": ", name);
-    cf__print_real(w, value);
-}
-
-static void cf__print_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
-    int64_t i;
-    cf__print(w, ",\n  \"%s\": [", name);
-    for (i = 0; i < n && w->code == 0; i++) cf__print(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
-    cf__print(w, "]");
-}
-
-static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
-    const struct {
-        const char *name;
-        double value;
-    } reals[] = {{"makespan", t->makespan}, {"busy", t->busy}, {"replayed", t->replayed},
-                 {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
-    int64_t i;
-    for (i = 0; i < 5; i++) {
-        cf__print(w, "%s", i > 0 ? ", " : "\n  ");
-        cf__print_real_member(w, reals[i].name, reals[i].value);
-    }
-    cf__print(w, ",\n  \"bounds\": {");
-    for (i = 0; i < t->n_bounds; i++) {
-        cf__print(w, "%s", i > 0 ? ", " : "");
-        cf__print_real_member(w, t->bounds[i].name, t->bounds[i].value);
-    }
-    cf__print(w, "}");
-    cf__print_counts(w, "peak_live", t->peak_live, t->n_stages);
-    cf__print_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
-    cf__print_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
-    cf__print_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
-    cf__print(w, ",");
-}
-
-static void cf__write_action_json(cf__writer *w, const cf_action *a) {
-    cf__print(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
-              (int)a->stage);
-    if (a->pass == CF_F || a->pass == CF_R) cf__print(w, ", \"keep\": %s", a->keep ? "true" : "false");
-}
-
-static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
-    cf__print(w, ", ");
-    cf__print_real_member(w, "start", t->start[id]);
-    cf__print(w, ", ");
-    cf__print_real_member(w, "end", t->end[id]);
-    cf__print(w, ", \"live\": %d", (int)t->live[id]);
-}
-
-CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
-                                               cf_write_fn write, void *user, cf_error *error) {
-    cf__writer w;
-    int64_t stage, i;
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if (write == NULL) return cf__fail_null(error, "write");
-    if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
-        return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
-                        "made from another schedule");
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__print(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__print(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
-              cf_replay_name(schedule->replay));
-    cf__print_count(&w, "stages", schedule->n_stages);
-    cf__print_count(&w, "virtual_stages", schedule->n_virtual);
-    cf__print_count(&w, "k", schedule->k);
-    cf__print_count(&w, "rank", schedule->rank);
-    cf__print_count(&w, "n_chunks", schedule->n_chunks);
-    cf__print_count(&w, "n_actions", schedule->n_actions);
-    cf__print_count(&w, "lowered", schedule->lowered);
-    if (timeline != NULL) cf__write_timeline(&w, timeline);
-    cf__print(&w, "\n  \"actions\": [");
-    for (stage = 0; stage < schedule->n_stages; stage++) {
-        cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
-        for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
-            cf__print(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
-            cf__write_action_json(&w, &schedule->actions[i]);
-            if (timeline != NULL) cf__write_action_times(&w, timeline, i);
-            cf__print(&w, "}");
-        }
-        cf__print(&w, "]");
-    }
-    cf__print(&w, "]\n}\n");
-    return cf__finish_writing(&w, error);
-}
-
-/* ---- graphs ---- */
-
-static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id) {
-    static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
-                                        "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
-    const cf_node *node = &graph->nodes[id];
-    cf__print(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
-    if (graph->n_virtual > 1) cf__print(w, " @ %d", (int)node->stage);
-    cf__print(w, "\", tooltip=\"");
-    cf__print_real(w, node->seconds);
-    cf__print(w, " s\", %s];\n", looks[node->pass]);
-}
-
-static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
-    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
-                                                     "style=solid, color=\"#b05a00\"",
-                                                     "style=dashed, constraint=false",
-                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
-                                                     "style=solid, color=\"#5b8def\"",
-                                                     "style=solid, color=gray",
-                                                     "style=dotted, constraint=false, color=gray"};
-    cf__print(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
-              cf_edge_name((cf_edge_why)edge->why));
-}
-
-CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
-                                           cf_error *error) {
-    cf__writer w;
-    int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
-    if (write == NULL) return cf__fail_null(error, "write");
-    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
-    if (graph->n_nodes > most)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
-                        "too many nodes to draw; raise max_nodes or draw fewer chunks");
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__print(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
-    cf__print(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
-    for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
-        cf__print(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
-        for (i = 0; i < graph->n_nodes; i++)
-            if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
-        cf__print(&w, "  }\n");
-    }
-    for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
-    cf__print(&w, "}\n");
-    return cf__finish_writing(&w, error);
-}
-
-/* ---- schedules as CSV ---- */
-
-static int cf__is_extension(int64_t pass) {
-    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
-}
-
-/* Everything that can be refused, before the first character is written. */
-static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
-                                       cf_error *error) {
-    int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        if (a->chunk < first || a->chunk >= first + plan->n_steps)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
-        if (a->stage < 0 || a->stage >= n_stages)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage,
-                            "no such virtual stage");
-        if (a->pass >= CF_PASS_COUNT)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
-        if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
-        if (cf__is_extension(a->pass) && !desc->extensions)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "extensions", i, 1, 0, "a pass that PyTorch's files do not have");
-    }
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
-                                              cf_write_fn write, void *user, cf_error *error) {
-    cf__writer w;
-    cf_csv_desc full;
-    int64_t stage, i;
-    int written;
-    cf_result result;
-    memset(&full, 0, sizeof full);
-    if (desc != NULL) full = *desc;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if (write == NULL) return cf__fail_null(error, "write");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
-        return result;
-    if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format,
-                        "lower the schedule first");
-    if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
-        for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
-            const cf_action *a = &schedule->actions[i];
-            if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
-            cf__print(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
-                      (long long)(a->chunk - schedule->rank * plan->n_steps));
-            written = 1;
-        }
-        cf__print(&w, "\r\n");
-    }
-    return cf__finish_writing(&w, error);
-}
-
-/* The reader goes through the text twice: once to count, once to fill in the schedule. */
-typedef struct cf__csv {
-    const char *text;
-    size_t bytes, at;         /* length; where the next cell begins */
-    int more;                 /* 1: there is a next cell */
-    cf_csv_desc desc;
-    const cf_plan *plan;
-    cf_error *error;
-    int64_t line;             /* of the next cell, from 1 */
-    size_t line_begin;
-    int64_t row;              /* of the cell last read, from 0 */
-    const char *cell;         /* that cell without the blanks around it */
-    size_t cell_bytes;
-    int64_t cell_line, cell_column;
-    int64_t n_rows, n_actions, last_stage; /* counted */
-    int has_transfers;
-    int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
-} cf__csv;
-
-static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, const char *why) {
-    cf_error *error = r->error;
-    char excerpt[25];
-    size_t i;
-    if (error == NULL) return CF_ERROR_TEXT;
-    for (i = 0; i < r->cell_bytes && i + 1 < sizeof excerpt; i++)
-        excerpt[i] = (char)(r->cell[i] >= ' ' && r->cell[i] <= '~' ? r->cell[i] : '?');
-    excerpt[i] = 0;
-    memset(error, 0, sizeof *error);
-    error->code = CF_ERROR_TEXT;
-    error->field = "csv";
-    error->item = line;
-    error->got = column;
-    (void)snprintf(error->text, sizeof error->text, "csv line %lld, column %lld: %s: \"%s\"", (long long)line,
-                   (long long)column, why, excerpt);
-    return CF_ERROR_TEXT;
-}
-
-static cf_result cf__bad_cell(const cf__csv *r, const char *why) {
-    return cf__bad_text(r, r->cell_line, r->cell_column, why);
-}
-
-static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
-
-/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty
-   one; *none says so. */
-static int cf__next_cell(cf__csv *r, int *none) {
-    size_t begin = r->at, end = begin;
-    if (!r->more) return 0;
-    if (begin == r->line_begin) r->row++;
-    while (end < r->bytes && r->text[end] != ',' && r->text[end] != '\n') end++;
-    r->at = end < r->bytes ? end + 1 : end;
-    r->more = end < r->bytes && (r->text[end] == ',' || r->at < r->bytes); /* there is a cell behind the last comma */
-    r->cell_line = r->line;
-    if (end < r->bytes && r->text[end] == '\n') {
-        if (end > begin && r->text[end - 1] == '\r') end--;
-        *none = end == r->line_begin;
-        r->line++;
-    } else {
-        *none = 0;
-    }
-    while (begin < end && cf__is_blank(r->text[begin])) begin++;
-    while (end > begin && cf__is_blank(r->text[end - 1])) end--;
-    r->cell = r->text + begin;
-    r->cell_bytes = end - begin;
-    r->cell_column = (int64_t)(begin - r->line_begin) + 1;
-    if (r->line != r->cell_line) r->line_begin = r->at;
-    return 1;
-}
-
-/* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
-static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
-    size_t n = 0;
-    int64_t sum = 0;
-    while (n < bytes && text[n] >= '0' && text[n] <= '9') {
-        sum = sum * 10 + (text[n++] - '0');
-        if (sum > INT32_MAX) return 0;
-    }
-    *value = sum;
-    return n > 1 && text[0] == '0' ? 0 : n;
-}
-
-static int cf__is_word(const char *text, size_t bytes, const char *word) {
-    return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
-}
-
-/* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
-static cf_pass cf__read_pass(const cf__csv *r, const char *text, size_t bytes) {
-    int pass;
-    if (r->desc.legacy && cf__is_word(text, bytes, "BW")) return CF_B;
-    for (pass = 0; pass < CF_PASS_COUNT; pass++)
-        if (cf__is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
-    return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
-}
-
-/* The cell as an action; chunk counts within the rank. */
-static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
-    static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
-    int64_t stage, chunk;
-    size_t used = cf__read_number(r->cell, r->cell_bytes, &stage), word = used, i;
-    cf_pass pass;
-    if (used == 0) return cf__bad_cell(r, "an action starts with the number of its virtual stage");
-    while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
-    pass = cf__read_pass(r, r->cell + used, word - used);
-    for (i = 0; i < 3; i++)
-        if (cf__is_word(r->cell + used, word - used, foreign[i]))
-            return cf__bad_cell(r, "sharding is not scheduled here");
-    if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
-        return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
-    if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
-    used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
-    if (used == 0 || word + used != r->cell_bytes)
-        return cf__bad_cell(r, "an action ends with the number of its chunk");
-    if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
-    memset(action, 0, sizeof *action);
-    action->chunk = (int32_t)chunk;
-    action->stage = (int32_t)stage;
-    action->pass = (uint8_t)pass;
-    return CF_OK;
-}
-
-static void cf__rewind(cf__csv *r) {
-    r->at = r->line_begin = 0;
-    r->more = r->bytes > 0;
-    r->line = 1;
-    r->row = -1;
-}
-
-/* First time through: every cell must be an action, and the dialect must be one. */
-static cf_result cf__count_cells(cf__csv *r) {
-    int none;
-    cf__rewind(r);
-    while (cf__next_cell(r, &none)) {
-        cf_action action;
-        cf_result result;
-        if (none) continue;
-        if (r->cell_bytes == 0) {
-            if (r->empty_line == 0) {
-                r->empty_line = r->cell_line;
-                r->empty_column = r->cell_column;
-            }
-            continue;
-        }
-        if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
-        if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
-            return cf__bad_cell(r, "a transfer in a file of passes only");
-        if (r->n_actions == CF_MAX_ACTIONS)
-            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "too many");
-        r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
-        r->last_stage = cf__max(r->last_stage, action.stage);
-        r->n_actions++;
-    }
-    r->n_rows = r->row + 1;
-    r->cell_bytes = 0;
-    if (r->n_rows == 0) return cf__bad_text(r, 1, 1, "no rows");
-    if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
-        return cf__bad_text(r, r->empty_line, r->empty_column, "an empty cell in a file with transfers");
-    return CF_OK;
-}
-
-/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked
-   for. */
-static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
-    int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
-    memset(header, 0, sizeof *header);
-    header->kind = r->desc.kind;
-    header->replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
-    header->n_stages = r->n_rows;
-    header->n_virtual = n_stages / r->n_rows;
-    header->k = cf__max(1, r->desc.k);
-    header->rank = r->desc.rank;
-    header->n_chunks = r->plan->n_chunks;
-    header->n_actions = r->n_actions;
-    header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
-    if (n_stages % r->n_rows != 0)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
-                        "the virtual stages are no multiple of the rows");
-    if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
-                        "every chunk needs two passes on every virtual stage");
-    return CF_OK;
-}
-
-/* Second time: the actions, with chunks as the plan numbers them. */
-static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
-    int64_t n = 0, row = 0;
-    int none;
-    cf__rewind(r);
-    schedule->first[0] = 0;
-    while (cf__next_cell(r, &none)) {
-        cf_action *action = &schedule->actions[n];
-        for (; row < r->row; row++) schedule->first[row + 1] = n;
-        if (none || r->cell_bytes == 0) continue;
-        (void)cf__read_cell(r, action); /* it could be read the first time */
-        if (action->stage % r->n_rows != r->row)
-            return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
-        action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
-        n++;
-    }
-    for (; row < r->n_rows; row++) schedule->first[row + 1] = n;
-    return CF_OK;
-}
-
-/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a zero per chunk and virtual
-   stage. */
-static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
-    int64_t i, first = schedule->rank * plan->n_steps;
-    for (i = 0; i < schedule->n_actions; i++) {
-        cf_action *a = &schedule->actions[i];
-        if (a->pass == CF_R) live[a->stage * plan->n_steps + a->chunk - first] = 1;
-    }
-    for (i = 0; i < schedule->n_actions; i++) {
-        cf_action *a = &schedule->actions[i];
-        if (a->pass == CF_R) a->keep = 1;
-        if (a->pass == CF_F) a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
-    }
-    if (given_k > 0) return;
-    memset(live, 0, (size_t)(schedule->n_stages * schedule->n_virtual * plan->n_steps) * sizeof *live);
-    for (i = 0; i < schedule->n_actions; i++) {
-        const cf_action *a = &schedule->actions[i];
-        int64_t index = plan->chunks[a->chunk].index, unit = a->chunk - first - index;
-        int32_t *count;
-        if (unit < 0 || unit >= plan->n_steps) continue; /* the plan is not sound, which the validator will say */
-        count = &live[a->stage * plan->n_steps + unit];
-        *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
-        schedule->k = cf__max(schedule->k, *count);
-    }
-}
-
-static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
-                               cf_error *error) {
-    cf_result result;
-    memset(r, 0, sizeof *r);
-    if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (desc != NULL) r->desc = *desc;
-    r->text = text != NULL ? text : "";
-    r->bytes = bytes;
-    r->plan = plan;
-    r->error = error;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
-        return result;
-    if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    return cf__count_cells(r);
-}
-
-/* The schedule and, behind it, the scratch of cf__find_keeps. */
-static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_t **live, cf__carver *carver) {
-    cf_schedule *schedule = cf__layout_schedule(header, carver);
-    *live = (int32_t *)cf__take(carver, header->n_stages * header->n_virtual * r->plan->n_steps, sizeof(int32_t));
-    return schedule;
-}
-
-CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
-                                             const cf_csv_desc *desc, cf_schedule **out, cf_error *error) {
-    cf__csv r;
-    cf_schedule header, *schedule;
-    cf_allocator allocator;
-    cf__carver carver = {NULL, 0, 0};
-    int32_t *live;
-    cf_result result = cf__csv_start(&r, text, bytes, plan, desc, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(r.desc.allocator, &allocator, error)) != CF_OK) return result;
-    if ((result = cf__csv_header(&r, &header)) != CF_OK) return result;
-    cf__layout_csv(&r, &header, &live, &carver);
-    if (carver.overflow) return cf__too_large(error, "bytes");
-    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
-    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    schedule = cf__layout_csv(&r, &header, &live, &carver);
-    *schedule = header;
-    schedule->allocator = allocator;
-    result = cf__fill_from_csv(&r, schedule);
-    if (result == CF_OK) {
-        cf__find_keeps(plan, schedule, live, r.desc.k);
-        result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
-    }
-    if (result == CF_OK) *out = schedule;
-    else cf_schedule_free(schedule);
-    return result;
 }
 
 #ifdef __cplusplus
