@@ -153,10 +153,10 @@ extern "C" {
     X(CF_ERROR_TEXT, "the text breaks its format")                                    \
     X(CF_ERROR_DEVICE, "CUDA or cuBLAS reported an error")
 
+#define CF__ENUM(name, text) name, /* an item of an enum from its row in a table; undefined below the declarations */
+
 typedef enum cf_result {
-#define CF__ENUM(name, text) name,
     CF_RESULTS(CF__ENUM)
-#undef CF__ENUM
     CF_RESULT_COUNT /* how many codes there are; never returned */
 } cf_result;
 
@@ -166,9 +166,9 @@ typedef struct cf_error {
     int64_t item;      /* index of the sequence, slice, chunk, group, action ... at fault; -1: none in particular */
     cf_result code;    /* the code that the function also returns */
     const char *field; /* name of the argument, option or member at fault; a static string */
-    int64_t wanted;    /* the nearest acceptable value, or the limit */
-    int64_t got;       /* the value found */
-    char text[200];    /* where, why, wanted and got as one line, without a line end */
+    int64_t wanted;    /* the nearest acceptable value, or the limit; 0 where there is no such number */
+    int64_t got;       /* the value found; 0 where it is no whole number */
+    char text[200];    /* where, why and what was found as one line, without a line end */
 } cf_error;
 
 /* "CF_ERROR_PLAN", and "the plan breaks a rule". Both return a static string for every value, also an unknown one. */
@@ -184,8 +184,29 @@ typedef struct cf_allocator {
     void *user;
 } cf_allocator;
 
-/* Alignment, in bytes, that memory handed to a *_into function must have. */
+/* Alignment, in bytes, of all memory that the library works in. */
 #define CF_MEMORY_ALIGNMENT 16
+
+/* For callers who want no malloc: an allocator that carves from one block of memory. Set memory (aligned to
+   CF_MEMORY_ALIGNMENT) and bytes, and leave the rest zero; hand cf_arena_allocator(&arena) to as many calls as you
+   like, from one thread at a time. What is given back is used again once everything made after it is given back, too; setting
+   `used` and `last` to 0 forgets everything at once. A call that finds too little room fails with CF_ERROR_MEMORY and leaves in
+   `peak` how many bytes would have been needed up to there. The arena must stay where it is while it is in use. */
+typedef struct cf_arena {
+    void *memory;
+    size_t bytes;
+    size_t used; /* bytes in use now */
+    size_t peak; /* the most that was ever in use, or asked for */
+    size_t last; /* private: where the newest piece begins */
+} cf_arena;
+
+CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena);
+
+/* Private: the block of memory that an object lies in. */
+typedef struct cf_block {
+    cf_allocator allocator; /* all zero where the memory is the caller's */
+    size_t bytes;
+} cf_block;
 
 /* ================================================================================================================
    >>pack    lengths -> plan
@@ -646,20 +667,24 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
    >>pipeline    passes, what each waits for, and what each costs
    ================================================================================================================ */
 
+/* The passes. A lowered schedule has those from SEND_F on, too. */
+#define CF_PASSES(X)                                                                                              \
+    X(CF_F, "F")                /* forward */                                                                     \
+    X(CF_R, "R")                /* replay: forward again, because the activations were dropped */                 \
+    X(CF_B, "B")                /* backward, whole */                                                             \
+    X(CF_I, "I")                /* backward, gradient of the inputs only */                                       \
+    X(CF_W, "W")                /* backward, gradient of the weights only */                                      \
+    X(CF_SEND_F, "SEND_F")      /* boundary activations of F to the next virtual stage */                         \
+    X(CF_RECV_F, "RECV_F")      /* the same, from the previous virtual stage */                                   \
+    X(CF_SEND_R, "SEND_R")      /* boundary activations of R (pipeline replay) to the next virtual stage */       \
+    X(CF_RECV_R, "RECV_R")                                                                                        \
+    X(CF_SEND_B, "SEND_B")      /* gradient of the boundary activations (of B or I) to the previous stage */      \
+    X(CF_RECV_B, "RECV_B")      /* the same, from the next virtual stage */                                       \
+    X(CF_OFFLOAD, "OFFLOAD")    /* the chunk's rows of the state go to host memory */                             \
+    X(CF_PREFETCH, "PREFETCH")  /* and come back */
+
 typedef enum cf_pass {
-    CF_F = 0,  /* forward */
-    CF_R,      /* replay: forward again, because the activations were dropped */
-    CF_B,      /* backward, whole */
-    CF_I,      /* backward, gradient of the inputs only */
-    CF_W,      /* backward, gradient of the weights only */
-    CF_SEND_F, /* boundary activations of F to the next virtual stage; from here on: lowered schedules only */
-    CF_RECV_F, /* the same, from the previous virtual stage */
-    CF_SEND_R, /* boundary activations of R (pipeline replay) to the next virtual stage */
-    CF_RECV_R,
-    CF_SEND_B, /* gradient of the boundary activations (made by B or I) to the previous virtual stage */
-    CF_RECV_B, /* the same, from the next virtual stage */
-    CF_OFFLOAD,  /* the chunk's rows of the state go to host memory */
-    CF_PREFETCH, /* and come back */
+    CF_PASSES(CF__ENUM)
     CF_PASS_COUNT
 } cf_pass;
 
@@ -669,10 +694,13 @@ typedef enum cf_pass {
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
 /* How a dropped forward comes back. */
+#define CF_REPLAYS(X)                                                                                             \
+    X(CF_REPLAY_DEFAULT, "?")          /* CF_REPLAY_PIPELINE */                                                   \
+    X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper) */                                 \
+    X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
+
 typedef enum cf_replay {
-    CF_REPLAY_DEFAULT = 0, /* CF_REPLAY_PIPELINE */
-    CF_REPLAY_PIPELINE,    /* through all stages again (the paper) */
-    CF_REPLAY_LOCAL,       /* each stage keeps its input and replays alone (past the paper) */
+    CF_REPLAYS(CF__ENUM)
     CF_REPLAY_COUNT
 } cf_replay;
 
@@ -680,14 +708,18 @@ typedef enum cf_replay {
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 
 /* Why a pass waits for another one. Virtual stage v x n_stages + s lies on stage s. */
+#define CF_EDGES(X)                                                                                               \
+    X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
+    X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the virtual stage behind */                         \
+    X(CF_EDGE_STATE, "state")                    /* F of the group's chunk before: its K and V */                 \
+    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the group's next chunk: its part of dK and dV */    \
+    X(CF_EDGE_REPLAY, "replay")                  /* own F, which kept nothing, before R */                        \
+    X(CF_EDGE_OWN, "own")                        /* own F or R with the activations before B or I; own I before W */ \
+    X(CF_EDGE_SLOT, "slot")                      /* R takes the place that the B or W of the chunk K later in the */ \
+                                                 /* group frees, and those places go to R in falling order */
+
 typedef enum cf_edge_why {
-    CF_EDGE_ACTIVATION = 0, /* F or R on the virtual stage before, whose output is the input */
-    CF_EDGE_GRADIENT,       /* B or I on the virtual stage behind */
-    CF_EDGE_STATE,          /* F of the group's chunk before: its K and V */
-    CF_EDGE_STATE_GRADIENT, /* B or I of the group's next chunk: its part of dK and dV */
-    CF_EDGE_REPLAY,         /* own F, which kept nothing, before R */
-    CF_EDGE_OWN,            /* own F or R with the activations before B or I; own I before W */
-    CF_EDGE_SLOT,           /* the B or W that frees the place which R takes: of the chunk K later in the group */
+    CF_EDGES(CF__ENUM)
     CF_EDGE_COUNT
 } cf_edge_why;
 
@@ -1920,6 +1952,8 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const c
    is allowed. */
 CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
+#undef CF__ENUM
+
 #ifdef __cplusplus
 }
 #endif
@@ -1948,58 +1982,152 @@ extern "C" {
    >>base
    ================================================================================================================ */
 
+/* One case of a switch that names the items of an enum. */
+#define CF__NAME(name, text) case name: return text;
+
 CHUNKFLOW_API const char *cf_result_name(cf_result code) {
-    switch (code) {
-#define CF__CASE(name, text) case name: return #name;
-        CF_RESULTS(CF__CASE)
-#undef CF__CASE
-        case CF_RESULT_COUNT: break;
-    }
+#define CF__SPELL(name, text) case name: return #name;
+    switch ((int)code) { CF_RESULTS(CF__SPELL) }
+#undef CF__SPELL
     return "?";
 }
 
 CHUNKFLOW_API const char *cf_result_text(cf_result code) {
-    switch (code) {
-#define CF__CASE(name, text) case name: return text;
-        CF_RESULTS(CF__CASE)
-#undef CF__CASE
-        case CF_RESULT_COUNT: break;
-    }
+    switch ((int)code) { CF_RESULTS(CF__NAME) }
     return "unknown result code";
 }
 
-/* The one place that fills in an error record. */
-static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
-                       const char *why) {
+/* ---- failing ---- */
+
+/* Returns from the function that it stands in, with the result of `call`, unless that is CF_OK. */
+#define CF__TRY(call)                            \
+    do {                                         \
+        cf_result cf__result = (call);           \
+        if (cf__result != CF_OK) return cf__result; \
+    } while (0)
+
+/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. */
+static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
+                       const char *found) {
     char place[32] = "";
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
     error->field = field;
-    error->wanted = wanted;
-    error->got = got;
-    (void)snprintf(error->text, sizeof error->text, "%s%s: %s (wanted %lld, got %lld)", field, place, why,
-                   (long long)wanted, (long long)got);
+    error->wanted = error->got = 0;
+    (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
 }
 
-/* Returns code, so that a failing function can return in one line. Inline, so that compilers see that it is not CF_OK
-   and do not suspect outputs of being used unset. */
+static void cf__record_numbers(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                               int64_t got, const char *why) {
+    char found[64];
+    (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
+    cf__record(error, code, field, item, why, found);
+    error->wanted = wanted;
+    error->got = got;
+}
+
+/* Each of these returns the code, so that a failing function can return in one line. They are inline so that compilers
+   see that it is not CF_OK, and do not suspect outputs of being used unset.
+
+   cf__fail is for two whole numbers that say what is wrong: the nearest acceptable value and the value found. */
 static inline cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                                  int64_t got, const char *why) {
-    if (error != NULL) cf__record(error, code, field, item, wanted, got, why);
+    if (error != NULL) cf__record_numbers(error, code, field, item, wanted, got, why);
     return code;
 }
 
-/* A pointer that must not be NULL, or a buffer that is too small, reads as 1 wanted, 0 got. */
+/* For what no pair of numbers describes. */
+static inline cf_result cf__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
+    if (error != NULL) cf__record(error, code, field, item, why, "");
+    return code;
+}
+
 static inline cf_result cf__fail_null(cf_error *error, const char *field) {
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must not be NULL");
+    return cf__refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
+}
+
+static void cf__record_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
+                            const char *why) {
+    char found[48];
+    if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
+    else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
+    else (void)snprintf(found, sizeof found, " (got NaN)");
+    cf__record(error, code, field, item, why, found);
+}
+
+/* For a real number. */
+static inline cf_result cf__fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
+                                      const char *why) {
+    if (error != NULL) cf__record_real(error, code, field, item, got, why);
+    return code;
+}
+
+/* A cost, a rate, a time: finite and not negative. */
+static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
+
+static inline cf_result cf__check_real(double x, const char *field, int64_t item, cf_error *error) {
+    if (cf__is_cost(x)) return CF_OK;
+    return cf__fail_real(error, CF_ERROR_ARGUMENT, field, item, x, "must be finite and not negative");
+}
+
+static void cf__record_memory(cf_error *error, size_t bytes) {
+    char found[48];
+    (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
+    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
+    error->wanted = (int64_t)bytes;
 }
 
 static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
-    return cf__fail(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "no memory");
+    if (error != NULL) cf__record_memory(error, bytes);
+    return CF_ERROR_MEMORY;
 }
 
-/* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
+/* A size or sum is too large. */
+static inline cf_result cf__fail_size(cf_error *error, const char *field) {
+    return cf__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in 64 bits");
+}
+
+static inline cf_result cf__too_large(cf_error *error, const char *field) {
+    return cf__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory");
+}
+
+/* ---- ranges ---- */
+
+#define CF__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+
+/* A whole number and the range that it must lie in. */
+typedef struct cf__member {
+    const char *field;
+    int64_t value, least, most;
+    cf_result past; /* the code for a value above the range */
+} cf__member;
+
+/* Checks one after the other. code: for a value below its range. */
+static cf_result cf__check_members(const cf__member *members, int64_t n, cf_result code, cf_error *error) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        const cf__member *m = &members[i];
+        if (m->value < m->least) return cf__fail(error, code, m->field, -1, m->least, m->value, "is too small");
+        if (m->value > m->most) return cf__fail(error, m->past, m->field, -1, m->most, m->value, "is too large");
+    }
+    return CF_OK;
+}
+
+/* One number by itself: above the range is past a documented limit. */
+static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
+    const cf__member member = {field, value, least, most, CF_ERROR_LIMIT};
+    return cf__check_members(&member, 1, CF_ERROR_ARGUMENT, error);
+}
+
+/* A choice among things that there are: above the last one is no limit, but a mistake. */
+static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
+    if (value >= first && value <= last) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "there is no such choice");
+}
+
+/* ---- arithmetic ---- */
+
 #define CF__GOLDEN 0x9e3779b97f4a7c15u /* the step of splitmix64: 2^64 / the golden ratio, odd */
 
 /* The finaliser of splitmix64: every bit of the answer depends on every bit of x. */
@@ -2012,6 +2140,7 @@ static uint64_t cf__mix(uint64_t x) {
 /* The next of a row of random numbers: splitmix64. */
 static uint64_t cf__draw(uint64_t *state) { return cf__mix(*state += CF__GOLDEN); }
 
+/* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
 static int cf__add(int64_t a, int64_t b, int64_t *out) {
     if (a > INT64_MAX - b) return 0;
     *out = a + b;
@@ -2032,6 +2161,29 @@ static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
 
+/* ---- memory ---- */
+
+/* Sanitizer builds leave a gap behind every array that is carved from a block, and poison it, so that a write past one
+   array does not land in the next one unseen. */
+#if defined(__SANITIZE_ADDRESS__)
+#define CF__GAP 16
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CF__GAP 16
+#endif
+#endif
+
+#ifdef CF__GAP
+void __asan_poison_memory_region(void const volatile *memory, size_t bytes);
+void __asan_unpoison_memory_region(void const volatile *memory, size_t bytes);
+static void cf__poison(void *memory, size_t bytes) { __asan_poison_memory_region(memory, bytes); }
+static void cf__unpoison(void *memory, size_t bytes) { __asan_unpoison_memory_region(memory, bytes); }
+#else
+#define CF__GAP 0
+static void cf__poison(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static void cf__unpoison(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+#endif
+
 /* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function
    and cannot drift apart. overflow stays set once a size did not fit. */
 typedef struct cf__carver {
@@ -2041,15 +2193,17 @@ typedef struct cf__carver {
 } cf__carver;
 
 static void *cf__take(cf__carver *carver, int64_t count, size_t item_bytes) {
-    size_t start = carver->used, bytes;
+    size_t start = carver->used, bytes, padded;
     if (count < 0 || (uint64_t)count > (SIZE_MAX / 2 - start) / item_bytes) {
         carver->overflow = 1;
         return NULL;
     }
     bytes = (size_t)count * item_bytes;
-    bytes = (bytes + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
-    carver->used = start + bytes;
-    return carver->base != NULL ? carver->base + start : NULL;
+    padded = (bytes + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT + CF__GAP;
+    carver->used = start + padded;
+    if (carver->base == NULL) return NULL;
+    if (CF__GAP > 0) cf__poison(carver->base + start + bytes, padded - bytes);
+    return carver->base + start;
 }
 
 static void *cf__malloc(size_t bytes, void *user) {
@@ -2083,22 +2237,174 @@ static cf_result cf__check_memory(const void *memory, size_t bytes, size_t neede
     return CF_OK;
 }
 
-static const char *cf__name(const char *const *names, int64_t count, int64_t index) {
-    return index >= 0 && index < count ? names[index] : "?";
-}
+/* ---- making objects ----
 
-static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
+   Every object is made on the same road: working space is laid out, `prepare` finds out how large the object gets, the
+   object is laid out, and `fill` writes it. A job is what a section knows of the object that it makes; the functions of
+   a recipe get it as their argument. What a recipe has no use for is NULL; a check that only needs working space has no
+   object. */
+typedef struct cf__recipe {
+    const char *field;                                  /* what is to blame where the sizes do not fit in memory */
+    int zeroed;                                         /* 1: working space is to be zero at the start */
+    void (*scratch)(void *job, cf__carver *carver);     /* lays out the working space */
+    cf_result (*prepare)(void *job);
+    cf_block *(*object)(void *job, cf__carver *carver); /* lays out the object, puts its address into the job, and
+                                                           returns the address of its block; before `prepare`, and with
+                                                           no memory to lay it out in, it measures the largest that it can get */
+    cf_result (*fill)(void *job);
+} cf__recipe;
 
-static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
-    if (value > most) return cf__fail(error, CF_ERROR_LIMIT, field, -1, most, value, "too large");
+/* Bytes of the object at its largest, and of the working space. */
+static cf_result cf__measure_job(const cf__recipe *recipe, void *job, size_t *object, size_t *scratch,
+                                 cf_error *error) {
+    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
+    if (recipe->object != NULL) (void)recipe->object(job, &block);
+    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    if (block.overflow || space.overflow || block.used > SIZE_MAX / 2 - space.used)
+        return cf__too_large(error, recipe->field);
+    *object = block.used;
+    *scratch = space.used;
     return CF_OK;
 }
 
-/* The same for a choice among things that there are: above the last one is no limit, but a mistake. */
-static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
-    if (value >= first && value <= last) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "no such choice");
+/* For a *_size function. */
+static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes, cf_error *error) {
+    size_t object, scratch;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
+    *bytes = object + scratch;
+    return CF_OK;
+}
+
+/* Runs the road in memory that is there; the object lies at its start. */
+static void cf__lay_out_scratch(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
+    cf__carver space = {NULL, 0, 0};
+    space.base = (unsigned char *)memory;
+    if (recipe->scratch == NULL) return;
+    if (recipe->zeroed) memset(memory, 0, bytes);
+    recipe->scratch(job, &space);
+}
+
+static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator) {
+    cf__carver block = {NULL, 0, 0};
+    cf_block *own;
+    block.base = (unsigned char *)memory;
+    own = recipe->object(job, &block);
+    memset(own, 0, sizeof *own);
+    own->bytes = block.used;
+    if (allocator != NULL) own->allocator = *allocator;
+    return recipe->fill(job);
+}
+
+/* For a *_into function: everything in the caller's memory. */
+static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory, size_t bytes, cf_error *error) {
+    size_t object, scratch;
+    cf_result result;
+    CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
+    CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
+    cf__lay_out_scratch(recipe, job, (unsigned char *)memory + object, scratch);
+    result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
+    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL);
+    cf__unpoison((unsigned char *)memory + object, scratch);
+    if (result != CF_OK) cf__unpoison(memory, object);
+    return result;
+}
+
+/* Allocates the object and writes it, once the working space is prepared. */
+static cf_result cf__allocate_object(const cf__recipe *recipe, void *job, const cf_allocator *allocator,
+                                     cf_error *error) {
+    cf__carver block = {NULL, 0, 0};
+    void *memory;
+    cf_result result;
+    (void)recipe->object(job, &block);
+    if (block.overflow) return cf__too_large(error, recipe->field);
+    memory = allocator->alloc(block.used, allocator->user);
+    if (memory == NULL) return cf__fail_memory(error, block.used);
+    result = cf__write_object(recipe, job, memory, allocator);
+    if (result != CF_OK) {
+        cf__unpoison(memory, block.used);
+        allocator->release(memory, allocator->user);
+    }
+    return result;
+}
+
+/* For everything else: the object and, while it is made, the working space come from the allocator. */
+static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocator *given, cf_error *error) {
+    cf_allocator allocator;
+    cf__carver space = {NULL, 0, 0};
+    void *scratch = NULL;
+    cf_result result;
+    CF__TRY(cf__allocator(given, &allocator, error));
+    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    if (space.overflow) return cf__too_large(error, recipe->field);
+    if (space.used > 0) {
+        scratch = allocator.alloc(space.used, allocator.user);
+        if (scratch == NULL) return cf__fail_memory(error, space.used);
+        cf__lay_out_scratch(recipe, job, scratch, space.used);
+    }
+    result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
+    if (result == CF_OK)
+        result = recipe->object != NULL ? cf__allocate_object(recipe, job, &allocator, error) : recipe->fill(job);
+    if (scratch != NULL) {
+        cf__unpoison(scratch, space.used);
+        allocator.release(scratch, allocator.user);
+    }
+    return result;
+}
+
+/* Gives an object's block back. block: a member of the object. */
+static void cf__free_object(void *object, const cf_block *block) {
+    cf_block own = *block;
+    cf__unpoison(object, own.bytes);
+    if (own.allocator.release != NULL) own.allocator.release(object, own.allocator.user);
+}
+
+/* ---- an allocator that carves from one block ---- */
+
+/* Stands before every piece of an arena. */
+typedef struct cf__piece {
+    size_t before; /* where the piece before this one begins */
+    size_t freed;  /* 1: given back, but pieces behind it are still in use */
+} cf__piece;
+
+static void *cf__arena_alloc(size_t bytes, void *user) {
+    cf_arena *arena = (cf_arena *)user;
+    cf__piece *piece;
+    size_t start = arena->used, end;
+    if (bytes > SIZE_MAX / 2 - start) return NULL;
+    end = start + CF_MEMORY_ALIGNMENT + (bytes + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
+    if (end > arena->peak) arena->peak = end;
+    if (end > arena->bytes || arena->memory == NULL || (uintptr_t)arena->memory % CF_MEMORY_ALIGNMENT != 0) return NULL;
+    piece = (cf__piece *)(void *)((unsigned char *)arena->memory + start);
+    piece->before = arena->last;
+    piece->freed = 0;
+    arena->last = start;
+    arena->used = end;
+    return (unsigned char *)arena->memory + start + CF_MEMORY_ALIGNMENT;
+}
+
+static void cf__arena_release(void *memory, void *user) {
+    cf_arena *arena = (cf_arena *)user;
+    cf__piece *piece = (cf__piece *)(void *)((unsigned char *)memory - CF_MEMORY_ALIGNMENT);
+    for (piece->freed = 1; arena->used > 0; arena->last = piece->before) {
+        piece = (cf__piece *)(void *)((unsigned char *)arena->memory + arena->last);
+        if (!piece->freed) return;
+        arena->used = arena->last;
+    }
+}
+
+CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
+    cf_allocator allocator;
+    allocator.alloc = cf__arena_alloc;
+    allocator.release = cf__arena_release;
+    allocator.user = arena;
+    return allocator;
+}
+
+/* ---- names ---- */
+
+static const char *cf__name(const char *const *names, int64_t count, int64_t index) {
+    return index >= 0 && index < count ? names[index] : "?";
 }
 
 /* A value that something else bounds, which `why` names. */
@@ -2119,14 +2425,6 @@ static void cf__tally_add(cf__tally *tally, int64_t a, int64_t b, int64_t c) {
     int64_t product;
     if (!cf__mul(a, b, &product) || !cf__mul(product, c, &product) || !cf__add(tally->sum, product, &tally->sum))
         tally->overflow = 1;
-}
-
-static inline cf_result cf__fail_size(cf_error *error, const char *field) {
-    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in 64 bits");
-}
-
-static cf_result cf__too_large(cf_error *error, const char *field) {
-    return cf__fail(error, CF_ERROR_OVERFLOW, field, -1, INT64_MAX, -1, "does not fit in memory");
 }
 
 /* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
@@ -4394,20 +4692,18 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
-    static const char *const names[CF_PASS_COUNT] = {
-        "F", "R", "B", "I", "W", "SEND_F", "RECV_F", "SEND_R", "RECV_R", "SEND_B", "RECV_B", "OFFLOAD", "PREFETCH"};
-    return cf__name(names, CF_PASS_COUNT, (int64_t)pass);
+    switch ((int)pass) { CF_PASSES(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay) {
-    static const char *const names[CF_REPLAY_COUNT] = {"?", "pipeline", "local"};
-    return cf__name(names, CF_REPLAY_COUNT, (int64_t)replay);
+    switch ((int)replay) { CF_REPLAYS(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
-    static const char *const names[CF_EDGE_COUNT] = {"activation", "gradient", "state", "state gradient",
-                                                     "replay",     "own",      "slot"};
-    return cf__name(names, CF_EDGE_COUNT, (int64_t)why);
+    switch ((int)why) { CF_EDGES(CF__NAME) }
+    return "?";
 }
 
 /* ---- passes of a stage ---- */
@@ -4456,24 +4752,37 @@ static cf__costs cf__fill_costs(const cf_stage_cost *given) {
     return costs;
 }
 
-static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
-    int64_t v, i, n = timing->stages != NULL ? n_v : 1;
-    if (!cf__is_cost(timing->latency) || !cf__is_cost(timing->seconds_per_token) ||
-        !cf__is_cost(timing->offload_seconds_per_token))
-        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, -1, "must be finite and not negative");
-    for (v = 0; v < n; v++) {
-        const cf_stage_cost *stage = timing->stages != NULL ? &timing->stages[v] : &timing->all;
-        const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
-        costs[0] = &stage->forward;
-        costs[1] = &stage->replay;
-        costs[2] = &stage->backward;
-        costs[3] = &stage->input;
-        costs[4] = &stage->weight;
-        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++)
-            if (!cf__is_cost(costs[i]->constant) || !cf__is_cost(costs[i]->per_token) ||
-                !cf__is_cost(costs[i]->per_pair))
-                return cf__fail(error, CF_ERROR_ARGUMENT, "timing.stages", v, 0, -1, "must be finite and not negative");
+static cf_result cf__check_stage_cost(const cf_stage_cost *stage, int64_t v, cf_error *error) {
+    static const char *const fields[CF_COMPUTE_PASS_COUNT][3] = {
+        {"timing.forward.constant", "timing.forward.per_token", "timing.forward.per_pair"},
+        {"timing.replay.constant", "timing.replay.per_token", "timing.replay.per_pair"},
+        {"timing.backward.constant", "timing.backward.per_token", "timing.backward.per_pair"},
+        {"timing.input.constant", "timing.input.per_token", "timing.input.per_pair"},
+        {"timing.weight.constant", "timing.weight.per_token", "timing.weight.per_pair"}};
+    const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
+    int i;
+    costs[CF_F] = &stage->forward;
+    costs[CF_R] = &stage->replay;
+    costs[CF_B] = &stage->backward;
+    costs[CF_I] = &stage->input;
+    costs[CF_W] = &stage->weight;
+    for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
+        CF__TRY(cf__check_real(costs[i]->constant, fields[i][0], v, error));
+        CF__TRY(cf__check_real(costs[i]->per_token, fields[i][1], v, error));
+        CF__TRY(cf__check_real(costs[i]->per_pair, fields[i][2], v, error));
     }
+    return CF_OK;
+}
+
+/* n_v: virtual stages in all. NULL is allowed. */
+static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
+    int64_t v;
+    if (timing == NULL) return CF_OK;
+    CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
+    CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
+    CF__TRY(cf__check_real(timing->offload_seconds_per_token, "timing.offload_seconds_per_token", -1, error));
+    if (timing->stages == NULL) return cf__check_stage_cost(&timing->all, -1, error);
+    for (v = 0; v < n_v; v++) CF__TRY(cf__check_stage_cost(&timing->stages[v], v, error));
     return CF_OK;
 }
 
@@ -4593,6 +4902,112 @@ static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
+
+/* ---- the rules: what a pass waits for ----
+
+   This is the one place where they are written down; graph, clock, bounds, search and lowering read them here. (The
+   validator states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this
+   kind waits for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where
+   both passes exist: every chunk has F and a backward, and R if it was dropped, which is so for all but the last `kept`
+   chunks of its group. */
+enum {
+    CF__BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
+    CF__KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
+    CF__FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
+    CF__KEPT_ON = 127                 /* `kept` chunks on */
+};
+
+typedef struct cf__rule {
+    uint8_t pass, waits_for; /* a cf_pass, or one of the above */
+    int8_t chunks, stages;   /* how far on that other pass is */
+    uint8_t why;             /* a cf_edge_why */
+} cf__rule;
+
+static const cf__rule cf__rules[] = {
+    {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
+    {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
+    {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
+    {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
+    {CF_R, CF__FREER, CF__KEPT_ON, 0, CF_EDGE_SLOT},
+    {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
+    {CF__BACK, CF__KEEPER, 0, 0, CF_EDGE_OWN},
+    {CF__BACK, CF__BACK, 0, 1, CF_EDGE_GRADIENT},
+    {CF__BACK, CF__BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
+    {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
+};
+
+enum { CF__MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
+
+/* A pass at the other end of a rule. Chunks are counted from the rank's first one. */
+typedef struct cf__need {
+    int64_t chunk, stage; /* stage: virtual stage */
+    cf_pass pass;
+    cf_edge_why why;
+} cf__need;
+
+/* Which pass a rule's name stands for. */
+static cf_pass cf__resolve(int name, int split, int dropped) {
+    switch (name) {
+        case CF__BACK: return split ? CF_I : CF_B;
+        case CF__KEEPER: return dropped ? CF_R : CF_F;
+        case CF__FREER: return split ? CF_W : CF_B;
+        default: return (cf_pass)name;
+    }
+}
+
+static int cf__is_dropped_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
+    return cf__chunks_after(pipe, chunk) >= kept;
+}
+
+/* Applies one rule to a pass of a chunk on virtual stage v: forwards (way 1) to what the pass waits for, or backwards (way
+   -1) to what waits for it. Returns 0 where the rule has nothing to say. */
+static int cf__apply_rule(const cf__pipeline *pipe, const cf__rule *rule, int way, cf_pass pass, int64_t chunk, int64_t v,
+                          int split, int64_t kept, cf__need *need) {
+    int64_t chunks = way * (rule->chunks == CF__KEPT_ON ? kept : rule->chunks), stage = v + way * rule->stages;
+    int64_t before = pipe->chunks[chunk].group >= 0 ? pipe->chunks[chunk].index : 0;
+    int dropped = cf__is_dropped_of(pipe, chunk, kept);
+    cf_pass other;
+    if (cf__resolve(way > 0 ? rule->pass : rule->waits_for, split, dropped) != pass) return 0;
+    if (chunks > cf__chunks_after(pipe, chunk) || chunks < -before || stage < 0 || stage >= pipe->n_v) return 0;
+    if (rule->pass == CF_R && rule->why == CF_EDGE_ACTIVATION && pipe->local) return 0;
+    dropped = cf__is_dropped_of(pipe, chunk + chunks, kept);
+    other = cf__resolve(way > 0 ? rule->waits_for : rule->pass, split, dropped);
+    if (other == CF_R && !dropped) return 0;
+    need->pass = other;
+    need->chunk = chunk + chunks;
+    need->stage = stage;
+    need->why = (cf_edge_why)rule->why;
+    return 1;
+}
+
+/* What a pass waits for, all of one chunk, virtual stage and unit, in the order of the rules; returns how many. split: backwards
+   are I and W. kept: how many chunks at the end of the chunk's group keep their activations in their F. */
+static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                     cf__need needs[CF__MOST_NEEDS]) {
+    int64_t i;
+    int n = 0;
+    for (i = 0; i < CF__COUNT(cf__rules); i++)
+        n += cf__apply_rule(pipe, &cf__rules[i], 1, pass, chunk, v, split, kept, &needs[n]);
+    return n;
+}
+
+/* What waits for a pass: the same rules, read from the other end. */
+static int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                         cf__need needs[CF__MOST_NEEDS]) {
+    int64_t i;
+    int n = 0;
+    for (i = 0; i < CF__COUNT(cf__rules); i++)
+        n += cf__apply_rule(pipe, &cf__rules[i], -1, pass, chunk, v, split, kept, &needs[n]);
+    return n;
+}
+
+/* Seconds between a pass and one that waits for it: a transfer where the tensor goes to another virtual stage. */
+static double cf__need_seconds(const cf__pipeline *pipe, const cf__need *need) {
+    int crosses = need->why == CF_EDGE_ACTIVATION || need->why == CF_EDGE_GRADIENT;
+    return crosses ? cf__transfer_seconds(pipe, need->chunk) : 0;
+}
+
+/* ---- the plan's units ---- */
 
 /* A unit's chunks agree with its group: the dispatch and the patterns count on it. */
 static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
