@@ -5,9 +5,9 @@
        record --full CASE      everything of one case in full
        record --hash COUNT     one number over plans, schedules and timelines of so many cases
 
-   A line is "CASE NAME ok HASH" or "CASE NAME CODE field=... item=...", so diff shows which case and what of it differs.
-   The wording of errors is in lines of its own, "CASE text:NAME ..."; grep -v ' text:' leaves them out. A case depends on
-   its number only, and each part of it draws from a row of its own, so one difference does not spread to others.
+   A line is "CASE NAME ok HASH" or "CASE NAME CODE field=... item=...", so diff shows which case and what of it
+   differs. The wording of errors is in lines of its own, "CASE text:NAME ..."; grep -v ' text:' leaves them out. A case
+   depends on its number only, and each part of it draws from a row of its own, so that one difference does not spread.
 
    RECORD_HASH_ONLY leaves out all but --hash, to compile faster. RECORD_TUNE_HEADER: cost fits, estimates and the tuner
    are in tools/chunkflow_tune.h; RECORD_NO_TUNE: they are left out.
@@ -233,7 +233,10 @@ static void draw_lengths(batch *b) {
     b->n = between(1, most[style]);
     if (one_in(50)) b->n = 0;
     for (i = 0; i < b->n; i++) b->lengths[i] = draw_length(size, style);
-    if (b->n && one_in(8)) b->lengths[between(0, b->n - 1)] = between(8 * size, 14 * size);
+    if (b->n && one_in(8)) {
+        i = between(0, b->n - 1);
+        b->lengths[i] = between(8 * size, 14 * size);
+    }
 }
 
 static void draw_limits(batch *b) {
@@ -424,7 +427,8 @@ static cf_plan *record_plan(const batch *b) {
 }
 
 /* The timeline of a schedule, in two lines: what happens, and the bounds. */
-static cf_timeline *record_timeline(const batch *b, const cf_plan *plan, const cf_schedule *schedule, const char *name) {
+static cf_timeline *record_timeline(const batch *b, const cf_plan *plan, const cf_schedule *schedule,
+                                    const char *name) {
     cf_simulate_desc desc;
     cf_timeline *timeline = NULL;
     cf_error error = no_error();
@@ -829,7 +833,8 @@ static void record_dot(const cf_graph *graph) {
     finish_text(code, &c, &error);
 }
 
-static void record_read(const cf_plan *plan, const cf_csv_desc *desc, const char *data, size_t bytes, const char *name) {
+static void record_read(const cf_plan *plan, const cf_csv_desc *desc, const char *data, size_t bytes,
+                        const char *name) {
     cf_schedule *schedule = NULL;
     cf_error error = no_error();
     cf_result code = cf_read_schedule_csv(data, bytes, plan, desc, &schedule, &error);
@@ -1776,6 +1781,7 @@ static void wrong_action(cf_schedule *s) {
 }
 
 static void wrong_schedule_head(cf_schedule *s) {
+    int64_t at;
     switch (between(0, 8)) {
         case 0: s->n_stages = shrunk(s->n_stages); break;
         case 1: s->n_virtual = changed(s->n_virtual); break;
@@ -1784,7 +1790,10 @@ static void wrong_schedule_head(cf_schedule *s) {
         case 4: s->n_chunks = changed(s->n_chunks); break;
         case 5: s->n_actions = shrunk(s->n_actions); break;
         case 6: s->lowered = !s->lowered; break;
-        case 7: s->first[between(0, s->n_stages)] += between(-1, 1); break;
+        case 7:
+            at = between(0, s->n_stages);
+            s->first[at] += between(-1, 1);
+            break;
         default: s->replay = s->replay == CF_REPLAY_LOCAL ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL; break;
     }
 }
@@ -1837,28 +1846,29 @@ static void wrong_schedule_object(const batch *b, const cf_plan *plan, cf_schedu
 }
 
 static void wrong_graph_item(cf_graph *g) {
-    int64_t node = between(0, g->n_nodes - 1);
+    int64_t node = between(0, g->n_nodes - 1), wrong = changed(0);
     switch (between(0, 8)) {
         case 0: g->nodes[node].chunk = (int32_t)between(-1, 40); break;
         case 1: g->nodes[node].stage = (int32_t)between(-1, 20); break;
         case 2: g->nodes[node].pass = (int32_t)between(-1, 6); break;
         case 3: g->nodes[node].keep = (int32_t)between(-1, 2); break;
         case 4: g->nodes[node].seconds = wrong_real(); break;
-        case 5: g->first_in[between(0, g->n_nodes)] = changed(0); break;
-        case 6: g->first_out[between(0, g->n_nodes)] = changed(0); break;
-        case 7: g->first[between(0, g->n_steps)] = changed(0); break;
+        case 5: g->first_in[between(0, g->n_nodes)] = wrong; break;
+        case 6: g->first_out[between(0, g->n_nodes)] = wrong; break;
+        case 7: g->first[between(0, g->n_steps)] = wrong; break;
         default: g->n_nodes = shrunk(g->n_nodes); break;
     }
 }
 
 static void wrong_edge(cf_graph *g) {
     cf_edge *edge = &g->edges[between(0, g->n_edges - 1)];
+    int32_t out = (int32_t)between(-1, g->n_edges);
     switch (between(0, 4)) {
         case 0: edge->from = (int32_t)between(-1, g->n_nodes); break;
         case 1: edge->to = (int32_t)between(-1, g->n_nodes); break;
         case 2: edge->why = (int32_t)between(-1, CF_EDGE_COUNT); break;
         case 3: edge->seconds = wrong_real(); break;
-        default: g->out[between(0, g->n_edges - 1)] = (int32_t)between(-1, g->n_edges); break;
+        default: g->out[between(0, g->n_edges - 1)] = out; break;
     }
 }
 
@@ -2189,7 +2199,8 @@ static cf_result allocate_read(const batch *b, const cf_plan *plan, const cf_sch
 
 /* Lets one allocation after the other fail. What may come out is "no memory", and in the end what comes out with enough
    of it; how many allocations there are is nobody's business. */
-static void record_failing(const batch *b, const cf_plan *plan, const cf_schedule *s, allocating make, const char *name) {
+static void record_failing(const batch *b, const cf_plan *plan, const cf_schedule *s, allocating make,
+                           const char *name) {
     miser m = {-1, 0};
     cf_allocator allocator;
     cf_result full, code = CF_ERROR_MEMORY;
