@@ -109,7 +109,7 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
 TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g -O1 $(SANITIZE)
-TEST_SOURCES := $(filter-out tests/test_trainer%.c,$(wildcard tests/*.c)) # those are programs of their own
+TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o)
 TEST_HEADERS := chunkflow.h $(wildcard tests/*.h)
 
@@ -133,6 +133,10 @@ $(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
 
 $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+
+# What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
+$(BUILD)/record: tests/record.c chunkflow.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 # The unit tests alone; UNIT names a substring of the tests to run.
 unit: $(TEST_BUILD)/unit
