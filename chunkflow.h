@@ -153,10 +153,10 @@ extern "C" {
     X(CF_ERROR_TEXT, "the text breaks its format")                                    \
     X(CF_ERROR_DEVICE, "CUDA or cuBLAS reported an error")
 
-#define CF__ENUM(name, text) name, /* an item of an enum from its row in a table; undefined below the declarations */
+#define CF_ENUM_ITEM(name, text) name, /* an item of an enum from its row in a table; undefined below the declarations */
 
 typedef enum cf_result {
-    CF_RESULTS(CF__ENUM)
+    CF_RESULTS(CF_ENUM_ITEM)
     CF_RESULT_COUNT /* how many codes there are; never returned */
 } cf_result;
 
@@ -244,7 +244,7 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
     X(CF_PACK_NEXT_FIT, "next-fit")   /* in input order, into the last chunk or a new one: sequences stay in order */
 
 typedef enum cf_pack_method {
-    CF_PACK_METHODS(CF__ENUM)
+    CF_PACK_METHODS(CF_ENUM_ITEM)
     CF_PACK_COUNT
 } cf_pack_method;
 
@@ -258,7 +258,7 @@ typedef enum cf_pack_method {
                                          many slices as FULL. A search: a few microseconds a slice. */
 
 typedef enum cf_split_method {
-    CF_SPLIT_METHODS(CF__ENUM)
+    CF_SPLIT_METHODS(CF_ENUM_ITEM)
     CF_SPLIT_COUNT
 } cf_split_method;
 
@@ -650,9 +650,9 @@ typedef struct cf_memory_load {
     X(runtime, "runtime, not modelled")
 
 typedef struct cf_memory_report {
-#define CF__MEMBER(name, text) int64_t name;
-    CF_MEMORY_TERMS(CF__MEMBER)
-#undef CF__MEMBER
+#define CF_MEMBER_ITEM(name, text) int64_t name;
+    CF_MEMORY_TERMS(CF_MEMBER_ITEM)
+#undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
     int64_t host;     /* offloaded state, in host memory; not part of total */
     int at_loss;      /* 1: the peak is at the loss, where logits exist and no layer is in backward (working is 0); 0:
@@ -693,7 +693,7 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
     X(CF_PREFETCH, "PREFETCH")  /* and come back */
 
 typedef enum cf_pass {
-    CF_PASSES(CF__ENUM)
+    CF_PASSES(CF_ENUM_ITEM)
     CF_PASS_COUNT
 } cf_pass;
 
@@ -709,7 +709,7 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
     X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
 
 typedef enum cf_replay {
-    CF_REPLAYS(CF__ENUM)
+    CF_REPLAYS(CF_ENUM_ITEM)
     CF_REPLAY_COUNT
 } cf_replay;
 
@@ -728,7 +728,7 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
                                                  /* group frees, and those places go to R in falling order */
 
 typedef enum cf_edge_why {
-    CF_EDGES(CF__ENUM)
+    CF_EDGES(CF_ENUM_ITEM)
     CF_EDGE_COUNT
 } cf_edge_why;
 
@@ -1961,7 +1961,7 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const c
    is allowed. */
 CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
-#undef CF__ENUM
+#undef CF_ENUM_ITEM
 
 #ifdef __cplusplus
 }
@@ -1976,6 +1976,35 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 #if defined(CHUNKFLOW_IMPLEMENTATION) && !defined(CHUNKFLOW_IMPLEMENTED)
 #define CHUNKFLOW_IMPLEMENTED
+
+/* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "chunkflow.h: -Ofast and -ffast-math change its results. Put CHUNKFLOW_IMPLEMENTATION into a .c file of its own, and compile that one with -O2 (or add -fno-fast-math behind the other flags)."
+#endif
+
+/* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
+#pragma clang diagnostic ignored "-Wbad-function-cast"
+#pragma clang diagnostic ignored "-Wc++98-compat-pedantic"
+#pragma clang diagnostic ignored "-Wdeclaration-after-statement"
+#pragma clang diagnostic ignored "-Wformat-nonliteral"
+#pragma clang diagnostic ignored "-Wold-style-cast"
+#pragma clang diagnostic ignored "-Wpadded"
+#pragma clang diagnostic ignored "-Wreserved-identifier"
+#pragma clang diagnostic ignored "-Wreserved-macro-identifier"
+#pragma clang diagnostic ignored "-Wswitch-enum"
+#pragma clang diagnostic ignored "-Wunsafe-buffer-usage"
+#pragma clang diagnostic ignored "-Wzero-as-null-pointer-constant"
+#elif defined(__GNUC__)
+#pragma GCC diagnostic push
+#ifdef __cplusplus
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#endif
+#endif
 
 #include <float.h>
 #include <stdarg.h>
@@ -2197,8 +2226,8 @@ static void cf__poison(void *memory, size_t bytes) { __asan_poison_memory_region
 static void cf__unpoison(void *memory, size_t bytes) { __asan_unpoison_memory_region(memory, bytes); }
 #else
 #define CF__GAP 0
-static void cf__poison(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-static void cf__unpoison(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static void cf__poison(void *memory, size_t bytes) { (void)memory; (void)bytes; }
+static void cf__unpoison(void *memory, size_t bytes) { (void)memory; (void)bytes; }
 #endif
 
 /* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function
@@ -3459,7 +3488,7 @@ static void cf__pack_order_by_rank(cf__packer *p) {
     int32_t rank, *start = p->aside;
     for (rank = 0; rank < p->desc.n_ranks; rank++) start[rank] = 0;
     for (i = 0; i < p->n_units; i++)
-        if (rank = p->units[i].rank, rank + 1 < p->desc.n_ranks) start[rank + 1]++;
+        if (p->units[i].rank + 1 < p->desc.n_ranks) start[p->units[i].rank + 1]++;
     for (rank = 1; rank < p->desc.n_ranks; rank++) start[rank] += start[rank - 1];
     for (i = 0; i < p->n_units; i++) p->sorted[start[p->units[p->order[i]].rank]++] = p->order[i];
     for (i = 0; i < p->n_units; i++)
@@ -12196,6 +12225,12 @@ CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning) {
 
 #ifdef __cplusplus
 }
+#endif
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#elif defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif /* CHUNKFLOW_IMPLEMENTATION */
