@@ -507,11 +507,15 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 /* ---- splitting a model over GPUs ---- */
 
 /* What a trainer drops in forward and makes again in backward, beside whole chunks, which are the schedule's matter. */
+#define CF_RECOMPUTES(X)                                                                                          \
+    X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
+    X(CF_RECOMPUTE_NONE, "none")                                                                                  \
+    X(CF_RECOMPUTE_SELECTIVE, "selective") /* the inside of attention: scores, or with fused attention its row    \
+                                              statistics */                                                       \
+    X(CF_RECOMPUTE_FULL, "full")           /* whole layers; each keeps only its input */
+
 typedef enum cf_recompute {
-    CF_RECOMPUTE_DEFAULT = 0, /* CF_RECOMPUTE_NONE */
-    CF_RECOMPUTE_NONE,
-    CF_RECOMPUTE_SELECTIVE,   /* the inside of attention: scores, or with fused attention its row statistics */
-    CF_RECOMPUTE_FULL,        /* whole layers; each keeps only its input */
+    CF_RECOMPUTES(CF_ENUM_ITEM)
     CF_RECOMPUTE_COUNT
 } cf_recompute;
 
@@ -555,15 +559,20 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
    ================================================================================================================ */
 
 /* How the loss is computed: what it keeps for backward and how much it needs at its peak, in bytes per logit. */
+#define CF_LOSSES(X)                                                                                              \
+    X(CF_LOSS_DEFAULT, "?")         /* CF_LOSS_PARALLEL */                                                        \
+    X(CF_LOSS_PARALLEL, "parallel") /* Vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float \
+                                       softmax that stays. Keeps 4, peak 10. */                                   \
+    X(CF_LOSS_EAGER, "eager")       /* Separate operations, as in plain PyTorch: a float log-softmax stays, and   \
+                                       backward makes two float gradients beside it and the bf16 logits. Keeps 4, \
+                                       peak 14. */                                                                \
+    X(CF_LOSS_FUSED, "fused")       /* One kernel that turns the bf16 logits into their gradient in place. Keeps  \
+                                       2, peak 2. */                                                              \
+    X(CF_LOSS_CHUNKED, "chunked")   /* Head and loss together, a few rows at a time; only the gradient of the     \
+                                       head's input stays (2 bytes x hidden). There are no logits at all. */
+
 typedef enum cf_loss {
-    CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
-    CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
-                            stays. Keeps 4, peak 10 */
-    CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax stays; backward makes two
-                            float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
-    CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
-    CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time; only the gradient of the head's input stays (2
-                            bytes x hidden). No logits at all */
+    CF_LOSSES(CF_ENUM_ITEM)
     CF_LOSS_COUNT
 } cf_loss;
 
@@ -1979,7 +1988,8 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 /* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "chunkflow.h: -Ofast and -ffast-math change its results. Put CHUNKFLOW_IMPLEMENTATION into a .c file of its own, and compile that one with -O2 (or add -fno-fast-math behind the other flags)."
+#error \
+    "chunkflow.h: -Ofast and -ffast-math change its results. Put CHUNKFLOW_IMPLEMENTATION into a .c file of its own, and compile that one with -O2 (or add -fno-fast-math behind the other flags)."
 #endif
 
 /* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
@@ -2461,16 +2471,10 @@ static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const c
     return CF_OK;
 }
 
-/* A sum of products of sizes that are not negative. overflow stays set once something did not fit. */
-typedef struct cf__tally {
-    int64_t sum;
-    int overflow;
-} cf__tally;
-
-static void cf__tally_add(cf__tally *tally, int64_t a, int64_t b, int64_t c) {
+/* Adds a x b, sizes that are not negative, to a sum. *overflow is set, and stays set, once something does not fit. */
+static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
-    if (!cf__mul(a, b, &product) || !cf__mul(product, c, &product) || !cf__add(tally->sum, product, &tally->sum))
-        tally->overflow = 1;
+    if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
 }
 
 /* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
@@ -4192,16 +4196,14 @@ static int64_t cf__divisor_below(int64_t whole, int64_t value) {
 }
 
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
-    cf_result r;
     if (model == NULL) return cf__fail_null(error, "model");
-    if ((r = cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error)) != CF_OK) return r;
-    if ((r = cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error)) != CF_OK) return r;
-    if ((r = cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error)) != CF_OK) return r;
-    r = cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "more than heads", error);
-    if (r != CF_OK) return r;
-    if ((r = cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error)) != CF_OK) return r;
-    if ((r = cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error)) != CF_OK) return r;
-    if ((r = cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error)) != CF_OK) return r;
+    CF__TRY(cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error));
+    CF__TRY(cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error));
+    CF__TRY(cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error));
+    CF__TRY(cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "must not be more than heads", error));
+    CF__TRY(cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error));
+    CF__TRY(cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error));
+    CF__TRY(cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error));
     if (model->heads % model->kv_heads != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
                         cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
@@ -4214,8 +4216,8 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 /* ---- splitting ---- */
 
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
-    static const char *const names[] = {"?", "none", "selective", "full"};
-    return cf__name(names, CF_RECOMPUTE_COUNT, (int64_t)recompute);
+    switch ((int)recompute) { CF_RECOMPUTES(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
@@ -4250,33 +4252,27 @@ static cf_result cf__check_layers(const cf_model *model, const cf_parallel *para
 
 /* parallel: defaults filled in. */
 static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t most = model->layers, tp = parallel->tp;
-    cf_result r;
-    if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
-    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers", error);
-    if (r != CF_OK) return r;
+    int64_t most = model->layers, fitting = parallel->tp;
+    CF__TRY(cf__bounded(parallel->tp, 1, model->heads, "parallel.tp", "must not be more than heads", error));
+    CF__TRY(cf__bounded(parallel->pp, 1, most, "parallel.pp", "must not be more than layers", error));
     most /= parallel->pp;
-    r = cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual", "more virtual stages than layers", error);
-    if (r != CF_OK) return r;
-    if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
-    if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
-    if ((r = cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
-        return r;
-    if ((r = cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error)) != CF_OK) return r;
-    if (!cf__tp_fits(model, tp)) {
-        int64_t fitting = tp;
-        while (!cf__tp_fits(model, fitting)) fitting--; /* 1 fits always */
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, tp,
+    CF__TRY(cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual",
+                        "must leave each virtual stage a layer", error));
+    CF__TRY(cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
+    CF__TRY(cf__choice(parallel->zero, 0, 3, "parallel.zero", error));
+    CF__TRY(cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
+    CF__TRY(cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
+    while (!cf__tp_fits(model, fitting)) fitting--; /* 1 always fits */
+    if (fitting < parallel->tp)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, parallel->tp,
                         "must divide heads and ffn, and divide kv_heads or be a multiple of it");
-    }
     return parallel->layers != NULL ? cf__check_layers(model, parallel, error) : CF_OK;
 }
 
 /* Checks both and hands back the split with its defaults. */
 static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *given, cf_parallel *full,
                                       cf_error *error) {
-    cf_result r;
-    if ((r = cf_model_validate(model, error)) != CF_OK) return r;
+    CF__TRY(cf_model_validate(model, error));
     if (given == NULL) return cf__fail_null(error, "parallel");
     *full = cf_parallel_defaults(given);
     return cf__check_parallel(model, full, error);
@@ -4289,7 +4285,7 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
 
 static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
     int64_t last = parallel->pp * parallel->n_virtual - 1;
-    return cf__bounded(stage, 0, last, "stage", "there are fewer virtual stages", error);
+    return cf__bounded(stage, 0, last, "stage", "there is no such virtual stage", error);
 }
 
 /* What one GPU of a virtual stage has of the model. */
@@ -4332,42 +4328,37 @@ static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel
     return shard;
 }
 
-/* 0 where a count does not fit. */
+/* Returns 0 where a count does not fit. The widths are bounded, so that only products with the number of layers can be
+   too large. */
 static int cf__count_parameters(const cf_model *model, const cf__shard *shard, cf_parameters *out) {
     int64_t n = shard->layers, h = shard->hidden;
-    int gate = model->no_gate ? 1 : 2; /* MLP matrices that lead in */
-    cf__tally embedding = {0, 0}, attention = {0, 0}, mlp = {0, 0}, norms = {0, 0}, head = {0, 0}, total = {0, 0};
-    if (shard->first) cf__tally_add(&embedding, shard->vocab, h, 1);
-    if (shard->last && !(model->tied && shard->first)) cf__tally_add(&head, shard->vocab, h, 1);
-    cf__tally_add(&attention, n, h, 2 * shard->q + 2 * shard->kv);
-    if (model->qkv_bias) cf__tally_add(&attention, n, shard->q + 2 * shard->kv, 1);
-    if (model->out_bias) cf__tally_add(&attention, n, h, 1);
-    cf__tally_add(&mlp, n * shard->mlp_matrices, h, shard->ffn);
-    if (model->mlp_bias) cf__tally_add(&mlp, n, gate * shard->ffn + h, 1);
-    cf__tally_add(&norms, n, 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0), 1);
-    if (shard->last) cf__tally_add(&norms, h, 1, 1);
-    cf__tally_add(&total, embedding.sum, 1, 1);
-    cf__tally_add(&total, attention.sum, 1, 1);
-    cf__tally_add(&total, mlp.sum, 1, 1);
-    cf__tally_add(&total, norms.sum, 1, 1);
-    cf__tally_add(&total, head.sum, 1, 1);
-    out->embedding = embedding.sum;
-    out->attention = attention.sum;
-    out->mlp = mlp.sum;
-    out->norms = norms.sum;
-    out->head = head.sum;
-    out->total = total.sum;
-    return !(embedding.overflow || attention.overflow || mlp.overflow || norms.overflow || head.overflow ||
-             total.overflow);
+    int64_t norms = 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0);
+    int64_t mlp_bias = (model->no_gate ? 1 : 2) * shard->ffn + h;
+    int overflow = 0;
+    memset(out, 0, sizeof *out);
+    if (shard->first) cf__add_product(&out->embedding, shard->vocab, h, &overflow);
+    if (shard->last && !(model->tied && shard->first)) cf__add_product(&out->head, shard->vocab, h, &overflow);
+    cf__add_product(&out->attention, n, h * (2 * shard->q + 2 * shard->kv), &overflow);
+    if (model->qkv_bias) cf__add_product(&out->attention, n, shard->q + 2 * shard->kv, &overflow);
+    if (model->out_bias) cf__add_product(&out->attention, n, h, &overflow);
+    cf__add_product(&out->mlp, n * shard->mlp_matrices, h * shard->ffn, &overflow);
+    if (model->mlp_bias) cf__add_product(&out->mlp, n, mlp_bias, &overflow);
+    cf__add_product(&out->norms, n, norms, &overflow);
+    if (shard->last) cf__add_product(&out->norms, h, 1, &overflow);
+    cf__add_product(&out->total, out->embedding, 1, &overflow);
+    cf__add_product(&out->total, out->attention, 1, &overflow);
+    cf__add_product(&out->total, out->mlp, 1, &overflow);
+    cf__add_product(&out->total, out->norms, 1, &overflow);
+    cf__add_product(&out->total, out->head, 1, &overflow);
+    return !overflow;
 }
 
 CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                         int64_t *layers, cf_error *error) {
     cf_parallel full;
-    cf_result r;
     if (layers == NULL) return cf__fail_null(error, "layers");
-    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
+    CF__TRY(cf__check_stage(&full, stage, error));
     *layers = cf__shard_of(model, &full, stage).layers;
     return CF_OK;
 }
@@ -4377,10 +4368,9 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
     cf_parallel full;
     cf_parameters counted;
     cf__shard shard;
-    cf_result r;
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
+    CF__TRY(cf__check_stage(&full, stage, error));
     shard = cf__shard_of(model, &full, stage);
     if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
     *out = counted;
@@ -4414,8 +4404,8 @@ static cf__loss_bytes cf__loss_bytes_of(cf_loss loss, int64_t logit) {
 }
 
 CHUNKFLOW_API const char *cf_loss_name(cf_loss loss) {
-    static const char *const names[] = {"?", "parallel", "eager", "fused", "chunked"};
-    return cf__name(names, CF_LOSS_COUNT, (int64_t)loss);
+    switch ((int)loss) { CF_LOSSES(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
@@ -4434,22 +4424,20 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     return full;
 }
 
-#define CF__MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
+#define CF__MEMORY_MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
 
-static cf_result cf__check_memory_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
-    cf_result r;
+static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
     if (given == NULL) return cf__fail_null(error, "desc");
-    if ((r = cf_parallel_validate(given->model, &given->parallel, error)) != CF_OK) return r;
-    if ((r = cf__range(given->fragmentation, -1, 1000, "fragmentation", error)) != CF_OK) return r;
+    CF__TRY(cf_parallel_validate(given->model, &given->parallel, error));
+    CF__TRY(cf__range(given->fragmentation, -1, 1000, "fragmentation", error));
     *full = cf_memory_defaults(given);
-    if ((r = cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error)) != CF_OK) return r;
-    if ((r = cf__range(full->activation_bytes, 1, CF__MAX_BYTES_EACH, "activation_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->parameter_bytes, 1, CF__MAX_BYTES_EACH, "parameter_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->gradient_bytes, 1, CF__MAX_BYTES_EACH, "gradient_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->optimizer_bytes, 1, CF__MAX_BYTES_EACH, "optimizer_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->state_bytes, 1, CF__MAX_BYTES_EACH, "state_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->state_gradient_bytes, 1, CF__MAX_BYTES_EACH, "state_gradient_bytes", error)) != CF_OK)
-        return r;
+    CF__TRY(cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
+    CF__TRY(cf__range(full->activation_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "activation_bytes", error));
+    CF__TRY(cf__range(full->parameter_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "parameter_bytes", error));
+    CF__TRY(cf__range(full->gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "gradient_bytes", error));
+    CF__TRY(cf__range(full->optimizer_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "optimizer_bytes", error));
+    CF__TRY(cf__range(full->state_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_bytes", error));
+    CF__TRY(cf__range(full->state_gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_gradient_bytes", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
@@ -4521,10 +4509,9 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
                                               cf_error *error) {
     cf_memory_desc full;
     cf__shard shard;
-    cf_result r;
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full.parallel, stage, error)) != CF_OK) return r;
+    CF__TRY(cf__memory_check_desc(desc, &full, error));
+    CF__TRY(cf__check_stage(&full.parallel, stage, error));
     shard = cf__shard_of(full.model, &full.parallel, stage);
     *out = cf__token_bytes(&full, &shard);
     return CF_OK;
@@ -4532,138 +4519,125 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
 
 /* ---- stages ---- */
 
-static cf_result cf__check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
-    const char *field = NULL;
-    int64_t got = 0;
-    if ((got = load->live_tokens) < 0) field = "loads.live_tokens";
-    else if ((got = load->chunk_tokens) < 0) field = "loads.chunk_tokens";
-    else if ((got = load->state_tokens) < 0) field = "loads.state_tokens";
-    else if ((got = load->state_gradient_tokens) < 0) field = "loads.state_gradient_tokens";
-    else if ((got = load->offloaded_tokens) < 0) field = "loads.offloaded_tokens";
-    else if ((got = load->input_tokens) < 0) field = "loads.input_tokens";
-    else if ((got = load->live_scores) < 0) field = "loads.live_scores";
-    else if ((got = load->chunk_scores) < 0) field = "loads.chunk_scores";
-    if (field == NULL) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, got, "must not be negative");
+static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t tokens;
+    } members[] = {{"loads.live_tokens", load->live_tokens},
+                   {"loads.chunk_tokens", load->chunk_tokens},
+                   {"loads.state_tokens", load->state_tokens},
+                   {"loads.state_gradient_tokens", load->state_gradient_tokens},
+                   {"loads.offloaded_tokens", load->offloaded_tokens},
+                   {"loads.input_tokens", load->input_tokens},
+                   {"loads.live_scores", load->live_scores},
+                   {"loads.chunk_scores", load->chunk_scores}};
+    int64_t i;
+    for (i = 0; i < CF__COUNT(members); i++)
+        if (members[i].tokens < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, members[i].field, item, 0, members[i].tokens, "is negative");
+    return CF_OK;
 }
 
-/* The terms of one stage while they are added up over its virtual stages. */
-typedef struct cf__stage_sums {
-    cf__tally parameters;     /* numbers of them; all below are bytes but the next */
-    int64_t layer_parameters; /* of the largest layer */
-    cf__tally activations, logits, state, state_gradient, inputs, host;
-    int64_t working, buffers; /* the largest of any virtual stage */
-    int overflow;
-} cf__stage_sums;
+/* A stage while it is added up over its virtual stages. */
+typedef struct cf__memory_sums {
+    cf_memory_report terms;   /* logits and working as if each were at its peak; parameters and below are to come */
+    int64_t parameters;       /* how many there are */
+    int64_t layer_parameters; /* those of the largest layer */
+    int overflow;             /* 1: something does not fit */
+} cf__memory_sums;
 
-static void cf__sum_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
-                                  cf__stage_sums *sums) {
+static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
+                                         cf__memory_sums *sums) {
     cf__shard shard = cf__shard_of(desc->model, &desc->parallel, stage);
     cf_token_bytes bytes = cf__token_bytes(desc, &shard);
-    cf__tally working = {0, 0}, buffers = {0, 0};
+    cf_memory_report *terms = &sums->terms;
+    int *overflow = &sums->overflow;
+    int64_t working = 0, buffers = 0;
     cf_parameters counted;
-    if (!cf__count_parameters(desc->model, &shard, &counted)) sums->overflow = 1;
-    cf__tally_add(&sums->parameters, counted.total, 1, 1);
+    if (!cf__count_parameters(desc->model, &shard, &counted)) *overflow = 1;
+    cf__add_product(&sums->parameters, counted.total, 1, overflow);
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / shard.layers);
-    cf__tally_add(&sums->activations, load->live_tokens, bytes.activations, 1);
-    cf__tally_add(&sums->activations, load->live_scores, cf__kept_score_bytes(desc, &shard), 1);
-    cf__tally_add(&sums->logits, load->chunk_tokens, bytes.logits, 1);
-    cf__tally_add(&sums->state, load->state_tokens, bytes.state, 1);
-    cf__tally_add(&sums->state_gradient, load->state_gradient_tokens, bytes.state_gradient, 1);
-    cf__tally_add(&sums->inputs, load->input_tokens, bytes.boundary, 1);
-    cf__tally_add(&sums->host, load->offloaded_tokens, bytes.state, 1);
-    cf__tally_add(&working, load->chunk_tokens, bytes.working, 1);
-    cf__tally_add(&working, load->chunk_scores, cf__working_score_bytes(desc, &shard), 1);
-    cf__tally_add(&buffers, load->chunk_tokens, bytes.buffers, 1);
-    sums->working = cf__max(sums->working, working.sum);
-    sums->buffers = cf__max(sums->buffers, buffers.sum);
-    sums->overflow |= working.overflow | buffers.overflow;
+    cf__add_product(&terms->activations, load->live_tokens, bytes.activations, overflow);
+    cf__add_product(&terms->activations, load->live_scores, cf__kept_score_bytes(desc, &shard), overflow);
+    cf__add_product(&terms->logits, load->chunk_tokens, bytes.logits, overflow);
+    cf__add_product(&terms->state, load->state_tokens, bytes.state, overflow);
+    cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes.state_gradient, overflow);
+    cf__add_product(&terms->inputs, load->input_tokens, bytes.boundary, overflow);
+    cf__add_product(&terms->host, load->offloaded_tokens, bytes.state, overflow);
+    cf__add_product(&working, load->chunk_tokens, bytes.working, overflow);
+    cf__add_product(&working, load->chunk_scores, cf__working_score_bytes(desc, &shard), overflow);
+    cf__add_product(&buffers, load->chunk_tokens, bytes.buffers, overflow);
+    terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
+    terms->buffers = cf__max(terms->buffers, buffers);
 }
 
-/* number x bytes, or a dp-th of it, rounded up. */
-static int64_t cf__shared_bytes(int64_t number, int64_t bytes, int64_t dp, int shared, int *overflow) {
+/* number x bytes, or where it is shared, a dp-th of that, rounded up. */
+static int64_t cf__memory_share(int64_t number, int64_t bytes, int64_t dp, int shared, int *overflow) {
     int64_t product = 0;
-    if (!cf__mul(number, bytes, &product)) *overflow = 1;
+    cf__add_product(&product, number, bytes, overflow);
     return shared ? cf__div_up(product, dp) : product;
 }
 
-static int64_t cf__runtime_bytes(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
-    cf__tally moving = {0, 0}, runtime = {0, 0};
-    cf__tally_add(&moving, report->activations, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->logits, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->working, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->state, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->state_gradient, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->inputs, desc->fragmentation, 1);
-    cf__tally_add(&runtime, desc->runtime_bytes, 1, 1);
-    cf__tally_add(&runtime, moving.sum / 100, 1, 1);
-    *overflow |= moving.overflow | runtime.overflow;
-    return runtime.sum;
+static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
+    int64_t moving = 0, runtime = desc->runtime_bytes;
+    cf__add_product(&moving, report->activations, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->logits, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->working, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->state, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->state_gradient, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->inputs, desc->fragmentation, overflow);
+    cf__add_product(&runtime, moving / 100, 1, overflow);
+    return runtime;
 }
 
-/* loads: by virtual stage; where `alike`, one record that holds for all. Returns 0 where something does not fit. */
-static int cf__stage_report(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads, int alike,
+/* loads: by virtual stage; where they are `alike`, one record that holds for all. Returns 0 where something does not
+   fit. */
+static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads, int alike,
                             cf_memory_report *out) {
     const cf_parallel *parallel = &desc->parallel;
-    cf__stage_sums sums;
-    cf__tally total = {0, 0};
-    int64_t v;
+    int64_t v, dp = parallel->dp;
+    cf__memory_sums sums;
+    int *overflow = &sums.overflow;
     memset(&sums, 0, sizeof sums);
-    memset(out, 0, sizeof *out);
     for (v = 0; v < parallel->n_virtual; v++) {
         int64_t at = v * parallel->pp + stage;
-        cf__sum_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
+        cf__memory_add_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
     }
-    sums.overflow |= sums.parameters.overflow | sums.activations.overflow | sums.logits.overflow | sums.state.overflow |
-                     sums.state_gradient.overflow | sums.inputs.overflow | sums.host.overflow;
-    out->parameters =
-        cf__shared_bytes(sums.parameters.sum, desc->parameter_bytes, parallel->dp, parallel->zero >= 3, &sums.overflow);
-    out->gradients =
-        cf__shared_bytes(sums.parameters.sum, desc->gradient_bytes, parallel->dp, parallel->zero >= 2, &sums.overflow);
-    out->optimizer =
-        cf__shared_bytes(sums.parameters.sum, desc->optimizer_bytes, parallel->dp, parallel->zero >= 1, &sums.overflow);
-    out->activations = sums.activations.sum;
-    out->at_loss = sums.logits.sum > sums.working;
-    out->logits = out->at_loss ? sums.logits.sum : 0;
-    out->working = out->at_loss ? 0 : sums.working;
-    out->state = sums.state.sum;
-    out->state_gradient = sums.state_gradient.sum;
-    out->inputs = sums.inputs.sum;
-    out->buffers = sums.buffers;
-    if (parallel->zero >= 3 && parallel->dp > 1) {
-        int64_t layers = cf__shared_bytes(sums.layer_parameters, 2 * desc->parameter_bytes, 1, 0, &sums.overflow);
-        if (!cf__add(out->buffers, layers, &out->buffers)) sums.overflow = 1;
-    }
-    out->runtime = cf__runtime_bytes(desc, out, &sums.overflow);
-#define CF__ADD_TERM(name, text) cf__tally_add(&total, out->name, 1, 1);
+    *out = sums.terms;
+    out->parameters = cf__memory_share(sums.parameters, desc->parameter_bytes, dp, parallel->zero >= 3, overflow);
+    out->gradients = cf__memory_share(sums.parameters, desc->gradient_bytes, dp, parallel->zero >= 2, overflow);
+    out->optimizer = cf__memory_share(sums.parameters, desc->optimizer_bytes, dp, parallel->zero >= 1, overflow);
+    out->at_loss = out->logits > out->working;
+    if (out->at_loss) out->working = 0;
+    else out->logits = 0;
+    if (parallel->zero >= 3 && dp > 1)
+        cf__add_product(&out->buffers, sums.layer_parameters, 2 * desc->parameter_bytes, overflow);
+    out->runtime = cf__memory_runtime(desc, out, overflow);
+#define CF__ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);
     CF_MEMORY_TERMS(CF__ADD_TERM)
 #undef CF__ADD_TERM
-    out->total = total.sum;
-    out->host = sums.host.sum;
-    return !(sums.overflow || total.overflow);
+    return !sums.overflow;
 }
 
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error) {
     cf_memory_desc full;
     cf_memory_report report;
-    cf_result r;
     int64_t s, n_stages;
     if (loads == NULL) return cf__fail_null(error, "loads");
     if (reports == NULL) return cf__fail_null(error, "reports");
-    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
+    CF__TRY(cf__memory_check_desc(desc, &full, error));
     n_stages = full.parallel.pp * full.parallel.n_virtual;
     if (n_loads != n_stages)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_loads", -1, n_stages, n_loads,
                         "must be the number of virtual stages");
     if (n_reports != full.parallel.pp)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, full.parallel.pp, n_reports, "must be parallel.pp");
-    for (s = 0; s < n_stages; s++)
-        if ((r = cf__check_load(&loads[s], s, error)) != CF_OK) return r;
+    for (s = 0; s < n_stages; s++) CF__TRY(cf__memory_check_load(&loads[s], s, error));
     for (s = 0; s < n_reports; s++) /* nothing is written unless all of it can be */
-        if (!cf__stage_report(&full, s, loads, 0, &report)) return cf__fail_size(error, "loads");
-    for (s = 0; s < n_reports; s++) (void)cf__stage_report(&full, s, loads, 0, &reports[s]);
+        if (!cf__memory_stage(&full, s, loads, 0, &report)) return cf__fail_size(error, "loads");
+    for (s = 0; s < n_reports; s++) (void)cf__memory_stage(&full, s, loads, 0, &reports[s]);
     return CF_OK;
 }
 
@@ -4673,16 +4647,15 @@ static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_
     cf_memory_desc full;
     cf_memory_report report;
     cf_memory_load load;
-    cf_result r;
     int64_t s, most = 0, fullest = 0;
-    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
-    if ((r = cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error)) != CF_OK) return r;
+    CF__TRY(cf__memory_check_desc(desc, &full, error));
+    CF__TRY(cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error));
     memset(&load, 0, sizeof load);
     load.live_tokens = chunk_tokens;
     load.chunk_tokens = chunk_tokens;
     load.state_tokens = load.state_gradient_tokens = state_tokens;
     for (s = 0; s < full.parallel.pp; s++) {
-        if (!cf__stage_report(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
+        if (!cf__memory_stage(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
         if (report.total > most) {
             most = report.total;
             fullest = s;
@@ -4690,7 +4663,7 @@ static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_
     }
     if (limit_bytes >= most) return CF_OK;
     return cf__fail(error, CF_ERROR_LIMIT, "limit_bytes", fullest, most, limit_bytes,
-                    "too little for this stage's model state and a single chunk");
+                    "is too little for this stage's model state and a single chunk");
 }
 
 CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
@@ -11150,7 +11123,7 @@ static cf_result cf__check_tune_memory(const cf_tune_desc *desc, cf_error *error
     memset(&split, 0, sizeof split);
     memory.model = desc->model;
     memory.parallel = split;
-    if ((r = cf__check_memory_desc(&memory, &full, error)) != CF_OK) return r;
+    if ((r = cf__memory_check_desc(&memory, &full, error)) != CF_OK) return r;
     if (desc->memory.unfused_attention)
         return cf__fail(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1, 0, desc->memory.unfused_attention,
                         "long sequences need attention that does not write out its scores");
@@ -11296,7 +11269,7 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
     cf_result r;
     memory.model = t->desc.model;
     memory.parallel = *split;
-    if ((r = cf__check_memory_desc(&memory, &t->memory, t->error)) != CF_OK) return r;
+    if ((r = cf__memory_check_desc(&memory, &t->memory, t->error)) != CF_OK) return r;
     for (v = 0; v < n_v; v++) {
         cf__shard shard = cf__shard_of(t->memory.model, &t->memory.parallel, v);
         cf_token_bytes bytes = cf__token_bytes(&t->memory, &shard);
@@ -11312,7 +11285,7 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
     }
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     for (s = 0; s < split->pp; s++) {
-        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]) ||
+        if (!cf__memory_stage(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]) ||
             t->fixed[s] > INT64_MAX / 4)
             return cf__fail_size(t->error, "parameters");
     }
@@ -11544,7 +11517,7 @@ static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_sched
             t->loads[v].input_tokens = t->held_at_peak[v].saved;
         }
         t->loads[action.stage].chunk_tokens = rows;
-        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report)) return cf__fail_size(t->error, "lengths");
+        if (!cf__memory_stage(&t->memory, s, t->loads, 0, &report)) return cf__fail_size(t->error, "lengths");
         if (s > 0 && report.total <= out->memory.total) continue;
         out->memory = report;
         out->stage = s;
