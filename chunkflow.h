@@ -153,10 +153,10 @@ extern "C" {
     X(CF_ERROR_TEXT, "the text breaks its format")                                    \
     X(CF_ERROR_DEVICE, "CUDA or cuBLAS reported an error")
 
-#define CF__ENUM(name, text) name, /* an item of an enum from its row in a table; undefined below the declarations */
+#define CF_ENUM_ITEM(name, text) name, /* an item of an enum from its row in a table; undefined below the declarations */
 
 typedef enum cf_result {
-    CF_RESULTS(CF__ENUM)
+    CF_RESULTS(CF_ENUM_ITEM)
     CF_RESULT_COUNT /* how many codes there are; never returned */
 } cf_result;
 
@@ -235,22 +235,31 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 #define CF_MAX_LENGTH ((int64_t)1 << 48) /* tokens of one sequence */
 #define CF_MAX_RANKS 65536
 
+#define CF_PACK_METHODS(X)                                                                                        \
+    X(CF_PACK_DEFAULT, "?")           /* CF_PACK_BEST_FIT */                                                      \
+    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. Never more chunks than  \
+                                         first fit: where that one wins, its packing is returned and plan->method \
+                                         says so. (Balancing several ranks may then use idle chunks as well.) */  \
+    X(CF_PACK_FIRST_FIT, "first-fit") /* longest first, into the earliest chunk with room */                      \
+    X(CF_PACK_NEXT_FIT, "next-fit")   /* in input order, into the last chunk or a new one: sequences stay in order */
+
 typedef enum cf_pack_method {
-    CF_PACK_DEFAULT = 0,          /* CF_PACK_BEST_FIT */
-    CF_PACK_BEST_FIT,             /* longest first, into the fullest chunk with room. Never more chunks than first fit:
-                                     where that one wins, its packing is returned and plan->method says so. (Balancing
-                                     several ranks may then use idle chunks as well) */
-    CF_PACK_FIRST_FIT,            /* longest first, into the earliest chunk with room */
-    CF_PACK_NEXT_FIT              /* in input order, into the last chunk or a new one: sequences stay in order */
+    CF_PACK_METHODS(CF_ENUM_ITEM)
+    CF_PACK_COUNT
 } cf_pack_method;
 
+#define CF_SPLIT_METHODS(X)                                                                                       \
+    X(CF_SPLIT_DEFAULT, "?")          /* CF_SPLIT_FULL */                                                         \
+    X(CF_SPLIT_FULL, "full")          /* slices of chunk_size tokens, the rest last (the paper's Algorithm 1) */  \
+    X(CF_SPLIT_EVEN, "even")          /* As many slices, equal in tokens to within one token (or one alignment    \
+                                         unit). */                                                                \
+    X(CF_SPLIT_COST, "cost")          /* Slices of at most chunk_size tokens, the dearest as cheap as possible;   \
+                                         late slices, which see more keys, get shorter. At most about twice as    \
+                                         many slices as FULL. A search: a few microseconds a slice. */
+
 typedef enum cf_split_method {
-    CF_SPLIT_DEFAULT = 0,         /* CF_SPLIT_FULL */
-    CF_SPLIT_FULL,                /* slices of chunk_size tokens, the rest last (the paper's Algorithm 1) */
-    CF_SPLIT_EVEN,                /* as many slices, equal in tokens to within one token (or one alignment unit) */
-    CF_SPLIT_COST                 /* slices of at most chunk_size tokens, the dearest as cheap as possible; late slices,
-                                     which see more keys, get shorter. At most about twice as many slices as FULL. A
-                                     search: a few microseconds a slice */
+    CF_SPLIT_METHODS(CF_ENUM_ITEM)
+    CF_SPLIT_COUNT
 } cf_split_method;
 
 /* "best-fit", "first-fit", "next-fit"; "full", "even", "cost"; "?" for anything else. */
@@ -331,7 +340,7 @@ typedef struct cf_plan {
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
     cf_group *groups;       /* (n_groups) */
-    cf_allocator allocator; /* private: how to give the block back; all zero where the memory is the caller's */
+    cf_block block;         /* private: the memory that it lies in */
 } cf_plan;
 
 /* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
@@ -498,11 +507,15 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 /* ---- splitting a model over GPUs ---- */
 
 /* What a trainer drops in forward and makes again in backward, beside whole chunks, which are the schedule's matter. */
+#define CF_RECOMPUTES(X)                                                                                          \
+    X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
+    X(CF_RECOMPUTE_NONE, "none")                                                                                  \
+    X(CF_RECOMPUTE_SELECTIVE, "selective") /* the inside of attention: scores, or with fused attention its row    \
+                                              statistics */                                                       \
+    X(CF_RECOMPUTE_FULL, "full")           /* whole layers; each keeps only its input */
+
 typedef enum cf_recompute {
-    CF_RECOMPUTE_DEFAULT = 0, /* CF_RECOMPUTE_NONE */
-    CF_RECOMPUTE_NONE,
-    CF_RECOMPUTE_SELECTIVE,   /* the inside of attention: scores, or with fused attention its row statistics */
-    CF_RECOMPUTE_FULL,        /* whole layers; each keeps only its input */
+    CF_RECOMPUTES(CF_ENUM_ITEM)
     CF_RECOMPUTE_COUNT
 } cf_recompute;
 
@@ -546,15 +559,20 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
    ================================================================================================================ */
 
 /* How the loss is computed: what it keeps for backward and how much it needs at its peak, in bytes per logit. */
+#define CF_LOSSES(X)                                                                                              \
+    X(CF_LOSS_DEFAULT, "?")         /* CF_LOSS_PARALLEL */                                                        \
+    X(CF_LOSS_PARALLEL, "parallel") /* Vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float \
+                                       softmax that stays. Keeps 4, peak 10. */                                   \
+    X(CF_LOSS_EAGER, "eager")       /* Separate operations, as in plain PyTorch: a float log-softmax stays, and   \
+                                       backward makes two float gradients beside it and the bf16 logits. Keeps 4, \
+                                       peak 14. */                                                                \
+    X(CF_LOSS_FUSED, "fused")       /* One kernel that turns the bf16 logits into their gradient in place. Keeps  \
+                                       2, peak 2. */                                                              \
+    X(CF_LOSS_CHUNKED, "chunked")   /* Head and loss together, a few rows at a time; only the gradient of the     \
+                                       head's input stays (2 bytes x hidden). There are no logits at all. */
+
 typedef enum cf_loss {
-    CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
-    CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
-                            stays. Keeps 4, peak 10 */
-    CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax stays; backward makes two
-                            float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
-    CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
-    CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time; only the gradient of the head's input stays (2
-                            bytes x hidden). No logits at all */
+    CF_LOSSES(CF_ENUM_ITEM)
     CF_LOSS_COUNT
 } cf_loss;
 
@@ -641,9 +659,9 @@ typedef struct cf_memory_load {
     X(runtime, "runtime, not modelled")
 
 typedef struct cf_memory_report {
-#define CF__MEMBER(name, text) int64_t name;
-    CF_MEMORY_TERMS(CF__MEMBER)
-#undef CF__MEMBER
+#define CF_MEMBER_ITEM(name, text) int64_t name;
+    CF_MEMORY_TERMS(CF_MEMBER_ITEM)
+#undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
     int64_t host;     /* offloaded state, in host memory; not part of total */
     int at_loss;      /* 1: the peak is at the loss, where logits exist and no layer is in backward (working is 0); 0:
@@ -684,7 +702,7 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
     X(CF_PREFETCH, "PREFETCH")  /* and come back */
 
 typedef enum cf_pass {
-    CF_PASSES(CF__ENUM)
+    CF_PASSES(CF_ENUM_ITEM)
     CF_PASS_COUNT
 } cf_pass;
 
@@ -700,7 +718,7 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
     X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
 
 typedef enum cf_replay {
-    CF_REPLAYS(CF__ENUM)
+    CF_REPLAYS(CF_ENUM_ITEM)
     CF_REPLAY_COUNT
 } cf_replay;
 
@@ -719,7 +737,7 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
                                                  /* group frees, and those places go to R in falling order */
 
 typedef enum cf_edge_why {
-    CF_EDGES(CF__ENUM)
+    CF_EDGES(CF_ENUM_ITEM)
     CF_EDGE_COUNT
 } cf_edge_why;
 
@@ -1952,7 +1970,7 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const c
    is allowed. */
 CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
-#undef CF__ENUM
+#undef CF_ENUM_ITEM
 
 #ifdef __cplusplus
 }
@@ -1967,6 +1985,36 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 #if defined(CHUNKFLOW_IMPLEMENTATION) && !defined(CHUNKFLOW_IMPLEMENTED)
 #define CHUNKFLOW_IMPLEMENTED
+
+/* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error \
+    "chunkflow.h: -Ofast and -ffast-math change its results. Put CHUNKFLOW_IMPLEMENTATION into a .c file of its own, and compile that one with -O2 (or add -fno-fast-math behind the other flags)."
+#endif
+
+/* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
+#pragma clang diagnostic ignored "-Wbad-function-cast"
+#pragma clang diagnostic ignored "-Wc++98-compat-pedantic"
+#pragma clang diagnostic ignored "-Wdeclaration-after-statement"
+#pragma clang diagnostic ignored "-Wformat-nonliteral"
+#pragma clang diagnostic ignored "-Wold-style-cast"
+#pragma clang diagnostic ignored "-Wpadded"
+#pragma clang diagnostic ignored "-Wreserved-identifier"
+#pragma clang diagnostic ignored "-Wreserved-macro-identifier"
+#pragma clang diagnostic ignored "-Wswitch-enum"
+#pragma clang diagnostic ignored "-Wunsafe-buffer-usage"
+#pragma clang diagnostic ignored "-Wzero-as-null-pointer-constant"
+#elif defined(__GNUC__)
+#pragma GCC diagnostic push
+#ifdef __cplusplus
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#endif
+#endif
 
 #include <float.h>
 #include <stdarg.h>
@@ -2123,7 +2171,8 @@ static cf_result cf__range(int64_t value, int64_t least, int64_t most, const cha
 /* A choice among things that there are: above the last one is no limit, but a mistake. */
 static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
     if (value >= first && value <= last) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value, "there is no such choice");
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value,
+                    "there is no such choice");
 }
 
 /* ---- arithmetic ---- */
@@ -2161,6 +2210,13 @@ static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
 
+/* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then plans
+   would differ between machines with and without that instruction. */
+static double cf__product(double a, double b) {
+    volatile double product = a * b;
+    return product;
+}
+
 /* ---- memory ---- */
 
 /* Sanitizer builds leave a gap behind every array that is carved from a block, and poison it, so that a write past one
@@ -2180,8 +2236,8 @@ static void cf__poison(void *memory, size_t bytes) { __asan_poison_memory_region
 static void cf__unpoison(void *memory, size_t bytes) { __asan_unpoison_memory_region(memory, bytes); }
 #else
 #define CF__GAP 0
-static void cf__poison(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-static void cf__unpoison(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static void cf__poison(void *memory, size_t bytes) { (void)memory; (void)bytes; }
+static void cf__unpoison(void *memory, size_t bytes) { (void)memory; (void)bytes; }
 #endif
 
 /* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function
@@ -2415,16 +2471,10 @@ static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const c
     return CF_OK;
 }
 
-/* A sum of products of sizes that are not negative. overflow stays set once something did not fit. */
-typedef struct cf__tally {
-    int64_t sum;
-    int overflow;
-} cf__tally;
-
-static void cf__tally_add(cf__tally *tally, int64_t a, int64_t b, int64_t c) {
+/* Adds a x b, sizes that are not negative, to a sum. *overflow is set, and stays set, once something does not fit. */
+static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
-    if (!cf__mul(a, b, &product) || !cf__mul(product, c, &product) || !cf__add(tally->sum, product, &tally->sum))
-        tally->overflow = 1;
+    if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
 }
 
 /* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
@@ -2479,13 +2529,6 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
    last chunk), the others are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
-/* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then plans
-   would differ between machines with and without that instruction. */
-static double cf__product(double a, double b) {
-    volatile double product = a * b;
-    return product;
-}
-
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs) {
     double seconds;
     if (cost == NULL) return 0;
@@ -2502,7 +2545,7 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
     return cf__add(before, own, &sum) ? sum : -1;
 }
 
-typedef struct cf__unit {
+typedef struct cf__pack_unit {
     int32_t room;        /* free tokens of its open chunk */
     int32_t slices_left; /* slices that chunk may still take */
     int32_t n_items;     /* short sequences in it */
@@ -2510,29 +2553,29 @@ typedef struct cf__unit {
     int32_t rank;
     int32_t chunk;       /* id of its open (last) chunk, once numbered */
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices */
-} cf__unit;
+} cf__pack_unit;
 
-typedef struct cf__split {
+typedef struct cf__pack_split {
     int64_t sequence;
     int64_t length;    /* tokens of the sequence */
     int64_t n_slices;
     int64_t first_cut; /* its slices' lengths are cuts[first_cut .. first_cut + n_slices) */
     double target;     /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
-} cf__split;
+} cf__pack_split;
 
 /* Items of one padded size, next to each other after sorting. */
-typedef struct cf__run_of_items {
+typedef struct cf__pack_run {
     int32_t first;
     int32_t left; /* items of the run not yet placed, while first fit is at work */
     int32_t next; /* first fit: a run at or after this one that may still have items */
     int32_t size; /* padded tokens of each */
-} cf__run_of_items;
+} cf__pack_run;
 
 /* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a
    bitmap tree (64 ways) finds the next bucket in use, and within a bucket the distinct rooms form an ascending list,
    each with a stack of chunks. With shift 0, the usual case, a bucket is one room. Very large chunks get wider buckets,
    so that space stays in proportion to the items. */
-typedef struct cf__bins {
+typedef struct cf__pack_bins {
     uint64_t *words[6]; /* words[0]: a bit per bucket; words[i]: a bit per word of words[i - 1] */
     int64_t n_words[6];
     int n_levels;
@@ -2540,7 +2583,7 @@ typedef struct cf__bins {
     int32_t *head;      /* (buckets) unit with the least room; valid where the bit is set */
     int32_t *next;      /* (max_units) first unit of the next larger room in the bucket, -1: none */
     int32_t *same;      /* (max_units) next unit with the same room, -1: none */
-} cf__bins;
+} cf__pack_bins;
 
 typedef struct cf__packer {
     cf_pack_desc desc; /* defaults filled in */
@@ -2554,14 +2597,14 @@ typedef struct cf__packer {
     int64_t item_tokens; /* padded tokens of all items */
     int64_t longest_item;
     /* working space */
-    cf__split *splits;       /* (n_groups) */
+    cf__pack_split *splits;       /* (n_groups) */
     int32_t *cuts;           /* (n_dependent) lengths of the slices of all groups */
     uint64_t *items;         /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
                                 and spare have room for 2 x n_groups more, which the lower bound uses */
     uint64_t *spare;
-    cf__run_of_items *runs;  /* (n_items) */
+    cf__pack_run *runs;  /* (n_items) */
     int32_t *unit_of;        /* (n_items) the unit of each item */
-    cf__unit *units;         /* (max_units) */
+    cf__pack_unit *units;         /* (max_units) */
     int32_t *order;          /* (max_units) units in the order of their chunks */
     int32_t *sorted;         /* (max_units) */
     double *item_costs;      /* (n_items) only with more than one rank, as what follows */
@@ -2570,13 +2613,15 @@ typedef struct cf__packer {
     int32_t *heap;           /* (n_ranks) */
     int32_t *aside;          /* (n_ranks) */
     int64_t *steps;          /* (n_ranks) chunks of each rank */
-    cf__bins bins;           /* best fit: open chunks by room */
+    cf__pack_bins bins;           /* best fit: open chunks by room */
     /* results */
     int64_t n_runs, n_units, n_steps, lower_bound;
     int64_t n_ordered; /* units with chunks, in order */
+    int is_assigned;   /* 1: the plan's counts are exact; 0: they are the most that there may be */
+    cf_plan header, *plan;
 } cf__packer;
 
-#define CF__MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
+#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 
 /* ---- options ---- */
 
@@ -2592,25 +2637,16 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
 }
 
 CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method) {
-    static const char *const names[] = {"?", "best-fit", "first-fit", "next-fit"};
-    return cf__name(names, 4, (int64_t)method);
+    switch ((int)method) { CF_PACK_METHODS(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split) {
-    static const char *const names[] = {"?", "full", "even", "cost"};
-    return cf__name(names, 4, (int64_t)split);
+    switch ((int)split) { CF_SPLIT_METHODS(CF__NAME) }
+    return "?";
 }
 
-static cf_result cf__check_cost(const cf_pass_cost *cost, cf_error *error) {
-    const char *field = !cf__is_cost(cost->constant)    ? "cost.constant"
-                        : !cf__is_cost(cost->per_token) ? "cost.per_token"
-                        : !cf__is_cost(cost->per_pair)  ? "cost.per_pair"
-                                                        : NULL;
-    if (field == NULL) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
-}
-
-static int64_t cf__common_divisor(int64_t a, int64_t b) {
+static int64_t cf__pack_common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
         int64_t rest = a % b;
         a = b;
@@ -2619,39 +2655,42 @@ static int64_t cf__common_divisor(int64_t a, int64_t b) {
     return a;
 }
 
-static cf_result cf__check_pack_desc(const cf_pack_desc *desc, cf_error *error) {
-    cf_result result;
-    if ((result = cf__range(desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->method, 0, CF_PACK_NEXT_FIT, "method", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->split, 0, CF_SPLIT_COST, "split", error)) != CF_OK) return result;
-    if ((result = cf__choice(desc->align, 1, desc->chunk_size, "align", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->max_slices, 0, INT64_MAX, "max_slices", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_ranks, 1, CF_MAX_RANKS, "n_ranks", error)) != CF_OK) return result;
+static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) {
+    const cf__member members[] = {{"chunk_size", desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT},
+                                  {"method", (int64_t)desc->method, 0, CF_PACK_COUNT - 1, CF_ERROR_ARGUMENT},
+                                  {"split", (int64_t)desc->split, 0, CF_SPLIT_COUNT - 1, CF_ERROR_ARGUMENT},
+                                  {"align", desc->align, 1, desc->chunk_size, CF_ERROR_ARGUMENT},
+                                  {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
+                                  {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__common_divisor(desc->chunk_size, desc->align),
+        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
-    return cf__check_cost(&desc->cost, error);
+    CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
+    CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
+    return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
 }
 
 /* ---- cutting long sequences ---- */
 
 /* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is reported. */
-static double cf__slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
+static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
     double cost;
     if (p->desc.slice_cost == NULL) return cf_cost_seconds(&p->weights, length, cf_slice_pairs(begin, length));
     cost = p->desc.slice_cost(begin, length, p->desc.slice_cost_user);
     if (cf__is_cost(cost)) return cost;
-    *result = cf__fail(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, 0, -1, "must be finite and not negative");
+    *result = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
+                            "the callback must return a cost that is finite and not negative");
     return 0;
 }
 
 /* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
-static int64_t cf__cut_by_cost(cf__packer *p, const cf__split *split, int64_t begin, cf_result *result) {
+static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, int64_t begin, cf_result *result) {
     int64_t rest = split->length - begin, unit = p->desc.align;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     while (low < high) { /* in units: low fits (or is the least there is), high + 1 does not */
         int64_t middle = low + (high - low + 1) / 2;
-        double cost = cf__slice_cost(p, split->sequence, begin, cf__min(middle * unit, rest), result);
+        double cost = cf__pack_slice_cost(p, split->sequence, begin, cf__min(middle * unit, rest), result);
         if (cost <= split->target) low = middle;
         else high = middle - 1;
     }
@@ -2659,9 +2698,10 @@ static int64_t cf__cut_by_cost(cf__packer *p, const cf__split *split, int64_t be
 }
 
 /* Length of slice number `index` of a split sequence, which starts at `begin`. */
-static int64_t cf__cut(cf__packer *p, const cf__split *split, int64_t index, int64_t begin, cf_result *result) {
+static int64_t cf__pack_cut(cf__packer *p, const cf__pack_split *split, int64_t index, int64_t begin,
+                            cf_result *result) {
     int64_t rest = split->length - begin;
-    if (p->desc.split == CF_SPLIT_COST) return cf__cut_by_cost(p, split, begin, result);
+    if (p->desc.split == CF_SPLIT_COST) return cf__pack_cut_by_cost(p, split, begin, result);
     if (p->desc.split == CF_SPLIT_EVEN) {
         int64_t units = cf__div_up(split->length, p->desc.align), n = split->n_slices;
         /* The last slices get the units left over: the very last one may lack part of a unit. */
@@ -2671,10 +2711,10 @@ static int64_t cf__cut(cf__packer *p, const cf__split *split, int64_t index, int
 }
 
 /* How many slices the target leads to; stops counting past `most`. */
-static int64_t cf__count_cuts(cf__packer *p, const cf__split *split, int64_t most, cf_result *result) {
+static int64_t cf__pack_count_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, cf_result *result) {
     int64_t begin = 0, n = 0;
     while (begin < split->length && n <= most) {
-        begin += cf__cut_by_cost(p, split, begin, result);
+        begin += cf__pack_cut_by_cost(p, split, begin, result);
         n++;
     }
     return n;
@@ -2684,25 +2724,26 @@ static int64_t cf__count_cuts(cf__packer *p, const cf__split *split, int64_t mos
    under the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean,
    so there are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped
    so that a sequence of millions of slices does not take seconds. */
-static cf_result cf__find_target(cf__packer *p, cf__split *split) {
+static cf_result cf__pack_find_target(cf__packer *p, cf__pack_split *split) {
     int64_t full = split->n_slices, i, n, steps;
     double sum = 0, low = 0, high;
     cf_result result = CF_OK;
-    if (full > CF__MAX_COST_SLICES)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", split->sequence, CF__MAX_COST_SLICES, full,
-                        "too many slices to even out their cost");
+    if (full > CF__PACK_MAX_COST_SLICES)
+        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", split->sequence, CF__PACK_MAX_COST_SLICES, full,
+                        "makes more slices than the cost can be evened out over");
     for (i = 0; i < full; i++) {
         int64_t begin = i * p->desc.chunk_size;
-        sum += cf__slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, split->length - begin), &result);
+        sum +=
+            cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, split->length - begin), &result);
     }
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
     split->target = high;
-    n = cf__count_cuts(p, split, INT64_MAX - 1, &result);
-    steps = cf__max(2, cf__min(48, (4 * CF__MAX_COST_SLICES) / n));
+    n = cf__pack_count_cuts(p, split, INT64_MAX - 1, &result);
+    steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
     for (i = 0; i < steps && result == CF_OK && high - low > cf__product(high, 1e-7); i++) {
         split->target = low + (high - low) / 2;
-        if (cf__count_cuts(p, split, n, &result) <= n) high = split->target;
+        if (cf__pack_count_cuts(p, split, n, &result) <= n) high = split->target;
         else low = split->target;
     }
     split->target = high;
@@ -2711,76 +2752,79 @@ static cf_result cf__find_target(cf__packer *p, cf__split *split) {
 }
 
 /* Decides how many slices a long sequence gets. */
-static cf_result cf__plan_split(cf__packer *p, int64_t sequence, cf__split *split) {
+static cf_result cf__pack_plan_split(cf__packer *p, int64_t sequence, cf__pack_split *split) {
     split->sequence = sequence;
     split->length = p->lengths[sequence];
     split->n_slices = cf__div_up(split->length, p->desc.chunk_size);
     split->target = 0;
     if (split->n_slices > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, split->n_slices,
-                        "too many chunks");
-    return p->desc.split == CF_SPLIT_COST ? cf__find_target(p, split) : CF_OK;
+                        "makes too many chunks");
+    return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, split) : CF_OK;
 }
 
-static cf_result cf__fail_fickle(cf__packer *p, int64_t sequence, int64_t wanted, int64_t got) {
-    return cf__fail(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, wanted, got,
-                    "must give the same answer every time");
+static cf_result cf__pack_fail_fickle(cf__packer *p, int64_t sequence) {
+    return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence,
+                      "the callback must give the same answer every time");
 }
 
 /* Cuts a long sequence for good. A cost callback that answers differently the second time is caught here. */
-static cf_result cf__make_cuts(cf__packer *p, const cf__split *split) {
+static cf_result cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split) {
     cf_result result = CF_OK;
     int64_t begin = 0, i;
     for (i = 0; i < split->n_slices && begin < split->length; i++) {
-        int64_t length = cf__cut(p, split, i, begin, &result);
+        int64_t length = cf__pack_cut(p, split, i, begin, &result);
         p->cuts[split->first_cut + i] = (int32_t)length;
         begin += length;
     }
     if (result == CF_OK && (i < split->n_slices || begin < split->length))
-        return cf__fail_fickle(p, split->sequence, split->length, begin);
+        return cf__pack_fail_fickle(p, split->sequence);
     return result;
 }
 
 /* ---- measuring ---- */
 
-static cf_result cf__check_lengths(cf__packer *p) {
+static cf_result cf__pack_check_lengths(cf__packer *p) {
     int64_t i;
-    cf_result result = cf__range(p->n, 0, CF_MAX_SEQUENCES, "n", p->error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__range(p->n, 0, CF_MAX_SEQUENCES, "n", p->error));
     if (p->n > 0 && p->lengths == NULL) return cf__fail_null(p->error, "lengths");
     for (i = 0; i < p->n; i++) {
         int64_t length = p->lengths[i];
-        if (length < 0) return cf__fail(p->error, CF_ERROR_ARGUMENT, "lengths", i, 0, length, "negative");
+        if (length < 0) return cf__fail(p->error, CF_ERROR_ARGUMENT, "lengths", i, 0, length, "is negative");
         if (length > CF_MAX_LENGTH)
-            return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", i, CF_MAX_LENGTH, length, "too long");
+            return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", i, CF_MAX_LENGTH, length, "is too long");
         if (!cf__add(p->n_tokens, length, &p->n_tokens))
-            return cf__fail(p->error, CF_ERROR_OVERFLOW, "lengths", i, INT64_MAX, length,
-                            "the sum of all lengths overflows");
+            return cf__refuse(p->error, CF_ERROR_OVERFLOW, "lengths", i,
+                              "the sum of the lengths up to here does not fit in 64 bits");
         if (length > p->desc.chunk_size && cf_slice_pairs(length, p->desc.chunk_size) < 0)
-            return cf__fail(p->error, CF_ERROR_OVERFLOW, "pairs", i, INT64_MAX, length,
-                            "attention pairs of a chunk of this sequence overflow");
+            return cf__refuse(p->error, CF_ERROR_OVERFLOW, "pairs", i,
+                              "the attention pairs of a chunk of this sequence do not fit in 64 bits");
     }
     return CF_OK;
 }
 
-/* The cost numbers that decide: the caller's, or such that all tokens weigh as much as all pairs. */
-static void cf__choose_weights(cf__packer *p) {
-    double pairs = 0;
-    int64_t i;
-    p->weights = p->desc.cost;
-    if (p->weights.constant > 0 || p->weights.per_token > 0 || p->weights.per_pair > 0 || p->n_tokens == 0) return;
-    for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
-    p->weights.per_token = 1 / (double)p->n_tokens;
-    p->weights.per_pair = 1 / pairs;
+/* The caller's cost, or one such that all tokens weigh as much as all pairs. */
+static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double tokens, double pairs) {
+    cf_pass_cost weights = *given;
+    if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(tokens > 0)) return weights;
+    weights.per_token = 1 / tokens;
+    weights.per_pair = 1 / pairs;
+    return weights;
 }
 
-static cf_result cf__measure(cf__packer *p) {
+static void cf__pack_choose_weights(cf__packer *p) {
+    double pairs = 0;
+    int64_t i;
+    for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
+    p->weights = cf__pack_weights(&p->desc.cost, (double)p->n_tokens, pairs);
+}
+
+static cf_result cf__pack_measure(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, n_bins;
-    cf_result result = cf__check_lengths(p);
-    if (result != CF_OK) return result;
-    if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__choose_weights(p);
+    CF__TRY(cf__pack_check_lengths(p));
+    if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__pack_choose_weights(p);
     for (i = 0; i < p->n; i++) {
-        cf__split split;
+        cf__pack_split split;
         int64_t length = p->lengths[i];
         if (length == 0) {
             p->n_empty++;
@@ -2789,7 +2833,7 @@ static cf_result cf__measure(cf__packer *p) {
             p->longest_item = cf__max(p->longest_item, length);
             p->item_tokens += cf__round_up(length, p->desc.align);
         } else {
-            if ((result = cf__plan_split(p, i, &split)) != CF_OK) return result;
+            CF__TRY(cf__pack_plan_split(p, i, &split));
             p->n_groups++;
             p->n_dependent += split.n_slices;
             p->largest_group = cf__max(p->largest_group, split.n_slices);
@@ -2803,13 +2847,13 @@ static cf_result cf__measure(cf__packer *p) {
     p->max_units = p->n_groups + cf__min(n_bins, p->n_items);
     if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
-                        "too many chunks");
+                        "the batch may need too many chunks");
     return CF_OK;
 }
 
 /* Buckets are at most 65536 + 16 per item, so the bins cost no more than the items do. */
-static void cf__layout_bins(cf__packer *p, cf__carver *carver) {
-    cf__bins *bins = &p->bins;
+static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
+    cf__pack_bins *bins = &p->bins;
     int64_t most = 65536 + 16 * p->n_items, n;
     for (bins->shift = 0; (p->desc.chunk_size >> bins->shift) >= most; bins->shift++) continue;
     n = (p->desc.chunk_size >> bins->shift) + 1;
@@ -2824,15 +2868,16 @@ static void cf__layout_bins(cf__packer *p, cf__carver *carver) {
     } while (n > 1);
 }
 
-static void cf__layout_packer(cf__packer *p, cf__carver *carver) {
+static void cf__pack_scratch(void *job, cf__carver *carver) {
+    cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
-    p->splits = (cf__split *)cf__take(carver, p->n_groups, sizeof(cf__split));
+    p->splits = (cf__pack_split *)cf__take(carver, p->n_groups, sizeof(cf__pack_split));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
     p->items = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
     p->spare = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
-    p->runs = (cf__run_of_items *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size), sizeof(cf__run_of_items));
+    p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size), sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
-    p->units = (cf__unit *)cf__take(carver, p->max_units, sizeof(cf__unit));
+    p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
     p->order = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
     p->sorted = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
     p->item_costs = (double *)cf__take(carver, ranks > 0 ? p->n_items : 0, sizeof(double));
@@ -2841,18 +2886,17 @@ static void cf__layout_packer(cf__packer *p, cf__carver *carver) {
     p->heap = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->aside = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->steps = (int64_t *)cf__take(carver, ranks, sizeof(int64_t));
-    cf__layout_bins(p, carver);
+    cf__pack_layout_bins(p, carver);
 }
-
 
 /* ---- units and items ---- */
 
-static int64_t cf__item_length(uint64_t item) { return (int64_t)(item >> 32); }
-static int64_t cf__item_sequence(uint64_t item) { return (int64_t)(item & 0xffffffffu); }
-static int64_t cf__padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
+static int64_t cf__pack_item_length(uint64_t item) { return (int64_t)(item >> 32); }
+static int64_t cf__pack_item_sequence(uint64_t item) { return (int64_t)(item & 0xffffffffu); }
+static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
-static cf__unit cf__fresh_unit(const cf__packer *p) {
-    cf__unit unit;
+static cf__pack_unit cf__pack_fresh_unit(const cf__packer *p) {
+    cf__pack_unit unit;
     memset(&unit, 0, sizeof unit);
     unit.room = (int32_t)p->desc.chunk_size;
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
@@ -2861,33 +2905,32 @@ static cf__unit cf__fresh_unit(const cf__packer *p) {
 }
 
 /* The unit of a group, before any item: its open chunk holds the group's last slice. */
-static cf__unit cf__group_unit(const cf__packer *p, int64_t group) {
-    const cf__split *split = &p->splits[group];
-    cf__unit unit = cf__fresh_unit(p);
+static cf__pack_unit cf__pack_group_unit(const cf__packer *p, int64_t group) {
+    const cf__pack_split *split = &p->splits[group];
+    cf__pack_unit unit = cf__pack_fresh_unit(p);
     unit.n_chunks = (int32_t)split->n_slices;
-    unit.room -= (int32_t)cf__padded(p, p->cuts[split->first_cut + split->n_slices - 1]);
+    unit.room -= (int32_t)cf__pack_padded(p, p->cuts[split->first_cut + split->n_slices - 1]);
     unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
     return unit;
 }
 
-static int32_t cf__open_unit(cf__packer *p) {
-    p->units[p->n_units] = cf__fresh_unit(p);
+static int32_t cf__pack_open_unit(cf__packer *p) {
+    p->units[p->n_units] = cf__pack_fresh_unit(p);
     return (int32_t)p->n_units++;
 }
 
 /* Fills splits and cuts, and opens a unit for each group. */
-static cf_result cf__collect_groups(cf__packer *p) {
+static cf_result cf__pack_collect_groups(cf__packer *p) {
     int64_t i, n_cuts = 0;
     for (i = 0; i < p->n && p->n_units < p->n_groups; i++) {
-        cf__split *split = &p->splits[p->n_units];
-        cf_result result;
+        cf__pack_split *split = &p->splits[p->n_units];
         if (p->lengths[i] <= p->desc.chunk_size) continue;
-        if ((result = cf__plan_split(p, i, split)) != CF_OK) return result;
+        CF__TRY(cf__pack_plan_split(p, i, split));
         split->first_cut = n_cuts;
         n_cuts += split->n_slices;
-        if (n_cuts > p->n_dependent) return cf__fail_fickle(p, i, p->n_dependent, n_cuts);
-        if ((result = cf__make_cuts(p, split)) != CF_OK) return result;
-        p->units[p->n_units] = cf__group_unit(p, p->n_units);
+        if (n_cuts > p->n_dependent) return cf__pack_fail_fickle(p, i);
+        CF__TRY(cf__pack_make_cuts(p, split));
+        p->units[p->n_units] = cf__pack_group_unit(p, p->n_units);
         p->n_units++;
     }
     p->n_dependent = n_cuts;
@@ -2895,7 +2938,7 @@ static cf_result cf__collect_groups(cf__packer *p) {
 }
 
 /* Fills items, in input order. */
-static void cf__collect_items(cf__packer *p) {
+static void cf__pack_collect_items(cf__packer *p) {
     int64_t i, n = 0;
     for (i = 0; i < p->n; i++) {
         int64_t length = p->lengths[i];
@@ -2905,7 +2948,7 @@ static void cf__collect_items(cf__packer *p) {
 
 /* ---- sorting items, longest first ---- */
 
-static void cf__sort_pass(const uint64_t *from, uint64_t *to, int64_t n, int shift, int bits) {
+static void cf__pack_sort_pass(const uint64_t *from, uint64_t *to, int64_t n, int shift, int bits) {
     int64_t start[2048], i, sum = 0;
     uint64_t mask = ((uint64_t)1 << bits) - 1;
     memset(start, 0, sizeof start[0] << bits);
@@ -2920,14 +2963,14 @@ static void cf__sort_pass(const uint64_t *from, uint64_t *to, int64_t n, int shi
 
 /* Radix sort by falling length; equal lengths keep their order. Returns whichever of the two arrays holds the result.
    */
-static uint64_t *cf__sort_items(uint64_t *items, uint64_t *spare, int64_t n, int64_t longest) {
+static uint64_t *cf__pack_sort_items(uint64_t *items, uint64_t *spare, int64_t n, int64_t longest) {
     int bits = 0, passes, width, i;
     while (bits < 32 && longest >> bits != 0) bits++;
     passes = (bits + 10) / 11;
     width = passes > 0 ? (bits + passes - 1) / passes : 0;
     for (i = 0; i < passes; i++) {
         uint64_t *swap = items;
-        cf__sort_pass(items, spare, n, 32 + i * width, width);
+        cf__pack_sort_pass(items, spare, n, 32 + i * width, width);
         items = spare;
         spare = swap;
     }
@@ -2935,13 +2978,13 @@ static uint64_t *cf__sort_items(uint64_t *items, uint64_t *spare, int64_t n, int
 }
 
 /* Groups sorted items into runs of one padded size. */
-static void cf__find_runs(cf__packer *p) {
+static void cf__pack_find_runs(cf__packer *p) {
     int64_t i;
     p->n_runs = 0;
     for (i = 0; i < p->n_items; i++) {
-        int32_t size = (int32_t)cf__padded(p, cf__item_length(p->items[i]));
+        int32_t size = (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
         if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
-            cf__run_of_items *run = &p->runs[p->n_runs];
+            cf__pack_run *run = &p->runs[p->n_runs];
             run->first = (int32_t)i;
             run->left = 0;
             run->next = (int32_t)p->n_runs++;
@@ -2954,25 +2997,25 @@ static void cf__find_runs(cf__packer *p) {
 /* ---- lower bound ---- */
 
 /* Sizes that must share chunks, largest first: the items and, where tails may be filled, the tails. */
-static int64_t cf__bound_sizes(cf__packer *p, const uint64_t *items, uint64_t *sizes) {
+static int64_t cf__pack_bound_sizes(cf__packer *p, const uint64_t *items, uint64_t *sizes) {
     int64_t i, j = 0, n = 0, n_tails = p->desc.no_tails ? 0 : p->n_groups;
     uint64_t *tails = sizes + p->n_items; /* behind all that the merge below can have written when it reads them */
     for (i = 0; i < n_tails; i++) {
-        const cf__split *split = &p->splits[i];
+        const cf__pack_split *split = &p->splits[i];
         tails[i] = (uint64_t)p->cuts[split->first_cut + split->n_slices - 1] << 32;
     }
-    tails = cf__sort_items(tails, tails + n_tails, n_tails, p->desc.chunk_size);
+    tails = cf__pack_sort_items(tails, tails + n_tails, n_tails, p->desc.chunk_size);
     for (i = 0; i < p->n_items || j < n_tails;) {
         int64_t from_item = j == n_tails || (i < p->n_items && items[i] >> 32 >= tails[j] >> 32);
         uint64_t next = from_item ? items[i++] : tails[j++];
-        sizes[n++] = (uint64_t)cf__padded(p, cf__item_length(next));
+        sizes[n++] = (uint64_t)cf__pack_padded(p, cf__pack_item_length(next));
     }
     return n;
 }
 
 /* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C /
    2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
-static int64_t cf__l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
+static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
     int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
     while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
     alone = big; /* sizes[alone .. big) share with sizes of at least the threshold */
@@ -2987,16 +3030,16 @@ static int64_t cf__l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size
 }
 
 /* `items` must be sorted; uses p->spare or p->items, whichever `items` is not. */
-static int64_t cf__lower_bound(cf__packer *p, const uint64_t *items, uint64_t *sizes) {
+static int64_t cf__pack_lower_bound(cf__packer *p, const uint64_t *items, uint64_t *sizes) {
     int64_t full = p->n_dependent - (p->desc.no_tails ? 0 : p->n_groups);
-    int64_t n = cf__bound_sizes(p, items, sizes), bound = cf__l2_bound(sizes, n, p->desc.chunk_size);
+    int64_t n = cf__pack_bound_sizes(p, items, sizes), bound = cf__pack_l2_bound(sizes, n, p->desc.chunk_size);
     if (p->desc.max_slices > 0) bound = cf__max(bound, cf__div_up(n, p->desc.max_slices));
     return cf__max(full + bound, p->n_dependent);
 }
 
 /* ---- bins: open chunks by room ---- */
 
-static int cf__lowest_bit(uint64_t word) { /* word != 0 */
+static int cf__pack_lowest_bit(uint64_t word) { /* word != 0 */
 #if defined(__GNUC__) || defined(__clang__)
     return __builtin_ctzll(word);
 #else
@@ -3007,20 +3050,20 @@ static int cf__lowest_bit(uint64_t word) { /* word != 0 */
 #endif
 }
 
-static void cf__bins_reset(cf__bins *bins) {
+static void cf__pack_bins_reset(cf__pack_bins *bins) {
     int i;
     for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
 }
 
 /* First bucket in use at or after `bucket`, -1 if none. */
-static int64_t cf__bins_find(const cf__bins *bins, int64_t bucket) {
+static int64_t cf__pack_bins_find(const cf__pack_bins *bins, int64_t bucket) {
     int level;
     for (level = 0; level < bins->n_levels; level++) {
         int64_t word = bucket >> 6;
         uint64_t bits = word < bins->n_words[level] ? bins->words[level][word] >> (bucket & 63) : 0;
         if (bits != 0) {
-            bucket += cf__lowest_bit(bits);
-            while (level-- > 0) bucket = bucket << 6 | cf__lowest_bit(bins->words[level][bucket]);
+            bucket += cf__pack_lowest_bit(bits);
+            while (level-- > 0) bucket = bucket << 6 | cf__pack_lowest_bit(bins->words[level][bucket]);
             return bucket;
         }
         bucket = word + 1;
@@ -3028,7 +3071,7 @@ static int64_t cf__bins_find(const cf__bins *bins, int64_t bucket) {
     return -1;
 }
 
-static void cf__bins_mark(cf__bins *bins, int64_t bucket, int used) {
+static void cf__pack_bins_mark(cf__pack_bins *bins, int64_t bucket, int used) {
     int level;
     for (level = 0; level < bins->n_levels; level++, bucket >>= 6) {
         uint64_t *word = &bins->words[level][bucket >> 6], bit = (uint64_t)1 << (bucket & 63), before = *word;
@@ -3037,14 +3080,14 @@ static void cf__bins_mark(cf__bins *bins, int64_t bucket, int used) {
     }
 }
 
-static void cf__bins_insert(cf__packer *p, int32_t unit) {
-    cf__bins *bins = &p->bins;
+static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
+    cf__pack_bins *bins = &p->bins;
     int32_t room = p->units[unit].room, *link;
     int64_t bucket = room >> bins->shift;
     link = &bins->head[bucket];
     if ((bins->words[0][bucket >> 6] >> (bucket & 63) & 1) == 0) {
         *link = -1;
-        cf__bins_mark(bins, bucket, 1);
+        cf__pack_bins_mark(bins, bucket, 1);
     }
     while (*link >= 0 && p->units[*link].room < room) link = &bins->next[*link];
     if (*link >= 0 && p->units[*link].room == room) {
@@ -3058,9 +3101,9 @@ static void cf__bins_insert(cf__packer *p, int32_t unit) {
 }
 
 /* Takes out the unit with the least room of at least `size`; -1 if there is none. */
-static int32_t cf__bins_take(cf__packer *p, int32_t size) {
-    cf__bins *bins = &p->bins;
-    int64_t bucket = cf__bins_find(bins, size >> bins->shift);
+static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
+    cf__pack_bins *bins = &p->bins;
+    int64_t bucket = cf__pack_bins_find(bins, size >> bins->shift);
     while (bucket >= 0) {
         int32_t *link = &bins->head[bucket], unit;
         while (*link >= 0 && p->units[*link].room < size) link = &bins->next[*link];
@@ -3072,10 +3115,10 @@ static int32_t cf__bins_take(cf__packer *p, int32_t size) {
             } else {
                 *link = bins->next[unit];
             }
-            if (bins->head[bucket] < 0) cf__bins_mark(bins, bucket, 0);
+            if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
             return unit;
         }
-        bucket = cf__bins_find(bins, bucket + 1);
+        bucket = cf__pack_bins_find(bins, bucket + 1);
     }
     return -1;
 }
@@ -3083,45 +3126,45 @@ static int32_t cf__bins_take(cf__packer *p, int32_t size) {
 /* ---- assigning items to units ---- */
 
 /* How many of `left` items of one size go into a unit. */
-static int32_t cf__fit(const cf__unit *unit, int32_t size, int32_t left) {
+static int32_t cf__pack_fit(const cf__pack_unit *unit, int32_t size, int32_t left) {
     return (int32_t)cf__min(cf__min(left, unit->slices_left), unit->room / size);
 }
 
-static void cf__fill(cf__unit *unit, int32_t size, int32_t count) {
+static void cf__pack_fill(cf__pack_unit *unit, int32_t size, int32_t count) {
     unit->room -= size * count;
     unit->slices_left -= count;
     unit->n_items += count;
 }
 
-static void cf__assign(cf__packer *p, int32_t first_item, int32_t count, int32_t unit) {
+static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, int32_t unit) {
     int32_t i;
     for (i = 0; i < count; i++) p->unit_of[first_item + i] = unit;
 }
 
 /* Best fit, longest first. Items of one size are placed in one go: after one of them the unit has the least room of all
    that still are large enough, so the next one would go there too. */
-static void cf__assign_best_fit(cf__packer *p) {
+static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
-    cf__bins_reset(&p->bins);
+    cf__pack_bins_reset(&p->bins);
     for (i = 0; i < p->n_groups; i++)
-        if (cf__fit(&p->units[i], 1, 1) > 0) cf__bins_insert(p, (int32_t)i);
+        if (cf__pack_fit(&p->units[i], 1, 1) > 0) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
         while (left > 0) {
-            int32_t unit = cf__bins_take(p, size), count;
-            if (unit < 0) unit = cf__open_unit(p);
-            count = cf__fit(&p->units[unit], size, left);
-            cf__assign(p, item, count, unit);
-            cf__fill(&p->units[unit], size, count);
+            int32_t unit = cf__pack_bins_take(p, size), count;
+            if (unit < 0) unit = cf__pack_open_unit(p);
+            count = cf__pack_fit(&p->units[unit], size, left);
+            cf__pack_assign(p, item, count, unit);
+            cf__pack_fill(&p->units[unit], size, count);
             item += count;
             left -= count;
-            if (cf__fit(&p->units[unit], 1, 1) > 0) cf__bins_insert(p, unit);
+            if (cf__pack_fit(&p->units[unit], 1, 1) > 0) cf__pack_bins_insert(p, unit);
         }
     }
 }
 
 /* First run at or after `run` that has items left; n_runs if none. Shortens the path for later calls. */
-static int32_t cf__next_run(cf__packer *p, int32_t run) {
+static int32_t cf__pack_next_run(cf__packer *p, int32_t run) {
     int32_t end = run;
     while (end < p->n_runs && p->runs[end].left == 0) end = p->runs[end].next > end ? p->runs[end].next : end + 1;
     while (run < end) {
@@ -3133,7 +3176,7 @@ static int32_t cf__next_run(cf__packer *p, int32_t run) {
 }
 
 /* First run, by falling size, that fits into `room`; n_runs if none. */
-static int32_t cf__largest_run(const cf__packer *p, int32_t room) {
+static int32_t cf__pack_largest_run(const cf__packer *p, int32_t room) {
     int32_t low = 0, high = (int32_t)p->n_runs;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -3146,20 +3189,20 @@ static int32_t cf__largest_run(const cf__packer *p, int32_t room) {
 /* First fit, longest first. It gives unit 0 the largest item that fits, then again, then unit 1 ... : the same packing
    as taking the items one by one, but each unit is filled once, from the runs. Returns the number of units; with `dry`
    that is all it does. Uses up the runs. */
-static int64_t cf__assign_first_fit(cf__packer *p, int dry) {
+static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->n_groups; id++) {
-        cf__unit unit = id < p->n_groups ? cf__group_unit(p, id) : cf__fresh_unit(p);
-        int32_t run = cf__next_run(p, cf__largest_run(p, unit.room));
+        cf__pack_unit unit = id < p->n_groups ? cf__pack_group_unit(p, id) : cf__pack_fresh_unit(p);
+        int32_t run = cf__pack_next_run(p, cf__pack_largest_run(p, unit.room));
         while (run < p->n_runs && unit.slices_left > 0) {
-            cf__run_of_items *r = &p->runs[run];
-            int32_t count = cf__fit(&unit, r->size, r->left);
-            if (!dry) cf__assign(p, r->first, count, (int32_t)id);
-            cf__fill(&unit, r->size, count);
+            cf__pack_run *r = &p->runs[run];
+            int32_t count = cf__pack_fit(&unit, r->size, r->left);
+            if (!dry) cf__pack_assign(p, r->first, count, (int32_t)id);
+            cf__pack_fill(&unit, r->size, count);
             r->first += count;
             r->left -= count;
             placed += count;
-            run = cf__next_run(p, cf__largest_run(p, unit.room));
+            run = cf__pack_next_run(p, cf__pack_largest_run(p, unit.room));
         }
         if (!dry) p->units[id] = unit;
     }
@@ -3167,12 +3210,12 @@ static int64_t cf__assign_first_fit(cf__packer *p, int dry) {
     return id;
 }
 
-/* After first fit has used up every run: back to how cf__find_runs left them. */
-static void cf__restore_runs(cf__packer *p) {
+/* After first fit has used up every run: back to how cf__pack_find_runs left them. */
+static void cf__pack_restore_runs(cf__packer *p) {
     int64_t i;
     int32_t first = 0;
     for (i = 0; i < p->n_runs; i++) {
-        cf__run_of_items *run = &p->runs[i];
+        cf__pack_run *run = &p->runs[i];
         int32_t end = run->first;
         run->first = first;
         run->left = end - first;
@@ -3182,106 +3225,107 @@ static void cf__restore_runs(cf__packer *p) {
 }
 
 /* Next fit. Walks all sequences, so that a long one closes the chunk before it and may offer its tail. */
-static void cf__assign_next_fit(cf__packer *p) {
+static void cf__pack_next_fit(cf__packer *p) {
     int64_t i, group = 0, n_order = 0;
     int32_t item = 0, open = -1;
     for (i = 0; i < p->n; i++) {
-        int32_t size = (int32_t)cf__min(cf__padded(p, p->lengths[i]), INT32_MAX);
+        int32_t size = (int32_t)cf__min(cf__pack_padded(p, p->lengths[i]), INT32_MAX);
         if (p->lengths[i] == 0) continue;
         if (p->lengths[i] > p->desc.chunk_size) {
             open = (int32_t)group++;
             p->order[n_order++] = open;
             continue;
         }
-        if (open < 0 || cf__fit(&p->units[open], size, 1) == 0) {
-            open = cf__open_unit(p);
+        if (open < 0 || cf__pack_fit(&p->units[open], size, 1) == 0) {
+            open = cf__pack_open_unit(p);
             p->order[n_order++] = open;
         }
-        cf__assign(p, item++, 1, open);
-        cf__fill(&p->units[open], size, 1);
+        cf__pack_assign(p, item++, 1, open);
+        cf__pack_fill(&p->units[open], size, 1);
     }
 }
 
 /* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
    chunks, which it is asked only if there is something to win. */
-static void cf__assign_items(cf__packer *p) {
+static void cf__pack_assign_items(cf__packer *p) {
     uint64_t *sorted;
     int64_t i, n_closed = p->n_dependent - p->n_groups; /* chunks that take no items: all but the last of each group */
-    cf__collect_items(p);
-    sorted = cf__sort_items(p->items, p->spare, p->n_items, p->longest_item);
+    cf__pack_collect_items(p);
+    sorted = cf__pack_sort_items(p->items, p->spare, p->n_items, p->longest_item);
     if (sorted != p->items) {
         p->spare = p->items;
         p->items = sorted;
     }
-    p->lower_bound = cf__lower_bound(p, p->items, p->spare);
+    p->lower_bound = cf__pack_lower_bound(p, p->items, p->spare);
     if (p->desc.method == CF_PACK_NEXT_FIT) {
-        cf__collect_items(p);
-        cf__assign_next_fit(p);
+        cf__pack_collect_items(p);
+        cf__pack_next_fit(p);
         return;
     }
-    cf__find_runs(p);
+    cf__pack_find_runs(p);
     if (p->desc.method == CF_PACK_BEST_FIT) {
-        cf__assign_best_fit(p);
+        cf__pack_best_fit(p);
         if (n_closed + p->n_units > p->lower_bound) {
-            if (cf__assign_first_fit(p, 1) < p->n_units) p->desc.method = CF_PACK_FIRST_FIT;
-            cf__restore_runs(p);
+            if (cf__pack_first_fit(p, 1) < p->n_units) p->desc.method = CF_PACK_FIRST_FIT;
+            cf__pack_restore_runs(p);
         }
     }
-    if (p->desc.method == CF_PACK_FIRST_FIT) cf__assign_first_fit(p, 0);
+    if (p->desc.method == CF_PACK_FIRST_FIT) cf__pack_first_fit(p, 0);
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
 }
 
 /* ---- spreading units over ranks ---- */
 
 /* A chunk's constant cost is counted once per chunk, so that of its slices is left out. */
-static double cf__slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
+static double cf__pack_slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
     cf_pass_cost cost = p->weights;
     cost.constant = 0;
-    if (p->desc.slice_cost != NULL) return cf__slice_cost(p, sequence, begin, length, result);
+    if (p->desc.slice_cost != NULL) return cf__pack_slice_cost(p, sequence, begin, length, result);
     return cf_cost_seconds(&cost, length, cf_slice_pairs(begin, length));
 }
 
-static double cf__chunk_constant(const cf__packer *p) {
+static double cf__pack_chunk_constant(const cf__packer *p) {
     return p->desc.slice_cost == NULL ? p->weights.constant : 0;
 }
 
 /* Cost of each item and of each group, the items of its last chunk left out. */
-static cf_result cf__cost_sequences(cf__packer *p, double *group_costs) {
+static cf_result cf__pack_cost_sequences(cf__packer *p, double *group_costs) {
     cf_result result = CF_OK;
     int64_t i, j;
     for (i = 0; i < p->n_items; i++)
-        p->item_costs[i] = cf__slice_share(p, cf__item_sequence(p->items[i]), 0, cf__item_length(p->items[i]), &result);
+        p->item_costs[i] =
+            cf__pack_slice_share(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
     for (i = 0; i < p->n_groups; i++) {
-        const cf__split *split = &p->splits[i];
+        const cf__pack_split *split = &p->splits[i];
         int64_t begin = 0;
         group_costs[i] = 0;
         for (j = 0; j < split->n_slices; begin += p->cuts[split->first_cut + j++])
-            group_costs[i] += cf__slice_share(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+            group_costs[i] += cf__pack_slice_share(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
     }
     return result;
 }
 
 /* Cost of each unit. */
-static cf_result cf__cost_units(cf__packer *p) {
+static cf_result cf__pack_cost_units(cf__packer *p) {
     int64_t i;
     cf_result result;
     for (i = 0; i < p->n_units; i++) p->costs[i] = 0;
-    result = cf__cost_sequences(p, p->costs);
+    result = cf__pack_cost_sequences(p, p->costs);
     for (i = 0; i < p->n_units; i++)
-        p->costs[i] += cf__product(cf__chunk_constant(p), (double)p->units[i].n_chunks);
+        p->costs[i] += cf__product(cf__pack_chunk_constant(p), (double)p->units[i].n_chunks);
     for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
     return result;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
    steps left for it. Returns 0 if one fits nowhere. */
-static int cf__give_units(cf__packer *p, int64_t first, int64_t n) {
+static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     int64_t i, n_heap = 0;
     for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(first + i);
     cf__sort_by_key(p->sorted, n, p->costs);
     for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
     for (i = 0; i < n; i++) {
-        cf__unit *unit = &p->units[p->sorted[i]];
+        cf__pack_unit *unit = &p->units[p->sorted[i]];
         int64_t n_aside = 0;
         for (unit->rank = -1; unit->rank < 0 && n_heap > 0;) {
             int32_t rank = cf__heap_pop(p->heap, n_heap--, p->loads);
@@ -3297,7 +3341,7 @@ static int cf__give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
-static void cf__clear_ranks(cf__packer *p) {
+static void cf__pack_clear_ranks(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->desc.n_ranks; i++) {
         p->steps[i] = 0;
@@ -3306,54 +3350,53 @@ static void cf__clear_ranks(cf__packer *p) {
 }
 
 /* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
-static int64_t cf__give_groups_by_count(cf__packer *p) {
+static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
     int64_t i, most = 0;
-    cf__clear_ranks(p);
+    cf__pack_clear_ranks(p);
     for (i = 0; i < p->n_groups; i++) p->costs[i] = p->units[i].n_chunks;
-    cf__give_units(p, 0, p->n_groups);
+    cf__pack_give_units(p, 0, p->n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     return most;
 }
 
-static void cf__recount_loads(cf__packer *p) {
+static void cf__pack_recount_loads(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->desc.n_ranks; i++) p->loads[i] = 0;
     for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
 }
 
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
-static cf_result cf__give_all(cf__packer *p) {
-    cf_result result;
+static cf_result cf__pack_give_all(cf__packer *p) {
     int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups;
     p->n_steps = INT64_MAX / 2;
-    p->n_steps = cf__max(cf__give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
-    cf__clear_ranks(p);
-    if ((result = cf__cost_units(p)) != CF_OK) return result;
-    if (!cf__give_units(p, 0, p->n_groups)) {
-        cf__give_groups_by_count(p);
-        if ((result = cf__cost_units(p)) != CF_OK) return result;
-        cf__recount_loads(p);
+    p->n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
+    cf__pack_clear_ranks(p);
+    CF__TRY(cf__pack_cost_units(p));
+    if (!cf__pack_give_units(p, 0, p->n_groups)) {
+        cf__pack_give_groups_by_count(p);
+        CF__TRY(cf__pack_cost_units(p));
+        cf__pack_recount_loads(p);
     }
-    cf__give_units(p, p->n_groups, p->n_units - p->n_groups);
+    cf__pack_give_units(p, p->n_groups, p->n_units - p->n_groups);
     return CF_OK;
 }
 
 /* A change that would even out two ranks: an item moves to another unit, or two standalone chunks change places. */
-typedef struct cf__shift {
+typedef struct cf__pack_shift {
     double distance; /* of the cost that it moves from half the gap; DBL_MAX: none found */
     int64_t item;    /* -1: exchange */
     int32_t from, to;
-} cf__shift;
+} cf__pack_shift;
 
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
-static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__shift *best) {
-    cf__unit fresh = cf__fresh_unit(p);
-    const cf__unit *target = p->steps[low] < p->n_steps && p->n_units < p->max_units ? &fresh : NULL;
-    double extra = target != NULL ? cf__chunk_constant(p) : 0; /* a new chunk has its own constant cost */
+static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
+    cf__pack_unit fresh = cf__pack_fresh_unit(p);
+    const cf__pack_unit *target = p->steps[low] < p->n_steps && p->n_units < p->max_units ? &fresh : NULL;
+    double extra = target != NULL ? cf__pack_chunk_constant(p) : 0; /* a new chunk has its own constant cost */
     int32_t to = -1;
     int64_t i;
     for (i = 0; i < p->n_units && target != &fresh; i++) {
-        const cf__unit *unit = &p->units[i];
+        const cf__pack_unit *unit = &p->units[i];
         if (unit->rank == low && unit->slices_left > 0 && (target == NULL || unit->room > target->room)) {
             target = unit;
             to = (int32_t)i;
@@ -3363,7 +3406,7 @@ static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double
         double cost = p->item_costs[i] + extra;
         double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
         if (p->units[p->unit_of[i]].rank != high || !(cost < gap) || !(distance < best->distance)) continue;
-        if (cf__padded(p, cf__item_length(p->items[i])) > target->room) continue;
+        if (cf__pack_padded(p, cf__pack_item_length(p->items[i])) > target->room) continue;
         best->distance = distance;
         best->item = i;
         best->from = p->unit_of[i];
@@ -3372,7 +3415,7 @@ static void cf__find_move(const cf__packer *p, int32_t high, int32_t low, double
 }
 
 /* The best pair of standalone chunks to exchange. Looks at the first 256 of each rank. */
-static void cf__find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__shift *best) {
+static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
     for (i = p->n_groups; i < p->n_units; i++) {
@@ -3392,27 +3435,27 @@ static void cf__find_exchange(const cf__packer *p, int32_t high, int32_t low, do
     }
 }
 
-static void cf__move_item(cf__packer *p, const cf__shift *shift, int32_t high, int32_t low) {
-    int32_t size = (int32_t)cf__padded(p, cf__item_length(p->items[shift->item])), to = shift->to;
+static void cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
+    int32_t size = (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[shift->item])), to = shift->to;
     double cost = p->item_costs[shift->item];
     if (to < 0) {
-        to = cf__open_unit(p);
+        to = cf__pack_open_unit(p);
         p->order[to] = to;
         p->units[to].rank = low;
-        p->costs[to] = cf__chunk_constant(p);
-        p->loads[low] += cf__chunk_constant(p);
+        p->costs[to] = cf__pack_chunk_constant(p);
+        p->loads[low] += cf__pack_chunk_constant(p);
         p->steps[low]++;
     }
     p->unit_of[shift->item] = to;
-    cf__fill(&p->units[shift->from], size, -1);
-    cf__fill(&p->units[to], size, 1);
+    cf__pack_fill(&p->units[shift->from], size, -1);
+    cf__pack_fill(&p->units[to], size, 1);
     p->costs[shift->from] -= cost;
     p->costs[to] += cost;
     p->loads[high] -= cost;
     p->loads[low] += cost;
 }
 
-static void cf__exchange_units(cf__packer *p, const cf__shift *shift, int32_t high, int32_t low) {
+static void cf__pack_exchange_units(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
     double cost = p->costs[shift->from] - p->costs[shift->to];
     p->units[shift->from].rank = low;
     p->units[shift->to].rank = high;
@@ -3422,11 +3465,11 @@ static void cf__exchange_units(cf__packer *p, const cf__shift *shift, int32_t hi
 
 /* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next
    fit keeps its items where they are. */
-static void cf__even_ranks(cf__packer *p) {
+static void cf__pack_even_ranks(cf__packer *p) {
     int64_t work = p->n_items + p->n_units + p->desc.n_ranks + 1;
     int64_t rounds = cf__min(8 * p->desc.n_ranks + 64, ((int64_t)1 << 24) / work);
     for (; rounds > 0; rounds--) {
-        cf__shift best = {DBL_MAX, -1, -1, -1};
+        cf__pack_shift best = {DBL_MAX, -1, -1, -1};
         int32_t high = 0, low = 0, i;
         double gap;
         for (i = 1; i < p->desc.n_ranks; i++) {
@@ -3435,21 +3478,21 @@ static void cf__even_ranks(cf__packer *p) {
         }
         gap = p->loads[high] - p->loads[low];
         if (!(gap > p->loads[high] * 1e-4)) return;
-        if (p->desc.method != CF_PACK_NEXT_FIT) cf__find_move(p, high, low, gap, &best);
-        cf__find_exchange(p, high, low, gap, &best);
+        if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
+        cf__pack_find_exchange(p, high, low, gap, &best);
         if (best.from < 0) return;
-        if (best.item >= 0) cf__move_item(p, &best, high, low);
-        else cf__exchange_units(p, &best, high, low);
+        if (best.item >= 0) cf__pack_move_item(p, &best, high, low);
+        else cf__pack_exchange_units(p, &best, high, low);
     }
 }
 
 /* Sorts order by rank, keeping the order within a rank, and drops standalone units that have lost all their items. */
-static void cf__order_by_rank(cf__packer *p) {
+static void cf__pack_order_by_rank(cf__packer *p) {
     int64_t i, n = 0;
     int32_t rank, *start = p->aside;
     for (rank = 0; rank < p->desc.n_ranks; rank++) start[rank] = 0;
     for (i = 0; i < p->n_units; i++)
-        if (rank = p->units[i].rank, rank + 1 < p->desc.n_ranks) start[rank + 1]++;
+        if (p->units[i].rank + 1 < p->desc.n_ranks) start[p->units[i].rank + 1]++;
     for (rank = 1; rank < p->desc.n_ranks; rank++) start[rank] += start[rank - 1];
     for (i = 0; i < p->n_units; i++) p->sorted[start[p->units[p->order[i]].rank]++] = p->order[i];
     for (i = 0; i < p->n_units; i++)
@@ -3457,32 +3500,26 @@ static void cf__order_by_rank(cf__packer *p) {
     p->n_ordered = n;
 }
 
-static cf_result cf__spread(cf__packer *p) {
+static cf_result cf__pack_spread(cf__packer *p) {
     int64_t n_chunks;
-    cf_result result;
     p->n_ordered = p->n_units;
     p->n_steps = p->n_dependent + p->n_units - p->n_groups;
     if (p->desc.n_ranks > 1) {
-        if ((result = cf__give_all(p)) != CF_OK) return result;
-        cf__even_ranks(p);
-        cf__order_by_rank(p);
+        CF__TRY(cf__pack_give_all(p));
+        cf__pack_even_ranks(p);
+        cf__pack_order_by_rank(p);
     }
     n_chunks = p->n_steps * p->desc.n_ranks;
     if (n_chunks > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, n_chunks, "too many chunks");
+        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, n_chunks,
+                        "the batch needs too many chunks");
     return CF_OK;
 }
 
 /* ---- writing the plan ---- */
 
-static void cf__layout_plan(cf_plan *plan, cf__carver *carver) {
-    plan->chunks = (cf_chunk *)cf__take(carver, plan->n_chunks, sizeof(cf_chunk));
-    plan->slices = (cf_slice *)cf__take(carver, plan->n_slices, sizeof(cf_slice));
-    plan->groups = (cf_group *)cf__take(carver, plan->n_groups, sizeof(cf_group));
-}
-
-/* Counts of the plan, exact once the units are assigned. */
-static cf_plan cf__plan_header(const cf__packer *p) {
+/* Counts of the plan once the units are assigned. */
+static cf_plan cf__pack_header(const cf__packer *p) {
     cf_plan plan;
     memset(&plan, 0, sizeof plan);
     plan.chunk_size = p->desc.chunk_size;
@@ -3503,9 +3540,9 @@ static cf_plan cf__plan_header(const cf__packer *p) {
 }
 
 /* The chunks of a unit, all slices but those of its items, which come in the end. */
-static void cf__write_unit(cf__packer *p, cf_plan *plan, int32_t id, int64_t chunk, int64_t *n_slices) {
-    cf__unit *unit = &p->units[id];
-    const cf__split *split = id < p->n_groups ? &p->splits[id] : NULL;
+static void cf__pack_write_unit(cf__packer *p, cf_plan *plan, int32_t id, int64_t chunk, int64_t *n_slices) {
+    cf__pack_unit *unit = &p->units[id];
+    const cf__pack_split *split = id < p->n_groups ? &p->splits[id] : NULL;
     int64_t i, begin = 0;
     for (i = 0; i < unit->n_chunks; i++) {
         cf_chunk *c = &plan->chunks[chunk + i];
@@ -3556,20 +3593,20 @@ static void cf__write_plan(cf__packer *p, cf_plan *plan) {
     memset(plan->chunks, 0, (size_t)plan->n_chunks * sizeof(cf_chunk));
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].group = -1;
     for (i = 0; i < p->n_ordered; i++) {
-        cf__unit *unit = &p->units[p->order[i]];
+        cf__pack_unit *unit = &p->units[p->order[i]];
         if (unit->rank != rank) {
             for (; chunk < unit->rank * plan->n_steps; chunk++) plan->chunks[chunk].first_slice = n_slices;
             rank = unit->rank;
         }
-        cf__write_unit(p, plan, p->order[i], chunk, &n_slices);
+        cf__pack_write_unit(p, plan, p->order[i], chunk, &n_slices);
         chunk += unit->n_chunks;
     }
     for (; chunk < plan->n_chunks; chunk++) plan->chunks[chunk].first_slice = n_slices;
     for (i = 0; i < p->n_items; i++) {
         cf_slice *slice = &plan->slices[p->units[p->unit_of[i]].next_slice++];
-        slice->sequence = cf__item_sequence(p->items[i]);
+        slice->sequence = cf__pack_item_sequence(p->items[i]);
         slice->begin = 0;
-        slice->length = cf__item_length(p->items[i]);
+        slice->length = cf__pack_item_length(p->items[i]);
     }
     cf__finish_chunks(plan);
 }
@@ -3577,132 +3614,106 @@ static void cf__write_plan(cf__packer *p, cf_plan *plan) {
 /* ---- the road, and the public functions ---- */
 
 /* Everything that can be refused is refused here, before any memory is asked for. */
-static cf_result cf__packer_start(cf__packer *p, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
-                                  cf_error *error) {
-    cf_result result;
+static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
+                                cf_error *error) {
     memset(p, 0, sizeof *p);
     if (desc == NULL) return cf__fail_null(error, "desc");
     p->desc = cf_pack_defaults(desc);
     p->lengths = lengths;
     p->n = n;
     p->error = error;
-    if ((result = cf__check_pack_desc(&p->desc, error)) != CF_OK) return result;
-    return cf__measure(p);
+    CF__TRY(cf__pack_check_desc(&p->desc, error));
+    return cf__pack_measure(p);
 }
 
-/* Needs working space; afterwards the plan's counts are known. */
-static cf_result cf__packer_assign(cf__packer *p) {
-    cf_result result = cf__collect_groups(p);
-    if (result != CF_OK) return result;
-    cf__assign_items(p);
-    return cf__spread(p);
+static cf_result cf__pack_prepare(void *job) {
+    cf__packer *p = (cf__packer *)job;
+    CF__TRY(cf__pack_collect_groups(p));
+    cf__pack_assign_items(p);
+    CF__TRY(cf__pack_spread(p));
+    p->is_assigned = 1;
+    return CF_OK;
 }
 
-/* Puts a plan, header first, into memory that is large enough. */
-static cf_plan *cf__place_plan(cf__packer *p, void *memory, const cf_allocator *allocator) {
-    cf__carver carver = {(unsigned char *)memory, 0, 0};
-    cf_plan *plan = (cf_plan *)cf__take(&carver, 1, sizeof(cf_plan));
-    *plan = cf__plan_header(p);
-    if (allocator != NULL) plan->allocator = *allocator;
-    cf__layout_plan(plan, &carver);
-    cf__write_plan(p, plan);
-    return plan;
-}
-
-CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
-                                cf_error *error) {
-    cf__packer p;
-    cf_allocator allocator;
-    cf__carver space = {NULL, 0, 0}, block = {NULL, 0, 0};
-    cf_plan header;
-    void *scratch, *memory = NULL;
-    cf_result result = cf__packer_start(&p, lengths, n, desc, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    cf__layout_packer(&p, &space);
-    if (space.overflow) return cf__too_large(error, "lengths");
-    scratch = allocator.alloc(space.used, allocator.user);
-    if (scratch == NULL) return cf__fail_memory(error, space.used);
-    space.base = (unsigned char *)scratch;
-    space.used = 0;
-    cf__layout_packer(&p, &space);
-    if ((result = cf__packer_assign(&p)) == CF_OK) {
-        header = cf__plan_header(&p);
-        cf__take(&block, 1, sizeof(cf_plan));
-        cf__layout_plan(&header, &block);
-        if (!block.overflow) memory = allocator.alloc(block.used, allocator.user);
-        if (memory != NULL) *out = cf__place_plan(&p, memory, &allocator);
-        else result = block.overflow ? cf__too_large(error, "lengths") : cf__fail_memory(error, block.used);
-    }
-    allocator.release(scratch, allocator.user);
-    return result;
-}
-
-/* Lays out the plan at its largest, then the working space; the same function measures and places. */
-static void cf__layout_pack(cf__packer *p, cf__carver *carver) {
-    cf_plan most;
+/* Counts of the largest plan that these lengths can lead to. */
+static cf_plan cf__pack_largest(const cf__packer *p) {
     int64_t n_chunks = p->n_dependent + cf__min(p->max_units - p->n_groups, p->n_items), ranks = p->desc.n_ranks;
+    cf_plan most;
     memset(&most, 0, sizeof most);
     most.n_groups = p->n_groups;
     most.n_slices = p->n_dependent + p->n_items;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) n_chunks = ranks * (cf__div_up(n_chunks, ranks) + p->largest_group);
     most.n_chunks = cf__min(n_chunks, CF_MAX_CHUNKS);
-    cf__take(carver, 1, sizeof(cf_plan));
-    cf__layout_plan(&most, carver);
-    cf__layout_packer(p, carver);
+    return most;
+}
+
+static cf_block *cf__pack_object(void *job, cf__carver *carver) {
+    cf__packer *p = (cf__packer *)job;
+    cf_plan *header = &p->header;
+    *header = p->is_assigned ? cf__pack_header(p) : cf__pack_largest(p);
+    p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
+    header->chunks = (cf_chunk *)cf__take(carver, header->n_chunks, sizeof(cf_chunk));
+    header->slices = (cf_slice *)cf__take(carver, header->n_slices, sizeof(cf_slice));
+    header->groups = (cf_group *)cf__take(carver, header->n_groups, sizeof(cf_group));
+    if (p->plan == NULL) return NULL;
+    *p->plan = *header;
+    return &p->plan->block;
+}
+
+static cf_result cf__pack_fill_plan(void *job) {
+    cf__packer *p = (cf__packer *)job;
+    cf__write_plan(p, p->plan);
+    return CF_OK;
+}
+
+static const cf__recipe cf__pack_recipe = {
+    "lengths", 0, cf__pack_scratch, cf__pack_prepare, cf__pack_object, cf__pack_fill_plan};
+
+CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
+                                cf_error *error) {
+    cf__packer p;
+    CF__TRY(cf__pack_start(&p, lengths, n, desc, error));
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__make(&cf__pack_recipe, &p, desc->allocator, error));
+    *out = p.plan;
+    return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, size_t *bytes,
                                      cf_error *error) {
     cf__packer p;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__packer_start(&p, lengths, n, desc, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_pack(&p, &carver);
-    if (carver.overflow) return cf__too_large(error, "lengths");
-    *bytes = carver.used;
-    return CF_OK;
+    CF__TRY(cf__pack_start(&p, lengths, n, desc, error));
+    return cf__size_job(&cf__pack_recipe, &p, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
                                      size_t bytes, cf_plan **out, cf_error *error) {
     cf__packer p;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__packer_start(&p, lengths, n, desc, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__pack_start(&p, lengths, n, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    cf__layout_pack(&p, &carver);
-    if (carver.overflow) return cf__too_large(error, "lengths");
-    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    cf__layout_pack(&p, &carver);
-    if ((result = cf__packer_assign(&p)) != CF_OK) return result;
-    *out = cf__place_plan(&p, memory, NULL);
+    CF__TRY(cf__make_into(&cf__pack_recipe, &p, memory, bytes, error));
+    *out = p.plan;
     return CF_OK;
 }
 
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
-    if (plan != NULL && plan->allocator.release != NULL) {
-        cf_allocator allocator = plan->allocator;
-        allocator.release(plan, allocator.user);
-    }
+    if (plan != NULL) cf__free_object(plan, &plan->block);
 }
 
-/* ---- asking a plan ---- */
+/* ================================================================================================================
+   >>plan    asking a plan, and checking one from elsewhere
+   ================================================================================================================ */
 
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
     return c != NULL && c->group >= 0 ? plan->slices[c->first_slice].length : 0;
 }
 
-static double cf__spread_of(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
+static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
 /* Fullest rank / mean, in tokens and in pairs. */
-static void cf__measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
+static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     double most_tokens = 0, most_pairs = 0;
     int64_t rank, i;
     for (rank = 0; rank < plan->n_ranks; rank++) {
@@ -3715,26 +3726,23 @@ static void cf__measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
         if (pairs > most_pairs) most_pairs = pairs;
         stats->pairs += pairs;
     }
-    stats->rank_token_spread = cf__spread_of(most_tokens, (double)plan->n_tokens, plan->n_ranks);
-    stats->rank_pair_spread = cf__spread_of(most_pairs, stats->pairs, plan->n_ranks);
+    stats->rank_token_spread = cf__plan_spread(most_tokens, (double)plan->n_tokens, plan->n_ranks);
+    stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-static void cf__measure_costs(const cf_plan *plan, const cf_pass_cost *given, cf_plan_stats *stats) {
+static void cf__plan_measure_costs(const cf_plan *plan, const cf_pass_cost *given, cf_plan_stats *stats) {
     cf_pass_cost cost = {0, 0, 0};
     double most = 0, sum = 0;
     int64_t i;
     if (given != NULL) cost = *given;
-    if (!(cost.constant > 0) && !(cost.per_token > 0) && !(cost.per_pair > 0) && stats->pairs > 0) {
-        cost.per_token = 1 / (double)plan->n_tokens;
-        cost.per_pair = 1 / stats->pairs;
-    }
+    if (stats->pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, stats->pairs);
     for (i = 0; i < plan->n_chunks; i++) {
         double seconds = cf_cost_seconds(&cost, plan->chunks[i].tokens, plan->chunks[i].pairs);
         if (plan->chunks[i].n_slices == 0) continue;
         sum += seconds;
         if (seconds > most) most = seconds;
     }
-    stats->chunk_cost_spread = cf__spread_of(most, sum, plan->n_chunks - plan->n_idle);
+    stats->chunk_cost_spread = cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
@@ -3757,8 +3765,8 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
     for (i = 0; i < plan->n_groups; i++)
         stats->largest_group = cf__max(stats->largest_group, plan->groups[i].n_chunks);
     if (n_used > 0) stats->fill = (double)plan->n_tokens / ((double)n_used * (double)plan->chunk_size);
-    cf__measure_ranks(plan, stats);
-    cf__measure_costs(plan, cost, stats);
+    cf__plan_measure_ranks(plan, stats);
+    cf__plan_measure_costs(plan, cost, stats);
 }
 
 /* ---- checking a plan ---- */
@@ -3770,234 +3778,247 @@ typedef struct cf__plan_check {
     cf_error *error;
 } cf__plan_check;
 
-static cf_result cf__bad_plan(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted, int64_t got,
+static cf_result cf__plan_bad(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted, int64_t got,
                               const char *why) {
     return cf__fail(check->error, CF_ERROR_PLAN, field, item, wanted, got, why);
 }
 
 /* Counts and pointers: what every loop over a plan relies on. */
 static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
-    cf__plan_check check = {plan, NULL, NULL, error};
-    const struct {
-        const char *field;
-        int64_t value, least, most;
-    } counts[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE},
-                  {"align", plan->align, 1, plan->chunk_size},
-                  {"max_slices", plan->max_slices, 0, INT64_MAX},
-                  {"method", (int64_t)plan->method, 0, CF_PACK_NEXT_FIT},
-                  {"split", (int64_t)plan->split, 0, CF_SPLIT_COST},
-                  {"n_sequences", plan->n_sequences, 0, CF_MAX_SEQUENCES},
-                  {"n_empty", plan->n_empty, 0, plan->n_sequences},
-                  {"n_tokens", plan->n_tokens, 0, INT64_MAX},
-                  {"n_ranks", plan->n_ranks, 1, CF_MAX_RANKS},
-                  {"n_steps", plan->n_steps, 0, CF_MAX_CHUNKS},
-                  {"n_chunks", plan->n_chunks, 0, CF_MAX_CHUNKS},
-                  {"n_idle", plan->n_idle, 0, plan->n_chunks},
-                  {"n_groups", plan->n_groups, 0, plan->n_sequences},
-                  {"n_slices", plan->n_slices, 0, INT64_MAX}};
-    size_t i;
-    for (i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        int64_t value = counts[i].value, wanted = value < counts[i].least ? counts[i].least : counts[i].most;
-        if (value < counts[i].least || value > counts[i].most)
-            return cf__bad_plan(&check, counts[i].field, -1, wanted, value, "out of range");
-    }
+    const cf_result bad = CF_ERROR_PLAN;
+    const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
+                                  {"align", plan->align, 1, plan->chunk_size, bad},
+                                  {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
+                                  {"method", (int64_t)plan->method, 0, CF_PACK_COUNT - 1, bad},
+                                  {"split", (int64_t)plan->split, 0, CF_SPLIT_COUNT - 1, bad},
+                                  {"n_sequences", plan->n_sequences, 0, CF_MAX_SEQUENCES, bad},
+                                  {"n_empty", plan->n_empty, 0, plan->n_sequences, bad},
+                                  {"n_tokens", plan->n_tokens, 0, INT64_MAX, bad},
+                                  {"n_ranks", plan->n_ranks, 1, CF_MAX_RANKS, bad},
+                                  {"n_steps", plan->n_steps, 0, CF_MAX_CHUNKS, bad},
+                                  {"n_chunks", plan->n_chunks, 0, CF_MAX_CHUNKS, bad},
+                                  {"n_idle", plan->n_idle, 0, plan->n_chunks, bad},
+                                  {"n_groups", plan->n_groups, 0, plan->n_sequences, bad},
+                                  {"n_slices", plan->n_slices, 0, INT64_MAX, bad}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
     if (plan->lower_bound < 0 || plan->lower_bound > plan->n_chunks - plan->n_idle)
-        return cf__bad_plan(&check, "lower_bound", -1, plan->n_chunks - plan->n_idle, plan->lower_bound,
-                            "out of range");
+        return cf__fail(error, bad, "lower_bound", -1, plan->n_chunks - plan->n_idle, plan->lower_bound,
+                        "is out of range");
     if (plan->n_chunks != plan->n_ranks * plan->n_steps)
-        return cf__bad_plan(&check, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
-                            "must be n_ranks x n_steps");
-    if (plan->n_chunks > 0 && plan->chunks == NULL) return cf__bad_plan(&check, "chunks", -1, 1, 0, "is NULL");
-    if (plan->n_slices > 0 && plan->slices == NULL) return cf__bad_plan(&check, "slices", -1, 1, 0, "is NULL");
-    if (plan->n_groups > 0 && plan->groups == NULL) return cf__bad_plan(&check, "groups", -1, 1, 0, "is NULL");
+        return cf__fail(error, bad, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
+                        "must be n_ranks x n_steps");
+    if (plan->n_chunks > 0 && plan->chunks == NULL) return cf__refuse(error, bad, "chunks", -1, "is NULL");
+    if (plan->n_slices > 0 && plan->slices == NULL) return cf__refuse(error, bad, "slices", -1, "is NULL");
+    if (plan->n_groups > 0 && plan->groups == NULL) return cf__refuse(error, bad, "groups", -1, "is NULL");
     return CF_OK;
 }
 
-static cf_result cf__check_plan_lengths(const cf__plan_check *check, int64_t n) {
+static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) {
     const cf_plan *plan = check->plan;
     int64_t i, n_empty = 0, n_tokens = 0;
-    if (n != plan->n_sequences) return cf__bad_plan(check, "n_sequences", -1, n, plan->n_sequences, "other lengths");
+    if (n != plan->n_sequences)
+        return cf__plan_bad(check, "n_sequences", -1, n, plan->n_sequences, "the plan is of another number of lengths");
     if (n > 0 && check->lengths == NULL) return cf__fail_null(check->error, "lengths");
     for (i = 0; i < n; i++) {
         int64_t length = check->lengths[i];
-        if (length < 0) return cf__fail(check->error, CF_ERROR_ARGUMENT, "lengths", i, 0, length, "negative");
+        if (length < 0) return cf__fail(check->error, CF_ERROR_ARGUMENT, "lengths", i, 0, length, "is negative");
         n_empty += length == 0;
         if (!cf__add(n_tokens, length, &n_tokens))
-            return cf__fail(check->error, CF_ERROR_OVERFLOW, "lengths", i, INT64_MAX, length, "their sum overflows");
+            return cf__refuse(check->error, CF_ERROR_OVERFLOW, "lengths", i,
+                              "the sum of the lengths up to here does not fit in 64 bits");
     }
-    if (n_empty != plan->n_empty) return cf__bad_plan(check, "n_empty", -1, n_empty, plan->n_empty, "wrong count");
-    if (n_tokens != plan->n_tokens) return cf__bad_plan(check, "n_tokens", -1, n_tokens, plan->n_tokens, "wrong sum");
+    if (n_empty != plan->n_empty)
+        return cf__plan_bad(check, "n_empty", -1, n_empty, plan->n_empty, "is the wrong count");
+    if (n_tokens != plan->n_tokens)
+        return cf__plan_bad(check, "n_tokens", -1, n_tokens, plan->n_tokens, "is the wrong sum");
     return CF_OK;
 }
 
 /* One slice: `whole` where it must be a whole sequence that no other slice has. */
-static cf_result cf__check_slice(const cf__plan_check *check, int64_t id, int whole, int64_t offset) {
+static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id, int whole, int64_t offset) {
     const cf_slice *s = &check->plan->slices[id];
     int64_t length;
     if (s->sequence < 0 || s->sequence >= check->plan->n_sequences)
-        return cf__bad_plan(check, "slices.sequence", id, check->plan->n_sequences - 1, s->sequence,
-                            "no such sequence");
+        return cf__plan_bad(check, "slices.sequence", id, check->plan->n_sequences - 1, s->sequence,
+                            "there is no such sequence");
     length = check->lengths[s->sequence];
     if (s->begin < 0 || s->begin >= length)
-        return cf__bad_plan(check, "slices.begin", id, length - 1, s->begin, "outside its sequence");
+        return cf__plan_bad(check, "slices.begin", id, length - 1, s->begin, "is outside of its sequence");
     if (s->length < 1 || s->length > length - s->begin)
-        return cf__bad_plan(check, "slices.length", id, length - s->begin, s->length, "outside its sequence");
-    if (s->offset != offset) return cf__bad_plan(check, "slices.offset", id, offset, s->offset, "wrong place in chunk");
+        return cf__plan_bad(check, "slices.length", id, length - s->begin, s->length, "is outside of its sequence");
+    if (s->offset != offset)
+        return cf__plan_bad(check, "slices.offset", id, offset, s->offset, "is the wrong place in its chunk");
     if (!whole) return CF_OK;
-    if (s->begin != 0) return cf__bad_plan(check, "slices.begin", id, 0, s->begin, "must hold a whole sequence");
+    if (s->begin != 0) return cf__plan_bad(check, "slices.begin", id, 0, s->begin, "must cover its whole sequence");
     if (s->length != length)
-        return cf__bad_plan(check, "slices.length", id, length, s->length, "must hold a whole sequence");
+        return cf__plan_bad(check, "slices.length", id, length, s->length, "must cover its whole sequence");
     if (check->seen[s->sequence])
-        return cf__bad_plan(check, "slices.sequence", id, -1, s->sequence, "this sequence is packed twice");
+        return cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", id, "its sequence is packed twice");
     check->seen[s->sequence] = 1;
     return CF_OK;
 }
 
 /* The sums of one chunk over its slices, which start at `first`. */
-static cf_result cf__check_chunk(const cf__plan_check *check, int64_t id, int64_t first) {
+static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, int64_t first) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
     if (c->first_slice != first)
-        return cf__bad_plan(check, "chunks.first_slice", id, first, c->first_slice, "gap or overlap");
+        return cf__plan_bad(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps");
     if (c->n_slices < 0 || c->n_slices > plan->n_slices - first)
-        return cf__bad_plan(check, "chunks.n_slices", id, plan->n_slices - first, c->n_slices, "out of range");
+        return cf__plan_bad(check, "chunks.n_slices", id, plan->n_slices - first, c->n_slices, "is out of range");
     if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
-        return cf__bad_plan(check, "chunks.n_slices", id, plan->max_slices, c->n_slices, "more than max_slices");
+        return cf__plan_bad(check, "chunks.n_slices", id, plan->max_slices, c->n_slices, "is more than max_slices");
     if (c->rank != id / plan->n_steps)
-        return cf__bad_plan(check, "chunks.rank", id, id / plan->n_steps, c->rank, "wrong rank");
+        return cf__plan_bad(check, "chunks.rank", id, id / plan->n_steps, c->rank, "is the wrong rank");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
-        cf_result result = cf__check_slice(check, first + i, !(c->group >= 0 && i == 0), padded);
-        if (result != CF_OK) return result;
+        CF__TRY(cf__plan_check_slice(check, first + i, !(c->group >= 0 && i == 0), padded));
         if (slice->length > plan->chunk_size)
-            return cf__bad_plan(check, "slices.length", first + i, plan->chunk_size, slice->length, "over chunk_size");
+            return cf__plan_bad(check, "slices.length", first + i, plan->chunk_size, slice->length,
+                                "is more than chunk_size");
         own = cf_slice_pairs(slice->begin, slice->length);
         if (own < 0 || !cf__add(pairs, own, &pairs))
-            return cf__bad_plan(check, "chunks.pairs", id, INT64_MAX, -1, "its attention pairs overflow");
+            return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
         tokens += slice->length;
         padded += cf__round_up(slice->length, plan->align);
         if (padded > plan->chunk_size)
-            return cf__bad_plan(check, "chunks.padded", id, plan->chunk_size, padded, "its slices exceed chunk_size");
+            return cf__plan_bad(check, "chunks.padded", id, plan->chunk_size, padded, "is more than chunk_size");
     }
-    if (c->tokens != tokens) return cf__bad_plan(check, "chunks.tokens", id, tokens, c->tokens, "wrong sum");
-    if (c->padded != padded) return cf__bad_plan(check, "chunks.padded", id, padded, c->padded, "wrong sum");
-    if (c->pairs != pairs) return cf__bad_plan(check, "chunks.pairs", id, pairs, c->pairs, "wrong sum");
+    if (c->tokens != tokens) return cf__plan_bad(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum");
+    if (c->padded != padded) return cf__plan_bad(check, "chunks.padded", id, padded, c->padded, "is the wrong sum");
+    if (c->pairs != pairs) return cf__plan_bad(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
     return CF_OK;
 }
 
 /* A chunk and the group that it names must agree. Standalone chunks have index and prefix 0. */
-static cf_result cf__check_membership(const cf__plan_check *check, int64_t id) {
+static cf_result cf__plan_check_membership(const cf__plan_check *check, int64_t id) {
     const cf_chunk *c = &check->plan->chunks[id];
     const cf_group *g;
     if (c->group < -1 || c->group >= check->plan->n_groups)
-        return cf__bad_plan(check, "chunks.group", id, check->plan->n_groups - 1, c->group, "no such group");
+        return cf__plan_bad(check, "chunks.group", id, check->plan->n_groups - 1, c->group, "there is no such group");
     if (c->group < 0) {
-        if (c->index != 0) return cf__bad_plan(check, "chunks.index", id, 0, c->index, "is in no group");
-        if (c->prefix != 0) return cf__bad_plan(check, "chunks.prefix", id, 0, c->prefix, "is in no group");
+        if (c->index != 0)
+            return cf__plan_bad(check, "chunks.index", id, 0, c->index, "must be 0 in a chunk that is in no group");
+        if (c->prefix != 0)
+            return cf__plan_bad(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
         return CF_OK;
     }
     g = &check->plan->groups[c->group];
     if (g->first_chunk < 0 || g->n_chunks < 1 || g->first_chunk > id || id - g->first_chunk >= g->n_chunks)
-        return cf__bad_plan(check, "chunks.group", id, g->first_chunk, c->group, "the group does not hold this chunk");
+        return cf__plan_bad(check, "chunks.group", id, g->first_chunk, c->group,
+                            "names a group that does not hold this chunk");
     if (c->index != id - g->first_chunk)
-        return cf__bad_plan(check, "chunks.index", id, id - g->first_chunk, c->index, "wrong place in its group");
+        return cf__plan_bad(check, "chunks.index", id, id - g->first_chunk, c->index,
+                            "is the wrong place in its group");
     if (c->n_slices < 1)
-        return cf__bad_plan(check, "chunks.n_slices", id, 1, c->n_slices, "its group's slice is missing");
+        return cf__plan_bad(check, "chunks.n_slices", id, 1, c->n_slices, "must have its group's slice");
     if (c->n_slices > 1 && c->index != g->n_chunks - 1)
-        return cf__bad_plan(check, "chunks.n_slices", id, 1, c->n_slices, "only a group's last chunk may be hybrid");
+        return cf__plan_bad(check, "chunks.n_slices", id, 1, c->n_slices,
+                            "is more than one, and only a group's last chunk may be hybrid");
     return CF_OK;
 }
 
-static cf_result cf__check_group(const cf__plan_check *check, int64_t id) {
+static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id];
     int64_t i, prefix = 0;
     if (g->sequence < 0 || g->sequence >= plan->n_sequences)
-        return cf__bad_plan(check, "groups.sequence", id, plan->n_sequences - 1, g->sequence, "no such sequence");
+        return cf__plan_bad(check, "groups.sequence", id, plan->n_sequences - 1, g->sequence,
+                            "there is no such sequence");
     if (g->first_chunk < 0 || g->first_chunk >= plan->n_chunks)
-        return cf__bad_plan(check, "groups.first_chunk", id, plan->n_chunks - 1, g->first_chunk, "no such chunk");
+        return cf__plan_bad(check, "groups.first_chunk", id, plan->n_chunks - 1, g->first_chunk,
+                            "there is no such chunk");
     if (g->n_chunks < 1 || g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps)
-        return cf__bad_plan(check, "groups.n_chunks", id, plan->n_steps - g->first_chunk % plan->n_steps, g->n_chunks,
+        return cf__plan_bad(check, "groups.n_chunks", id, plan->n_steps - g->first_chunk % plan->n_steps, g->n_chunks,
                             "leaves its rank");
     for (i = 0; i < g->n_chunks; i++) {
         int64_t chunk = g->first_chunk + i;
         const cf_chunk *c = &plan->chunks[chunk];
         const cf_slice *s;
-        if (c->group != id) return cf__bad_plan(check, "chunks.group", chunk, id, c->group, "another group's chunk");
-        if (c->prefix != prefix) return cf__bad_plan(check, "chunks.prefix", chunk, prefix, c->prefix, "wrong sum");
+        if (c->group != id)
+            return cf__plan_bad(check, "chunks.group", chunk, id, c->group,
+                                "names another group than the one that holds the chunk");
+        if (c->prefix != prefix)
+            return cf__plan_bad(check, "chunks.prefix", chunk, prefix, c->prefix, "is the wrong sum");
         s = &plan->slices[c->first_slice];
         if (s->sequence != g->sequence)
-            return cf__bad_plan(check, "slices.sequence", c->first_slice, g->sequence, s->sequence, "not its group's");
+            return cf__plan_bad(check, "slices.sequence", c->first_slice, g->sequence, s->sequence,
+                                "is not the sequence of its group");
         if (s->begin != prefix)
-            return cf__bad_plan(check, "slices.begin", c->first_slice, prefix, s->begin, "out of order");
+            return cf__plan_bad(check, "slices.begin", c->first_slice, prefix, s->begin, "comes out of order");
         if (i + 1 < g->n_chunks && s->length % plan->align != 0)
-            return cf__bad_plan(check, "slices.length", c->first_slice, plan->align, s->length, "not aligned");
+            return cf__plan_bad(check, "slices.length", c->first_slice, plan->align, s->length,
+                                "is no multiple of the alignment");
         prefix += s->length;
     }
     if (prefix != check->lengths[g->sequence])
-        return cf__bad_plan(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
-                            "tokens missing at the end");
-    if (g->tokens != prefix) return cf__bad_plan(check, "groups.tokens", id, prefix, g->tokens, "wrong sum");
+        return cf__plan_bad(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
+                            "leaves out tokens at the end of its sequence");
+    if (g->tokens != prefix) return cf__plan_bad(check, "groups.tokens", id, prefix, g->tokens, "is the wrong sum");
     if (check->seen[g->sequence])
-        return cf__bad_plan(check, "groups.sequence", id, -1, g->sequence, "this sequence is packed twice");
+        return cf__refuse(check->error, CF_ERROR_PLAN, "groups.sequence", id, "its sequence is packed twice");
     check->seen[g->sequence] = 1;
     return CF_OK;
 }
 
-static cf_result cf__check_plan_body(const cf__plan_check *check) {
+static cf_result cf__plan_fail_unpacked(const cf__plan_check *check, int64_t sequence) {
+    char why[64];
+    (void)snprintf(why, sizeof why, "sequence %lld is in no slice", (long long)sequence);
+    (void)cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", -1, why);
+    if (check->error != NULL) check->error->wanted = sequence;
+    return CF_ERROR_PLAN;
+}
+
+static cf_result cf__plan_check_body(void *job) {
+    const cf__plan_check *check = (const cf__plan_check *)job;
     const cf_plan *plan = check->plan;
     int64_t i, first = 0, n_idle = 0;
-    cf_result result;
     if (plan->chunk_size % plan->align != 0)
-        return cf__bad_plan(check, "align", -1, 0, plan->chunk_size % plan->align,
-                            "does not divide chunk_size; remainder");
+        return cf__refuse(check->error, CF_ERROR_PLAN, "align", -1, "does not divide chunk_size");
     for (i = 0; i < plan->n_chunks; i++) {
-        if ((result = cf__check_membership(check, i)) != CF_OK) return result;
-        if ((result = cf__check_chunk(check, i, first)) != CF_OK) return result;
+        CF__TRY(cf__plan_check_membership(check, i));
+        CF__TRY(cf__plan_check_chunk(check, i, first));
         first += plan->chunks[i].n_slices;
         n_idle += plan->chunks[i].n_slices == 0;
     }
     if (first != plan->n_slices)
-        return cf__bad_plan(check, "n_slices", -1, first, plan->n_slices, "slices in no chunk");
-    if (n_idle != plan->n_idle) return cf__bad_plan(check, "n_idle", -1, n_idle, plan->n_idle, "wrong count");
+        return cf__plan_bad(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk");
+    if (n_idle != plan->n_idle) return cf__plan_bad(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count");
     for (i = 0; i < plan->n_groups; i++)
-        if ((result = cf__check_group(check, i)) != CF_OK) return result;
+        CF__TRY(cf__plan_check_group(check, i));
     for (i = 0; i < plan->n_sequences; i++)
-        if (check->lengths[i] > 0 && !check->seen[i])
-            return cf__bad_plan(check, "slices.sequence", -1, i, -1, "a sequence is not packed");
+        if (check->lengths[i] > 0 && !check->seen[i]) return cf__plan_fail_unpacked(check, i);
     return CF_OK;
+}
+
+static void cf__plan_check_scratch(void *job, cf__carver *carver) {
+    cf__plan_check *check = (cf__plan_check *)job;
+    check->seen = (unsigned char *)cf__take(carver, check->plan->n_sequences + 1, 1);
 }
 
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error) {
+    static const cf__recipe recipe = {"n_sequences", 1, cf__plan_check_scratch, NULL, NULL, cf__plan_check_body};
     cf__plan_check check = {plan, lengths, NULL, error};
-    cf_allocator memory;
-    size_t bytes;
-    cf_result result;
+    cf_allocator checked;
     if (plan == NULL) return cf__fail_null(error, "plan");
-    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_plan_lengths(&check, n)) != CF_OK) return result;
-    bytes = (size_t)n + 1;
-    check.seen = (unsigned char *)memory.alloc(bytes, memory.user);
-    if (check.seen == NULL) return cf__fail_memory(error, bytes);
-    memset(check.seen, 0, bytes);
-    result = cf__check_plan_body(&check);
-    memory.release(check.seen, memory.user);
-    return result;
+    CF__TRY(cf__allocator(allocator, &checked, error));
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_lengths(&check, n));
+    return cf__make(&recipe, &check, &checked, error);
 }
 
 /* ================================================================================================================
    >>metadata
    ================================================================================================================ */
 
-static cf_result cf__check_chunk_id(const cf_plan *plan, int64_t chunk, int64_t least, cf_error *error) {
+static cf_result cf__metadata_check_chunk(const cf_plan *plan, int64_t chunk, int64_t least, cf_error *error) {
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (chunk < least || chunk >= plan->n_chunks)
         return cf__fail(error, CF_ERROR_ARGUMENT, "chunk", -1, chunk < least ? least : plan->n_chunks - 1, chunk,
-                        "no such chunk");
+                        "there is no such chunk");
     return CF_OK;
 }
 
@@ -4005,8 +4026,7 @@ static size_t cf__metadata_bytes(int64_t n_slices) { return 4 * (size_t)(n_slice
 
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, size_t *bytes, cf_error *error) {
     int64_t i, most = 0;
-    cf_result result = cf__check_chunk_id(plan, chunk, -1, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__metadata_check_chunk(plan, chunk, -1, error));
     if (bytes == NULL) return cf__fail_null(error, "bytes");
     if (chunk >= 0) most = plan->chunks[chunk].n_slices;
     else for (i = 0; i < plan->n_chunks; i++) most = cf__max(most, plan->chunks[i].n_slices);
@@ -4015,7 +4035,7 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, siz
 }
 
 /* Cumulative counts of queries and keys, plain and padded, slice by slice. */
-static void cf__fill_cu_seqlens(const cf_plan *plan, const cf_chunk *c, int32_t *q, int32_t *k, int32_t *q_padded,
+static void cf__metadata_cu_seqlens(const cf_plan *plan, const cf_chunk *c, int32_t *q, int32_t *k, int32_t *q_padded,
                                 int32_t *k_padded) {
     int64_t i, queries = 0, padded = 0;
     q[0] = k[0] = q_padded[0] = k_padded[0] = 0;
@@ -4035,22 +4055,21 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, voi
     const cf_chunk *c;
     int32_t *rows = (int32_t *)memory;
     int64_t n, i, longest = 0;
-    cf_result result = cf__check_chunk_id(plan, chunk, 0, error);
-    if (result != CF_OK) return result;
-    if (memory == NULL || out == NULL) return cf__fail_null(error, memory == NULL ? "memory" : "out");
+    CF__TRY(cf__metadata_check_chunk(plan, chunk, 0, error));
+    if (memory == NULL) return cf__fail_null(error, "memory");
+    if (out == NULL) return cf__fail_null(error, "out");
     c = &plan->chunks[chunk];
     n = c->n_slices + 1;
     if ((uintptr_t)memory % sizeof(int32_t) != 0)
-        return cf__fail(error, CF_ERROR_SPACE, "memory", -1, (int64_t)sizeof(int32_t),
-                        (int64_t)((uintptr_t)memory % sizeof(int32_t)), "misaligned");
+        return cf__refuse(error, CF_ERROR_SPACE, "memory", -1, "is not aligned for int32_t");
     if (bytes < cf__metadata_bytes(c->n_slices))
         return cf__fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)cf__metadata_bytes(c->n_slices), (int64_t)bytes,
-                        "too small");
+                        "is too small");
     if (c->prefix + c->padded > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, c->prefix + c->padded,
-                        "prefix and chunk pass 32 bits");
+                        "the prefix and the chunk together pass 32 bits");
     for (i = 0; i < c->n_slices; i++) longest = cf__max(longest, plan->slices[c->first_slice + i].length);
-    cf__fill_cu_seqlens(plan, c, rows, rows + n, rows + 2 * n, rows + 3 * n);
+    cf__metadata_cu_seqlens(plan, c, rows, rows + n, rows + 2 * n, rows + 3 * n);
     out->chunk = chunk;
     out->n_slices = c->n_slices;
     out->tokens = c->tokens;
@@ -4067,7 +4086,7 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, voi
 }
 
 /* first, first + step, first + 2 x step ... The blocks of 16 are what compilers turn into vector code at -O2. */
-static void cf__fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) {
+static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) {
     int64_t t = 0;
     int32_t value = first, i;
     for (; t + 16 <= n; t += 16, value += 16 * step)
@@ -4076,47 +4095,43 @@ static void cf__fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) 
 }
 
 /* Room for one number per row of the chunk. */
-static cf_result cf__check_ids(const cf_plan *plan, int64_t chunk, const int32_t *ids, int64_t count, cf_error *error) {
-    cf_result result = cf__check_chunk_id(plan, chunk, 0, error);
-    if (result != CF_OK) return result;
+static cf_result cf__metadata_check_ids(const cf_plan *plan, int64_t chunk, const int32_t *ids, int64_t count,
+                                        cf_error *error) {
+    CF__TRY(cf__metadata_check_chunk(plan, chunk, 0, error));
     if (count < plan->chunks[chunk].padded)
-        return cf__fail(error, CF_ERROR_SPACE, "count", -1, plan->chunks[chunk].padded, count, "too small");
+        return cf__fail(error, CF_ERROR_SPACE, "count", -1, plan->chunks[chunk].padded, count, "is too small");
     if (ids == NULL && plan->chunks[chunk].padded > 0) return cf__fail_null(error, "ids");
     return CF_OK;
 }
 
+/* Positions, or the index of the sequence, row by row; padding rows get 0, or -1. */
+static void cf__metadata_fill_ids(const cf_plan *plan, const cf_chunk *c, int positions, int32_t *ids) {
+    int64_t i;
+    for (i = 0; i < c->n_slices; i++) {
+        const cf_slice *slice = &plan->slices[c->first_slice + i];
+        int64_t padding = cf__round_up(slice->length, plan->align) - slice->length;
+        int32_t *row = ids + slice->offset;
+        cf__metadata_fill_rows(row, slice->length, (int32_t)(positions ? slice->begin : slice->sequence), positions);
+        cf__metadata_fill_rows(row + slice->length, padding, positions ? 0 : -1, 0);
+    }
+}
+
 CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error) {
-    int64_t i;
     const cf_chunk *c;
-    cf_result result = cf__check_ids(plan, chunk, ids, count, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__metadata_check_ids(plan, chunk, ids, count, error));
     c = &plan->chunks[chunk];
     if (c->prefix + c->padded > INT32_MAX)
         return cf__fail(error, CF_ERROR_LIMIT, "position_ids", chunk, INT32_MAX, c->prefix + c->padded,
                         "positions pass 32 bits");
-    for (i = 0; i < c->n_slices; i++) {
-        const cf_slice *slice = &plan->slices[c->first_slice + i];
-        int32_t *row = ids + slice->offset;
-        cf__fill_rows(row, slice->length, (int32_t)slice->begin, 1);
-        cf__fill_rows(row + slice->length, cf__round_up(slice->length, plan->align) - slice->length, 0, 0);
-    }
+    cf__metadata_fill_ids(plan, c, 1, ids);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error) {
-    int64_t i;
-    const cf_chunk *c;
-    cf_result result = cf__check_ids(plan, chunk, ids, count, error);
-    if (result != CF_OK) return result;
-    c = &plan->chunks[chunk];
-    for (i = 0; i < c->n_slices; i++) {
-        const cf_slice *slice = &plan->slices[c->first_slice + i];
-        int32_t *row = ids + slice->offset;
-        cf__fill_rows(row, slice->length, (int32_t)slice->sequence, 0);
-        cf__fill_rows(row + slice->length, cf__round_up(slice->length, plan->align) - slice->length, -1, 0);
-    }
+    CF__TRY(cf__metadata_check_ids(plan, chunk, ids, count, error));
+    cf__metadata_fill_ids(plan, &plan->chunks[chunk], 0, ids);
     return CF_OK;
 }
 
@@ -4181,16 +4196,14 @@ static int64_t cf__divisor_below(int64_t whole, int64_t value) {
 }
 
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
-    cf_result r;
     if (model == NULL) return cf__fail_null(error, "model");
-    if ((r = cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error)) != CF_OK) return r;
-    if ((r = cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error)) != CF_OK) return r;
-    if ((r = cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error)) != CF_OK) return r;
-    r = cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "more than heads", error);
-    if (r != CF_OK) return r;
-    if ((r = cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error)) != CF_OK) return r;
-    if ((r = cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error)) != CF_OK) return r;
-    if ((r = cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error)) != CF_OK) return r;
+    CF__TRY(cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error));
+    CF__TRY(cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error));
+    CF__TRY(cf__range(model->heads, 1, CF_MAX_WIDTH, "model.heads", error));
+    CF__TRY(cf__bounded(model->kv_heads, 1, model->heads, "model.kv_heads", "must not be more than heads", error));
+    CF__TRY(cf__range(model->head_dim, 0, CF_MAX_WIDTH / model->heads, "model.head_dim", error));
+    CF__TRY(cf__range(model->ffn, 1, CF_MAX_FFN, "model.ffn", error));
+    CF__TRY(cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error));
     if (model->heads % model->kv_heads != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
                         cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
@@ -4203,8 +4216,8 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 /* ---- splitting ---- */
 
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
-    static const char *const names[] = {"?", "none", "selective", "full"};
-    return cf__name(names, CF_RECOMPUTE_COUNT, (int64_t)recompute);
+    switch ((int)recompute) { CF_RECOMPUTES(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
@@ -4239,33 +4252,27 @@ static cf_result cf__check_layers(const cf_model *model, const cf_parallel *para
 
 /* parallel: defaults filled in. */
 static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t most = model->layers, tp = parallel->tp;
-    cf_result r;
-    if ((r = cf__bounded(tp, 1, model->heads, "parallel.tp", "more than heads", error)) != CF_OK) return r;
-    r = cf__bounded(parallel->pp, 1, most, "parallel.pp", "more stages than layers", error);
-    if (r != CF_OK) return r;
+    int64_t most = model->layers, fitting = parallel->tp;
+    CF__TRY(cf__bounded(parallel->tp, 1, model->heads, "parallel.tp", "must not be more than heads", error));
+    CF__TRY(cf__bounded(parallel->pp, 1, most, "parallel.pp", "must not be more than layers", error));
     most /= parallel->pp;
-    r = cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual", "more virtual stages than layers", error);
-    if (r != CF_OK) return r;
-    if ((r = cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
-    if ((r = cf__choice(parallel->zero, 0, 3, "parallel.zero", error)) != CF_OK) return r;
-    if ((r = cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error)) != CF_OK)
-        return r;
-    if ((r = cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error)) != CF_OK) return r;
-    if (!cf__tp_fits(model, tp)) {
-        int64_t fitting = tp;
-        while (!cf__tp_fits(model, fitting)) fitting--; /* 1 fits always */
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, tp,
+    CF__TRY(cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual",
+                        "must leave each virtual stage a layer", error));
+    CF__TRY(cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
+    CF__TRY(cf__choice(parallel->zero, 0, 3, "parallel.zero", error));
+    CF__TRY(cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
+    CF__TRY(cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
+    while (!cf__tp_fits(model, fitting)) fitting--; /* 1 always fits */
+    if (fitting < parallel->tp)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, parallel->tp,
                         "must divide heads and ffn, and divide kv_heads or be a multiple of it");
-    }
     return parallel->layers != NULL ? cf__check_layers(model, parallel, error) : CF_OK;
 }
 
 /* Checks both and hands back the split with its defaults. */
 static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *given, cf_parallel *full,
                                       cf_error *error) {
-    cf_result r;
-    if ((r = cf_model_validate(model, error)) != CF_OK) return r;
+    CF__TRY(cf_model_validate(model, error));
     if (given == NULL) return cf__fail_null(error, "parallel");
     *full = cf_parallel_defaults(given);
     return cf__check_parallel(model, full, error);
@@ -4278,7 +4285,7 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
 
 static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
     int64_t last = parallel->pp * parallel->n_virtual - 1;
-    return cf__bounded(stage, 0, last, "stage", "there are fewer virtual stages", error);
+    return cf__bounded(stage, 0, last, "stage", "there is no such virtual stage", error);
 }
 
 /* What one GPU of a virtual stage has of the model. */
@@ -4321,42 +4328,37 @@ static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel
     return shard;
 }
 
-/* 0 where a count does not fit. */
+/* Returns 0 where a count does not fit. The widths are bounded, so that only products with the number of layers can be
+   too large. */
 static int cf__count_parameters(const cf_model *model, const cf__shard *shard, cf_parameters *out) {
     int64_t n = shard->layers, h = shard->hidden;
-    int gate = model->no_gate ? 1 : 2; /* MLP matrices that lead in */
-    cf__tally embedding = {0, 0}, attention = {0, 0}, mlp = {0, 0}, norms = {0, 0}, head = {0, 0}, total = {0, 0};
-    if (shard->first) cf__tally_add(&embedding, shard->vocab, h, 1);
-    if (shard->last && !(model->tied && shard->first)) cf__tally_add(&head, shard->vocab, h, 1);
-    cf__tally_add(&attention, n, h, 2 * shard->q + 2 * shard->kv);
-    if (model->qkv_bias) cf__tally_add(&attention, n, shard->q + 2 * shard->kv, 1);
-    if (model->out_bias) cf__tally_add(&attention, n, h, 1);
-    cf__tally_add(&mlp, n * shard->mlp_matrices, h, shard->ffn);
-    if (model->mlp_bias) cf__tally_add(&mlp, n, gate * shard->ffn + h, 1);
-    cf__tally_add(&norms, n, 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0), 1);
-    if (shard->last) cf__tally_add(&norms, h, 1, 1);
-    cf__tally_add(&total, embedding.sum, 1, 1);
-    cf__tally_add(&total, attention.sum, 1, 1);
-    cf__tally_add(&total, mlp.sum, 1, 1);
-    cf__tally_add(&total, norms.sum, 1, 1);
-    cf__tally_add(&total, head.sum, 1, 1);
-    out->embedding = embedding.sum;
-    out->attention = attention.sum;
-    out->mlp = mlp.sum;
-    out->norms = norms.sum;
-    out->head = head.sum;
-    out->total = total.sum;
-    return !(embedding.overflow || attention.overflow || mlp.overflow || norms.overflow || head.overflow ||
-             total.overflow);
+    int64_t norms = 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0);
+    int64_t mlp_bias = (model->no_gate ? 1 : 2) * shard->ffn + h;
+    int overflow = 0;
+    memset(out, 0, sizeof *out);
+    if (shard->first) cf__add_product(&out->embedding, shard->vocab, h, &overflow);
+    if (shard->last && !(model->tied && shard->first)) cf__add_product(&out->head, shard->vocab, h, &overflow);
+    cf__add_product(&out->attention, n, h * (2 * shard->q + 2 * shard->kv), &overflow);
+    if (model->qkv_bias) cf__add_product(&out->attention, n, shard->q + 2 * shard->kv, &overflow);
+    if (model->out_bias) cf__add_product(&out->attention, n, h, &overflow);
+    cf__add_product(&out->mlp, n * shard->mlp_matrices, h * shard->ffn, &overflow);
+    if (model->mlp_bias) cf__add_product(&out->mlp, n, mlp_bias, &overflow);
+    cf__add_product(&out->norms, n, norms, &overflow);
+    if (shard->last) cf__add_product(&out->norms, h, 1, &overflow);
+    cf__add_product(&out->total, out->embedding, 1, &overflow);
+    cf__add_product(&out->total, out->attention, 1, &overflow);
+    cf__add_product(&out->total, out->mlp, 1, &overflow);
+    cf__add_product(&out->total, out->norms, 1, &overflow);
+    cf__add_product(&out->total, out->head, 1, &overflow);
+    return !overflow;
 }
 
 CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                         int64_t *layers, cf_error *error) {
     cf_parallel full;
-    cf_result r;
     if (layers == NULL) return cf__fail_null(error, "layers");
-    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
+    CF__TRY(cf__check_stage(&full, stage, error));
     *layers = cf__shard_of(model, &full, stage).layers;
     return CF_OK;
 }
@@ -4366,10 +4368,9 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
     cf_parallel full;
     cf_parameters counted;
     cf__shard shard;
-    cf_result r;
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((r = cf__resolve_parallel(model, parallel, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full, stage, error)) != CF_OK) return r;
+    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
+    CF__TRY(cf__check_stage(&full, stage, error));
     shard = cf__shard_of(model, &full, stage);
     if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
     *out = counted;
@@ -4403,8 +4404,8 @@ static cf__loss_bytes cf__loss_bytes_of(cf_loss loss, int64_t logit) {
 }
 
 CHUNKFLOW_API const char *cf_loss_name(cf_loss loss) {
-    static const char *const names[] = {"?", "parallel", "eager", "fused", "chunked"};
-    return cf__name(names, CF_LOSS_COUNT, (int64_t)loss);
+    switch ((int)loss) { CF_LOSSES(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
@@ -4423,22 +4424,20 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     return full;
 }
 
-#define CF__MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
+#define CF__MEMORY_MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
 
-static cf_result cf__check_memory_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
-    cf_result r;
+static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
     if (given == NULL) return cf__fail_null(error, "desc");
-    if ((r = cf_parallel_validate(given->model, &given->parallel, error)) != CF_OK) return r;
-    if ((r = cf__range(given->fragmentation, -1, 1000, "fragmentation", error)) != CF_OK) return r;
+    CF__TRY(cf_parallel_validate(given->model, &given->parallel, error));
+    CF__TRY(cf__range(given->fragmentation, -1, 1000, "fragmentation", error));
     *full = cf_memory_defaults(given);
-    if ((r = cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error)) != CF_OK) return r;
-    if ((r = cf__range(full->activation_bytes, 1, CF__MAX_BYTES_EACH, "activation_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->parameter_bytes, 1, CF__MAX_BYTES_EACH, "parameter_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->gradient_bytes, 1, CF__MAX_BYTES_EACH, "gradient_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->optimizer_bytes, 1, CF__MAX_BYTES_EACH, "optimizer_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->state_bytes, 1, CF__MAX_BYTES_EACH, "state_bytes", error)) != CF_OK) return r;
-    if ((r = cf__range(full->state_gradient_bytes, 1, CF__MAX_BYTES_EACH, "state_gradient_bytes", error)) != CF_OK)
-        return r;
+    CF__TRY(cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
+    CF__TRY(cf__range(full->activation_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "activation_bytes", error));
+    CF__TRY(cf__range(full->parameter_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "parameter_bytes", error));
+    CF__TRY(cf__range(full->gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "gradient_bytes", error));
+    CF__TRY(cf__range(full->optimizer_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "optimizer_bytes", error));
+    CF__TRY(cf__range(full->state_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_bytes", error));
+    CF__TRY(cf__range(full->state_gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_gradient_bytes", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
@@ -4510,10 +4509,9 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
                                               cf_error *error) {
     cf_memory_desc full;
     cf__shard shard;
-    cf_result r;
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
-    if ((r = cf__check_stage(&full.parallel, stage, error)) != CF_OK) return r;
+    CF__TRY(cf__memory_check_desc(desc, &full, error));
+    CF__TRY(cf__check_stage(&full.parallel, stage, error));
     shard = cf__shard_of(full.model, &full.parallel, stage);
     *out = cf__token_bytes(&full, &shard);
     return CF_OK;
@@ -4521,138 +4519,125 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
 
 /* ---- stages ---- */
 
-static cf_result cf__check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
-    const char *field = NULL;
-    int64_t got = 0;
-    if ((got = load->live_tokens) < 0) field = "loads.live_tokens";
-    else if ((got = load->chunk_tokens) < 0) field = "loads.chunk_tokens";
-    else if ((got = load->state_tokens) < 0) field = "loads.state_tokens";
-    else if ((got = load->state_gradient_tokens) < 0) field = "loads.state_gradient_tokens";
-    else if ((got = load->offloaded_tokens) < 0) field = "loads.offloaded_tokens";
-    else if ((got = load->input_tokens) < 0) field = "loads.input_tokens";
-    else if ((got = load->live_scores) < 0) field = "loads.live_scores";
-    else if ((got = load->chunk_scores) < 0) field = "loads.chunk_scores";
-    if (field == NULL) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, got, "must not be negative");
+static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t tokens;
+    } members[] = {{"loads.live_tokens", load->live_tokens},
+                   {"loads.chunk_tokens", load->chunk_tokens},
+                   {"loads.state_tokens", load->state_tokens},
+                   {"loads.state_gradient_tokens", load->state_gradient_tokens},
+                   {"loads.offloaded_tokens", load->offloaded_tokens},
+                   {"loads.input_tokens", load->input_tokens},
+                   {"loads.live_scores", load->live_scores},
+                   {"loads.chunk_scores", load->chunk_scores}};
+    int64_t i;
+    for (i = 0; i < CF__COUNT(members); i++)
+        if (members[i].tokens < 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, members[i].field, item, 0, members[i].tokens, "is negative");
+    return CF_OK;
 }
 
-/* The terms of one stage while they are added up over its virtual stages. */
-typedef struct cf__stage_sums {
-    cf__tally parameters;     /* numbers of them; all below are bytes but the next */
-    int64_t layer_parameters; /* of the largest layer */
-    cf__tally activations, logits, state, state_gradient, inputs, host;
-    int64_t working, buffers; /* the largest of any virtual stage */
-    int overflow;
-} cf__stage_sums;
+/* A stage while it is added up over its virtual stages. */
+typedef struct cf__memory_sums {
+    cf_memory_report terms;   /* logits and working as if each were at its peak; parameters and below are to come */
+    int64_t parameters;       /* how many there are */
+    int64_t layer_parameters; /* those of the largest layer */
+    int overflow;             /* 1: something does not fit */
+} cf__memory_sums;
 
-static void cf__sum_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
-                                  cf__stage_sums *sums) {
+static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
+                                         cf__memory_sums *sums) {
     cf__shard shard = cf__shard_of(desc->model, &desc->parallel, stage);
     cf_token_bytes bytes = cf__token_bytes(desc, &shard);
-    cf__tally working = {0, 0}, buffers = {0, 0};
+    cf_memory_report *terms = &sums->terms;
+    int *overflow = &sums->overflow;
+    int64_t working = 0, buffers = 0;
     cf_parameters counted;
-    if (!cf__count_parameters(desc->model, &shard, &counted)) sums->overflow = 1;
-    cf__tally_add(&sums->parameters, counted.total, 1, 1);
+    if (!cf__count_parameters(desc->model, &shard, &counted)) *overflow = 1;
+    cf__add_product(&sums->parameters, counted.total, 1, overflow);
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / shard.layers);
-    cf__tally_add(&sums->activations, load->live_tokens, bytes.activations, 1);
-    cf__tally_add(&sums->activations, load->live_scores, cf__kept_score_bytes(desc, &shard), 1);
-    cf__tally_add(&sums->logits, load->chunk_tokens, bytes.logits, 1);
-    cf__tally_add(&sums->state, load->state_tokens, bytes.state, 1);
-    cf__tally_add(&sums->state_gradient, load->state_gradient_tokens, bytes.state_gradient, 1);
-    cf__tally_add(&sums->inputs, load->input_tokens, bytes.boundary, 1);
-    cf__tally_add(&sums->host, load->offloaded_tokens, bytes.state, 1);
-    cf__tally_add(&working, load->chunk_tokens, bytes.working, 1);
-    cf__tally_add(&working, load->chunk_scores, cf__working_score_bytes(desc, &shard), 1);
-    cf__tally_add(&buffers, load->chunk_tokens, bytes.buffers, 1);
-    sums->working = cf__max(sums->working, working.sum);
-    sums->buffers = cf__max(sums->buffers, buffers.sum);
-    sums->overflow |= working.overflow | buffers.overflow;
+    cf__add_product(&terms->activations, load->live_tokens, bytes.activations, overflow);
+    cf__add_product(&terms->activations, load->live_scores, cf__kept_score_bytes(desc, &shard), overflow);
+    cf__add_product(&terms->logits, load->chunk_tokens, bytes.logits, overflow);
+    cf__add_product(&terms->state, load->state_tokens, bytes.state, overflow);
+    cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes.state_gradient, overflow);
+    cf__add_product(&terms->inputs, load->input_tokens, bytes.boundary, overflow);
+    cf__add_product(&terms->host, load->offloaded_tokens, bytes.state, overflow);
+    cf__add_product(&working, load->chunk_tokens, bytes.working, overflow);
+    cf__add_product(&working, load->chunk_scores, cf__working_score_bytes(desc, &shard), overflow);
+    cf__add_product(&buffers, load->chunk_tokens, bytes.buffers, overflow);
+    terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
+    terms->buffers = cf__max(terms->buffers, buffers);
 }
 
-/* number x bytes, or a dp-th of it, rounded up. */
-static int64_t cf__shared_bytes(int64_t number, int64_t bytes, int64_t dp, int shared, int *overflow) {
+/* number x bytes, or where it is shared, a dp-th of that, rounded up. */
+static int64_t cf__memory_share(int64_t number, int64_t bytes, int64_t dp, int shared, int *overflow) {
     int64_t product = 0;
-    if (!cf__mul(number, bytes, &product)) *overflow = 1;
+    cf__add_product(&product, number, bytes, overflow);
     return shared ? cf__div_up(product, dp) : product;
 }
 
-static int64_t cf__runtime_bytes(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
-    cf__tally moving = {0, 0}, runtime = {0, 0};
-    cf__tally_add(&moving, report->activations, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->logits, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->working, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->state, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->state_gradient, desc->fragmentation, 1);
-    cf__tally_add(&moving, report->inputs, desc->fragmentation, 1);
-    cf__tally_add(&runtime, desc->runtime_bytes, 1, 1);
-    cf__tally_add(&runtime, moving.sum / 100, 1, 1);
-    *overflow |= moving.overflow | runtime.overflow;
-    return runtime.sum;
+static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
+    int64_t moving = 0, runtime = desc->runtime_bytes;
+    cf__add_product(&moving, report->activations, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->logits, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->working, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->state, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->state_gradient, desc->fragmentation, overflow);
+    cf__add_product(&moving, report->inputs, desc->fragmentation, overflow);
+    cf__add_product(&runtime, moving / 100, 1, overflow);
+    return runtime;
 }
 
-/* loads: by virtual stage; where `alike`, one record that holds for all. Returns 0 where something does not fit. */
-static int cf__stage_report(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads, int alike,
+/* loads: by virtual stage; where they are `alike`, one record that holds for all. Returns 0 where something does not
+   fit. */
+static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads, int alike,
                             cf_memory_report *out) {
     const cf_parallel *parallel = &desc->parallel;
-    cf__stage_sums sums;
-    cf__tally total = {0, 0};
-    int64_t v;
+    int64_t v, dp = parallel->dp;
+    cf__memory_sums sums;
+    int *overflow = &sums.overflow;
     memset(&sums, 0, sizeof sums);
-    memset(out, 0, sizeof *out);
     for (v = 0; v < parallel->n_virtual; v++) {
         int64_t at = v * parallel->pp + stage;
-        cf__sum_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
+        cf__memory_add_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
     }
-    sums.overflow |= sums.parameters.overflow | sums.activations.overflow | sums.logits.overflow | sums.state.overflow |
-                     sums.state_gradient.overflow | sums.inputs.overflow | sums.host.overflow;
-    out->parameters =
-        cf__shared_bytes(sums.parameters.sum, desc->parameter_bytes, parallel->dp, parallel->zero >= 3, &sums.overflow);
-    out->gradients =
-        cf__shared_bytes(sums.parameters.sum, desc->gradient_bytes, parallel->dp, parallel->zero >= 2, &sums.overflow);
-    out->optimizer =
-        cf__shared_bytes(sums.parameters.sum, desc->optimizer_bytes, parallel->dp, parallel->zero >= 1, &sums.overflow);
-    out->activations = sums.activations.sum;
-    out->at_loss = sums.logits.sum > sums.working;
-    out->logits = out->at_loss ? sums.logits.sum : 0;
-    out->working = out->at_loss ? 0 : sums.working;
-    out->state = sums.state.sum;
-    out->state_gradient = sums.state_gradient.sum;
-    out->inputs = sums.inputs.sum;
-    out->buffers = sums.buffers;
-    if (parallel->zero >= 3 && parallel->dp > 1) {
-        int64_t layers = cf__shared_bytes(sums.layer_parameters, 2 * desc->parameter_bytes, 1, 0, &sums.overflow);
-        if (!cf__add(out->buffers, layers, &out->buffers)) sums.overflow = 1;
-    }
-    out->runtime = cf__runtime_bytes(desc, out, &sums.overflow);
-#define CF__ADD_TERM(name, text) cf__tally_add(&total, out->name, 1, 1);
+    *out = sums.terms;
+    out->parameters = cf__memory_share(sums.parameters, desc->parameter_bytes, dp, parallel->zero >= 3, overflow);
+    out->gradients = cf__memory_share(sums.parameters, desc->gradient_bytes, dp, parallel->zero >= 2, overflow);
+    out->optimizer = cf__memory_share(sums.parameters, desc->optimizer_bytes, dp, parallel->zero >= 1, overflow);
+    out->at_loss = out->logits > out->working;
+    if (out->at_loss) out->working = 0;
+    else out->logits = 0;
+    if (parallel->zero >= 3 && dp > 1)
+        cf__add_product(&out->buffers, sums.layer_parameters, 2 * desc->parameter_bytes, overflow);
+    out->runtime = cf__memory_runtime(desc, out, overflow);
+#define CF__ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);
     CF_MEMORY_TERMS(CF__ADD_TERM)
 #undef CF__ADD_TERM
-    out->total = total.sum;
-    out->host = sums.host.sum;
-    return !(sums.overflow || total.overflow);
+    return !sums.overflow;
 }
 
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error) {
     cf_memory_desc full;
     cf_memory_report report;
-    cf_result r;
     int64_t s, n_stages;
     if (loads == NULL) return cf__fail_null(error, "loads");
     if (reports == NULL) return cf__fail_null(error, "reports");
-    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
+    CF__TRY(cf__memory_check_desc(desc, &full, error));
     n_stages = full.parallel.pp * full.parallel.n_virtual;
     if (n_loads != n_stages)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_loads", -1, n_stages, n_loads,
                         "must be the number of virtual stages");
     if (n_reports != full.parallel.pp)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, full.parallel.pp, n_reports, "must be parallel.pp");
-    for (s = 0; s < n_stages; s++)
-        if ((r = cf__check_load(&loads[s], s, error)) != CF_OK) return r;
+    for (s = 0; s < n_stages; s++) CF__TRY(cf__memory_check_load(&loads[s], s, error));
     for (s = 0; s < n_reports; s++) /* nothing is written unless all of it can be */
-        if (!cf__stage_report(&full, s, loads, 0, &report)) return cf__fail_size(error, "loads");
-    for (s = 0; s < n_reports; s++) (void)cf__stage_report(&full, s, loads, 0, &reports[s]);
+        if (!cf__memory_stage(&full, s, loads, 0, &report)) return cf__fail_size(error, "loads");
+    for (s = 0; s < n_reports; s++) (void)cf__memory_stage(&full, s, loads, 0, &reports[s]);
     return CF_OK;
 }
 
@@ -4662,16 +4647,15 @@ static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_
     cf_memory_desc full;
     cf_memory_report report;
     cf_memory_load load;
-    cf_result r;
     int64_t s, most = 0, fullest = 0;
-    if ((r = cf__check_memory_desc(desc, &full, error)) != CF_OK) return r;
-    if ((r = cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error)) != CF_OK) return r;
+    CF__TRY(cf__memory_check_desc(desc, &full, error));
+    CF__TRY(cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error));
     memset(&load, 0, sizeof load);
     load.live_tokens = chunk_tokens;
     load.chunk_tokens = chunk_tokens;
     load.state_tokens = load.state_gradient_tokens = state_tokens;
     for (s = 0; s < full.parallel.pp; s++) {
-        if (!cf__stage_report(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
+        if (!cf__memory_stage(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
         if (report.total > most) {
             most = report.total;
             fullest = s;
@@ -4679,7 +4663,7 @@ static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_
     }
     if (limit_bytes >= most) return CF_OK;
     return cf__fail(error, CF_ERROR_LIMIT, "limit_bytes", fullest, most, limit_bytes,
-                    "too little for this stage's model state and a single chunk");
+                    "is too little for this stage's model state and a single chunk");
 }
 
 CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
@@ -4961,8 +4945,8 @@ static int cf__is_dropped_of(const cf__pipeline *pipe, int64_t chunk, int64_t ke
 
 /* Applies one rule to a pass of a chunk on virtual stage v: forwards (way 1) to what the pass waits for, or backwards (way
    -1) to what waits for it. Returns 0 where the rule has nothing to say. */
-static int cf__apply_rule(const cf__pipeline *pipe, const cf__rule *rule, int way, cf_pass pass, int64_t chunk, int64_t v,
-                          int split, int64_t kept, cf__need *need) {
+static int cf__apply_rule(const cf__pipeline *pipe, const cf__rule *rule, int way, cf_pass pass, int64_t chunk,
+                          int64_t v, int split, int64_t kept, cf__need *need) {
     int64_t chunks = way * (rule->chunks == CF__KEPT_ON ? kept : rule->chunks), stage = v + way * rule->stages;
     int64_t before = pipe->chunks[chunk].group >= 0 ? pipe->chunks[chunk].index : 0;
     int dropped = cf__is_dropped_of(pipe, chunk, kept);
@@ -11139,7 +11123,7 @@ static cf_result cf__check_tune_memory(const cf_tune_desc *desc, cf_error *error
     memset(&split, 0, sizeof split);
     memory.model = desc->model;
     memory.parallel = split;
-    if ((r = cf__check_memory_desc(&memory, &full, error)) != CF_OK) return r;
+    if ((r = cf__memory_check_desc(&memory, &full, error)) != CF_OK) return r;
     if (desc->memory.unfused_attention)
         return cf__fail(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1, 0, desc->memory.unfused_attention,
                         "long sequences need attention that does not write out its scores");
@@ -11285,7 +11269,7 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
     cf_result r;
     memory.model = t->desc.model;
     memory.parallel = *split;
-    if ((r = cf__check_memory_desc(&memory, &t->memory, t->error)) != CF_OK) return r;
+    if ((r = cf__memory_check_desc(&memory, &t->memory, t->error)) != CF_OK) return r;
     for (v = 0; v < n_v; v++) {
         cf__shard shard = cf__shard_of(t->memory.model, &t->memory.parallel, v);
         cf_token_bytes bytes = cf__token_bytes(&t->memory, &shard);
@@ -11301,7 +11285,7 @@ static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_
     }
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     for (s = 0; s < split->pp; s++) {
-        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]) ||
+        if (!cf__memory_stage(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]) ||
             t->fixed[s] > INT64_MAX / 4)
             return cf__fail_size(t->error, "parameters");
     }
@@ -11533,7 +11517,7 @@ static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_sched
             t->loads[v].input_tokens = t->held_at_peak[v].saved;
         }
         t->loads[action.stage].chunk_tokens = rows;
-        if (!cf__stage_report(&t->memory, s, t->loads, 0, &report)) return cf__fail_size(t->error, "lengths");
+        if (!cf__memory_stage(&t->memory, s, t->loads, 0, &report)) return cf__fail_size(t->error, "lengths");
         if (s > 0 && report.total <= out->memory.total) continue;
         out->memory = report;
         out->stage = s;
@@ -12214,6 +12198,12 @@ CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning) {
 
 #ifdef __cplusplus
 }
+#endif
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#elif defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif /* CHUNKFLOW_IMPLEMENTATION */

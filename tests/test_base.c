@@ -1,8 +1,9 @@
-/* >>base: result codes, their texts, version, linkage of the error record. */
+/* >>base: result codes, their texts, version, the error record, memory. */
 
 #include "chunkflow.h"
 #include "harness.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct named_code {
@@ -85,5 +86,159 @@ TEST(an_action_takes_12_bytes) {
     CHECK_INT(sizeof(cf_action), 12);
 }
 
+/* ---- memory ---- */
+
+TEST(an_arena_takes_back_what_comes_last) {
+    union {
+        uint64_t aligned[512 / 8];
+        unsigned char bytes[512];
+    } block;
+    cf_arena arena;
+    cf_allocator allocator;
+    void *a, *b, *c;
+    memset(&arena, 0, sizeof arena);
+    arena.memory = (unsigned char *)block.aligned + (16 - (uintptr_t)block.aligned % 16) % 16;
+    arena.bytes = 400;
+    allocator = cf_arena_allocator(&arena);
+    a = allocator.alloc(1, allocator.user);
+    b = allocator.alloc(100, allocator.user);
+    c = allocator.alloc(0, allocator.user);
+    REQUIRE(a != NULL && b != NULL && c != NULL);
+    CHECK_INT((uintptr_t)a % 16, 0);
+    CHECK_INT((uintptr_t)b % 16, 0);
+    CHECK((unsigned char *)b >= (unsigned char *)a + 1);
+    CHECK((unsigned char *)c >= (unsigned char *)b + 100);
+    memset(a, 1, 1);
+    memset(b, 2, 100);
+    CHECK_INT(((unsigned char *)a)[0], 1);
+    allocator.release(b, allocator.user); /* c is behind it */
+    CHECK(allocator.alloc(300, allocator.user) == NULL);
+    CHECK_INT(arena.peak >= 400, 1);
+    allocator.release(c, allocator.user); /* and now both are free */
+    CHECK(allocator.alloc(100, allocator.user) == b);
+    allocator.release(b, allocator.user);
+    allocator.release(a, allocator.user);
+    CHECK_INT(arena.used, 0);
+    CHECK(allocator.alloc(384, allocator.user) == a); /* 16 bytes stand before every piece */
+    CHECK(allocator.alloc(0, allocator.user) == NULL);
+    allocator.release(a, allocator.user);
+    CHECK(allocator.alloc(385, allocator.user) == NULL);
+    CHECK(allocator.alloc(SIZE_MAX, allocator.user) == NULL);
+    CHECK(allocator.alloc(SIZE_MAX / 2, allocator.user) == NULL);
+    CHECK_INT(arena.used, 0);
+}
+
+/* Makes one of everything, and gives it back in the order of its making. Returns the result of the first failure. */
+static cf_result make_everything(const cf_allocator *allocator, double *makespan, double *length) {
+    static const int64_t lengths[] = {900, 14000, 350, 2600, 70, 5000};
+    cf_pack_desc pack;
+    cf_graph_desc wiring;
+    cf_schedule_desc order;
+    cf_simulate_desc clock;
+    cf_lower_desc lowering;
+    cf_plan *plan = NULL;
+    cf_graph *graph = NULL;
+    cf_critical *critical = NULL;
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_timeline *timeline = NULL;
+    cf_result result;
+    memset(&pack, 0, sizeof pack);
+    memset(&wiring, 0, sizeof wiring);
+    memset(&order, 0, sizeof order);
+    memset(&clock, 0, sizeof clock);
+    memset(&lowering, 0, sizeof lowering);
+    pack.chunk_size = 2048;
+    wiring.n_stages = order.n_stages = 3;
+    wiring.k = order.k = 2;
+    order.kind = CF_SCHEDULE_BEST;
+    order.budget = 20;
+    pack.allocator = wiring.allocator = order.allocator = clock.allocator = lowering.allocator = allocator;
+    result = cf_pack(lengths, 6, &pack, &plan, NULL);
+    if (result == CF_OK) result = cf_plan_validate(plan, lengths, 6, allocator, NULL);
+    if (result == CF_OK) result = cf_graph_make(plan, &wiring, &graph, NULL);
+    if (result == CF_OK) result = cf_critical_make(graph, allocator, &critical, NULL);
+    if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, NULL);
+    if (result == CF_OK) result = cf_schedule_lower(plan, schedule, &lowering, &lowered, NULL);
+    if (result == CF_OK) result = cf_simulate(plan, lowered, &clock, &timeline, NULL);
+    if (result == CF_OK) *makespan = timeline->makespan, *length = critical->length;
+    cf_plan_free(plan);
+    cf_graph_free(graph);
+    cf_critical_free(critical);
+    cf_schedule_free(schedule);
+    cf_schedule_free(lowered);
+    cf_timeline_free(timeline);
+    return result;
+}
+
+TEST(everything_can_be_made_in_an_arena) {
+    double makespan = -1, length = -1, same_makespan = -2, same_length = -2;
+    cf_arena arena;
+    cf_allocator allocator = cf_arena_allocator(&arena);
+    size_t needed = 0;
+    memset(&arena, 0, sizeof arena);
+    REQUIRE(make_everything(NULL, &makespan, &length) == CF_OK);
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_length), CF_ERROR_MEMORY);
+    CHECK_INT(arena.used, 0);
+    arena.bytes = 1 << 22;
+    arena.memory = malloc(arena.bytes);
+    REQUIRE(arena.memory != NULL);
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_length), CF_OK);
+    CHECK(makespan <= same_makespan && same_makespan <= makespan);
+    CHECK(length <= same_length && same_length <= length);
+    CHECK_INT(arena.used, 0);
+    needed = arena.peak;
+    arena.bytes = needed - 1; /* the peak is exact */
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_length), CF_ERROR_MEMORY);
+    CHECK_INT(arena.used, 0);
+    arena.bytes = needed;
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_length), CF_OK);
+    CHECK_INT(arena.used, 0);
+    free(arena.memory);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WITH_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WITH_ASAN
+#endif
+#endif
+
+#ifdef WITH_ASAN
+int __asan_address_is_poisoned(void const volatile *address);
+void *__asan_region_is_poisoned(void *begin, size_t bytes);
+
+/* A write one past a carved array is caught, as it would be if the array were a block of its own. */
+TEST(sanitizers_see_the_end_of_every_array) {
+    static const int64_t lengths[] = {900, 14000, 350};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    size_t bytes;
+    unsigned char *memory;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 2048;
+    REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK);
+    CHECK(!__asan_address_is_poisoned(&plan->chunks[plan->n_chunks - 1]));
+    CHECK(__asan_address_is_poisoned(&plan->chunks[plan->n_chunks]));
+    CHECK(__asan_address_is_poisoned(&plan->slices[plan->n_slices]));
+    CHECK(__asan_address_is_poisoned(&plan->groups[plan->n_groups]));
+    CHECK(__asan_address_is_poisoned(plan + 1));
+    cf_plan_free(plan);
+    /* In the caller's memory the gaps are lifted when the object is given back, and when making it fails. */
+    REQUIRE(cf_pack_size(lengths, 3, &pack, &bytes, NULL) == CF_OK);
+    memory = (unsigned char *)malloc(bytes);
+    REQUIRE(memory != NULL);
+    REQUIRE(cf_pack_into(lengths, 3, &pack, memory, bytes, &plan, NULL) == CF_OK);
+    CHECK(__asan_region_is_poisoned(memory, bytes) != NULL);
+    cf_plan_free(plan);
+    CHECK(__asan_region_is_poisoned(memory, bytes) == NULL);
+    free(memory);
+}
+#define SANITIZED_CASES , CASE(sanitizers_see_the_end_of_every_array)
+#else
+#define SANITIZED_CASES
+#endif
+
 SUITE(base, CASE(every_code_has_a_name_and_a_text), CASE(unknown_codes_have_a_name_and_a_text),
-      CASE(version_numbers_agree), CASE(names_of_passes_kinds_and_replays), CASE(an_action_takes_12_bytes));
+      CASE(version_numbers_agree), CASE(names_of_passes_kinds_and_replays), CASE(an_action_takes_12_bytes),
+      CASE(an_arena_takes_back_what_comes_last), CASE(everything_can_be_made_in_an_arena) SANITIZED_CASES);

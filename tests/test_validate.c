@@ -17,7 +17,7 @@ static void *copy_array(const void *from, int64_t count, size_t bytes) {
 
 static cf_plan copy_plan(const cf_plan *plan) {
     cf_plan copy = *plan;
-    memset(&copy.allocator, 0, sizeof copy.allocator);
+    memset(&copy.block, 0, sizeof copy.block);
     copy.chunks = (cf_chunk *)copy_array(plan->chunks, plan->n_chunks, sizeof *plan->chunks);
     copy.slices = (cf_slice *)copy_array(plan->slices, plan->n_slices, sizeof *plan->slices);
     copy.groups = (cf_group *)copy_array(plan->groups, plan->n_groups, sizeof *plan->groups);
