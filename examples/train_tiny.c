@@ -231,13 +231,14 @@ static void slice_backward(const weights *w, weights *g, const batch *b, const c
 
 enum { CHUNK_SIZE = 64, K = 2, MAX_LENGTH = 512 }; /* K: chunks of one sequence that keep activations at once */
 
-/* Activations of one chunk. How many chunks have them at once is what K bounds. */
+/* The activations of one chunk. K bounds how many chunks of a split sequence have them at once. */
 typedef struct chunk_slot {
     activation row[CHUNK_SIZE];
     key_value own[CHUNK_SIZE]; /* K and V of whole sequences: nobody needs them after the chunk's backward */
 } chunk_slot;
 
-/* K, V, dK and dV of a split sequence: what its chunks hand on. */
+/* K, V, dK and dV of a split sequence: what its chunks hand on. A real trainer has these for every layer, and takes no
+   more rows than the sequence needs: plan->groups[owner].tokens when acquire is called. */
 typedef struct group_state {
     key_value key[MAX_LENGTH], d_key[MAX_LENGTH];
 } group_state;
