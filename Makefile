@@ -36,7 +36,7 @@ ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
 
-PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
+PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
 # The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
 MPICC ?= mpicc
@@ -73,7 +73,7 @@ $(BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 TRAIN_HEADERS := chunkflow.h $(wildcard examples/*.h)
 TRAIN_CFLAGS  := -O3 # gcc 12 with -funroll-loops on top of it halves the speed
 
-$(BUILD)/hello: examples/hello.c chunkflow.h | $(BUILD)
+$(BUILD)/hello $(BUILD)/train_tiny: $(BUILD)/%: examples/%.c chunkflow.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(BUILD)/train_cpu: examples/train_cpu.c $(TRAIN_HEADERS) | $(BUILD)
@@ -131,6 +131,10 @@ $(TEST_BUILD)/trainer_model: tests/test_trainer_model.c tests/harness.h $(TRAIN_
 $(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(TOOL_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS) $(TOOL_LIBS)
 
+# With the unit tests' copy of the implementation: compiling it with sanitizers takes half a minute.
+$(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_BUILD)/implementation.o
+	$(CC) $(CSTD) $(CPPFLAGS) -DCHUNKFLOW_IMPLEMENTED $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
@@ -187,7 +191,7 @@ test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(TEST_BUILD)/chunkfl
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer_model $(TEST_BUILD)/chunkflow $(MPI_TESTS) $(CUDA_TESTS)
+test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) $(CUDA_TESTS)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
@@ -197,6 +201,7 @@ test: $(PROGRAMS) $(TEST_BUILD)/unit $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_tune.sh" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_model" \
+	    "sh tests/tiny_check.sh $(BUILD)" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
