@@ -785,7 +785,7 @@ typedef struct cf_graph {
     cf_edge *edges;         /* (n_edges) by rising `to` */
     int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
     int32_t *out;           /* (n_edges) */
-    cf_allocator allocator; /* private, as in cf_plan */
+    cf_block block;         /* private: the memory that it lies in */
 } cf_graph;
 
 /* Which graph. Zero means default in every member. */
@@ -808,11 +808,6 @@ typedef struct cf_graph_desc {
    (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN,
    CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
-
-/* The same into the caller's memory; cf_graph_size is exact. Rules as for cf_pack_into. */
-CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error);
-CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
-                                      cf_graph **out, cf_error *error);
 
 /* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
@@ -839,14 +834,11 @@ typedef struct cf_critical {
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
     double *earliest;       /* (n_nodes) when a node can start at the earliest */
     double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
-    cf_allocator allocator; /* private, as in cf_plan */
+    cf_block block;         /* private: the memory that it lies in */
 } cf_critical;
 
 /* Finds it in linear time, after the checks of cf_graph_validate. Rules and errors as for cf_graph_make. */
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
-                                         cf_error *error);
-CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error);
-CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
@@ -4708,68 +4700,56 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
 
 /* ---- passes of a stage ---- */
 
-/* All defaults filled in: one cost for each compute pass, by its cf_pass. */
+/* All defaults filled in: one cost for each compute pass, by its cf_pass. The members of cf_stage_cost stand in that
+   order, too. */
 typedef struct cf__costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
 } cf__costs;
 
-static int cf__is_free(const cf_pass_cost *cost) {
+/* Whether a schedule has such passes: backwards are either B, or I and W. */
+static int cf__pipe_has_pass(cf_pass pass, int split) { return pass <= CF_R || (pass != CF_B) == (split != 0); }
+
+static int cf__pipe_is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
 }
 
-static cf_pass_cost cf__sum_of_costs(const cf_pass_cost *a, const cf_pass_cost *b) {
-    cf_pass_cost sum;
-    sum.constant = a->constant + b->constant;
-    sum.per_token = a->per_token + b->per_token;
-    sum.per_pair = a->per_pair + b->per_pair;
-    return sum;
-}
-
-static cf_pass_cost cf__half_of_cost(const cf_pass_cost *cost) {
-    cf_pass_cost half;
-    half.constant = cost->constant / 2;
-    half.per_token = cost->per_token / 2;
-    half.per_pair = cost->per_pair / 2;
-    return half;
+/* (a + b) x scale, in place of a cost that was not given. */
+static void cf__pipe_derive(cf_pass_cost *cost, const cf_pass_cost *a, const cf_pass_cost *b, double scale) {
+    if (!cf__pipe_is_free(cost)) return;
+    cost->constant = (a->constant + b->constant) * scale;
+    cost->per_token = (a->per_token + b->per_token) * scale;
+    cost->per_pair = (a->per_pair + b->per_pair) * scale;
 }
 
 static cf__costs cf__fill_costs(const cf_stage_cost *given) {
+    static const cf_pass_cost none = {0, 0, 0};
     cf__costs costs;
     cf_pass_cost *of = costs.of;
-    of[CF_F] = given->forward;
-    of[CF_R] = given->replay;
-    of[CF_B] = given->backward;
-    of[CF_I] = given->input;
-    of[CF_W] = given->weight;
-    if (cf__is_free(&of[CF_F]) && cf__is_free(&of[CF_R]) && cf__is_free(&of[CF_B]) && cf__is_free(&of[CF_I]) &&
-        cf__is_free(&of[CF_W]))
-        of[CF_F].per_token = 1;
-    if (cf__is_free(&of[CF_R])) of[CF_R] = of[CF_F];
-    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_I], &of[CF_W]);
-    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_F], &of[CF_F]);
-    if (cf__is_free(&of[CF_I])) of[CF_I] = cf__half_of_cost(&of[CF_B]);
-    if (cf__is_free(&of[CF_W])) of[CF_W] = cf__half_of_cost(&of[CF_B]);
+    int i = 0;
+    memcpy(of, given, sizeof costs);
+    while (i < CF_COMPUTE_PASS_COUNT && cf__pipe_is_free(&of[i])) i++;
+    if (i == CF_COMPUTE_PASS_COUNT) of[CF_F].per_token = 1;
+    cf__pipe_derive(&of[CF_R], &of[CF_F], &none, 1);
+    cf__pipe_derive(&of[CF_B], &of[CF_I], &of[CF_W], 1);
+    cf__pipe_derive(&of[CF_B], &of[CF_F], &of[CF_F], 1);
+    cf__pipe_derive(&of[CF_I], &of[CF_B], &none, 0.5);
+    cf__pipe_derive(&of[CF_W], &of[CF_B], &none, 0.5);
     return costs;
 }
 
-static cf_result cf__check_stage_cost(const cf_stage_cost *stage, int64_t v, cf_error *error) {
+static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_error *error) {
+#define CF__COST_FIELDS(pass) {"timing." pass ".constant", "timing." pass ".per_token", "timing." pass ".per_pair"}
     static const char *const fields[CF_COMPUTE_PASS_COUNT][3] = {
-        {"timing.forward.constant", "timing.forward.per_token", "timing.forward.per_pair"},
-        {"timing.replay.constant", "timing.replay.per_token", "timing.replay.per_pair"},
-        {"timing.backward.constant", "timing.backward.per_token", "timing.backward.per_pair"},
-        {"timing.input.constant", "timing.input.per_token", "timing.input.per_pair"},
-        {"timing.weight.constant", "timing.weight.per_token", "timing.weight.per_pair"}};
-    const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
+        CF__COST_FIELDS("forward"), CF__COST_FIELDS("replay"), CF__COST_FIELDS("backward"), CF__COST_FIELDS("input"),
+        CF__COST_FIELDS("weight")};
+#undef CF__COST_FIELDS
+    cf__costs costs;
     int i;
-    costs[CF_F] = &stage->forward;
-    costs[CF_R] = &stage->replay;
-    costs[CF_B] = &stage->backward;
-    costs[CF_I] = &stage->input;
-    costs[CF_W] = &stage->weight;
+    memcpy(costs.of, stage, sizeof costs);
     for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-        CF__TRY(cf__check_real(costs[i]->constant, fields[i][0], v, error));
-        CF__TRY(cf__check_real(costs[i]->per_token, fields[i][1], v, error));
-        CF__TRY(cf__check_real(costs[i]->per_pair, fields[i][2], v, error));
+        CF__TRY(cf__check_real(costs.of[i].constant, fields[i][0], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_token, fields[i][1], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_pair, fields[i][2], v, error));
     }
     return CF_OK;
 }
@@ -4781,8 +4761,34 @@ static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error
     CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
     CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
     CF__TRY(cf__check_real(timing->offload_seconds_per_token, "timing.offload_seconds_per_token", -1, error));
-    if (timing->stages == NULL) return cf__check_stage_cost(&timing->all, -1, error);
-    for (v = 0; v < n_v; v++) CF__TRY(cf__check_stage_cost(&timing->stages[v], v, error));
+    if (timing->stages == NULL) return cf__pipe_check_cost(&timing->all, -1, error);
+    for (v = 0; v < n_v; v++) CF__TRY(cf__pipe_check_cost(&timing->stages[v], v, error));
+    return CF_OK;
+}
+
+/* Limits of chunks and of bytes, the same for all stages or one for each (NULL: the same for all), and the bytes of a
+   token that the latter count. */
+static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int64_t limit_bytes,
+                                       const int64_t *limits_bytes, const cf_bytes *bytes, int64_t n_stages,
+                                       cf_error *error) {
+    const cf__member members[] = {
+        {"limit", limit, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"limit_bytes", limit_bytes, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_activations", bytes->per_token_activations, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_state", bytes->per_token_state, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_state_gradient", bytes->per_token_state_gradient, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_boundary", bytes->per_token_boundary, 0, INT64_MAX, CF_ERROR_LIMIT}};
+    static const char *const fields[2] = {"limits", "limits_bytes"};
+    const int64_t *by_stage[2];
+    int64_t s;
+    int i;
+    by_stage[0] = limits;
+    by_stage[1] = limits_bytes;
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
+    for (s = 0; s < n_stages; s++)
+        for (i = 0; i < 2; i++)
+            if (by_stage[i] != NULL && by_stage[i][s] < 0)
+                return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], s, 0, by_stage[i][s], "must not be negative");
     return CF_OK;
 }
 
@@ -4798,6 +4804,78 @@ static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
     if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
     return g->n_chunks;
 }
+
+/* ---- the rules: what a pass waits for ----
+
+   This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
+   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind waits
+   for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where both
+   passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for all but
+   the last `kept` chunks of its group. */
+enum {
+    CF__BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
+    CF__KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
+    CF__FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
+    CF__KEPT_ON = 127                 /* `kept` chunks on */
+};
+
+typedef struct cf__rule {
+    uint8_t pass, waits_for; /* a cf_pass, or one of the above */
+    int8_t chunks, stages;   /* how far on that other pass is */
+    uint8_t why;             /* a cf_edge_why */
+} cf__rule;
+
+static const cf__rule cf__rules[] = {
+    {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
+    {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
+    {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
+    {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
+    {CF_R, CF__FREER, CF__KEPT_ON, 0, CF_EDGE_SLOT},
+    {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
+    {CF__BACK, CF__KEEPER, 0, 0, CF_EDGE_OWN},
+    {CF__BACK, CF__BACK, 0, 1, CF_EDGE_GRADIENT},
+    {CF__BACK, CF__BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
+    {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
+};
+
+enum { CF__MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
+
+/* A pass at the other end of a rule. */
+typedef struct cf__need {
+    int32_t chunk; /* counted from the rank's first one */
+    int32_t stage; /* virtual stage */
+    cf_pass pass;
+    cf_edge_why why;
+} cf__need;
+
+/* Which pass a rule's name stands for. */
+static cf_pass cf__pipe_resolve(int name, int split, int dropped) {
+    switch (name) {
+        case CF__BACK: return split ? CF_I : CF_B;
+        case CF__KEEPER: return dropped ? CF_R : CF_F;
+        case CF__FREER: return split ? CF_W : CF_B;
+        default: return (cf_pass)name;
+    }
+}
+
+/* A rule as it is seen from the pass at one of its ends. */
+typedef struct cf__link {
+    uint8_t pass; /* at the other end: a cf_pass */
+    uint8_t why;
+    uint8_t kept; /* 1: holds only for a chunk whose activations are kept */
+    int8_t chunks, stages;
+} cf__link;
+
+typedef struct cf__links {
+    cf__link at[CF_COMPUTE_PASS_COUNT][CF__MOST_NEEDS]; /* by the pass at this end */
+    int n[CF_COMPUTE_PASS_COUNT];
+} cf__links;
+
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+typedef struct cf__pipe_unit {
+    int32_t first; /* counted from the rank's first chunk */
+    int32_t n, k;
+} cf__pipe_unit;
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
 
@@ -4817,7 +4895,36 @@ typedef struct cf__pipeline {
     cf__costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
+    cf__links links[2][2]; /* the rules: with whole and with split backwards; CF__WAITS_FOR and CF__HOLDS_UP */
 } cf__pipeline;
+
+enum { CF__WAITS_FOR = 0, CF__HOLDS_UP }; /* the two ways in which a rule is read */
+
+/* Adds one rule to the list of the pass at its near end. */
+static void cf__pipe_link(cf__links *links, const cf__rule *rule, int way, int split, int dropped) {
+    cf_pass waiter = cf__pipe_resolve(rule->pass, split, dropped);
+    cf_pass other = cf__pipe_resolve(rule->waits_for, split, dropped);
+    cf_pass near = way == CF__WAITS_FOR ? waiter : other, far = way == CF__WAITS_FOR ? other : waiter;
+    cf__link *link = &links->at[near][links->n[near]++];
+    link->pass = (uint8_t)far;
+    link->why = rule->why;
+    link->kept = rule->waits_for == CF__KEEPER && !dropped;
+    link->chunks = (int8_t)(way == CF__WAITS_FOR ? rule->chunks : -rule->chunks);
+    link->stages = (int8_t)(way == CF__WAITS_FOR ? rule->stages : -rule->stages);
+}
+
+static void cf__pipe_sort_rules(cf__pipeline *pipe) {
+    int64_t i;
+    int way, split, dropped;
+    for (i = 0; i < CF__COUNT(cf__rules); i++) {
+        const cf__rule *rule = &cf__rules[i];
+        if (pipe->local && rule->pass == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
+        for (split = 0; split < 2; split++)
+            for (way = 0; way < 2; way++)
+                for (dropped = 0; dropped <= (rule->waits_for == CF__KEEPER); dropped++)
+                    cf__pipe_link(&pipe->links[split][way], rule, way, split, dropped);
+    }
+}
 
 static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
                                     cf_replay replay, const cf_timing *timing) {
@@ -4832,6 +4939,7 @@ static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n
     pipe.k = k;
     pipe.local = replay == CF_REPLAY_LOCAL;
     pipe.timing = timing;
+    cf__pipe_sort_rules(&pipe);
     return pipe;
 }
 
@@ -4862,11 +4970,13 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
     for (v = 0; v < pipe->n_v; v++)
         for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
             const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
-            total += cost->constant * n + cost->per_token * tokens + cost->per_pair * pairs;
+            total += cf__product(cost->constant, n);
+            total += cf__product(cost->per_token, tokens);
+            total += cf__product(cost->per_pair, pairs);
         }
-    total += 3 * (double)pipe->n_v * (pipe->latency * n + pipe->per_token * tokens);
+    total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
     if (total <= DBL_MAX / 1e6) return CF_OK;
-    return cf__fail(error, CF_ERROR_OVERFLOW, "timing", -1, 0, -1, "the total time is not finite");
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes of the batch take too many seconds to add up");
 }
 
 static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
@@ -4903,108 +5013,80 @@ static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
     return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
 
-/* ---- the rules: what a pass waits for ----
+/* ---- following the rules ---- */
 
-   This is the one place where they are written down; graph, clock, bounds, search and lowering read them here. (The
-   validator states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this
-   kind waits for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where
-   both passes exist: every chunk has F and a backward, and R if it was dropped, which is so for all but the last `kept`
-   chunks of its group. */
-enum {
-    CF__BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
-    CF__KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
-    CF__FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
-    CF__KEPT_ON = 127                 /* `kept` chunks on */
-};
+/* Chunk i of the unit is dropped in its first forward. */
+static int cf__pipe_is_dropped(const cf__pipe_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
-typedef struct cf__rule {
-    uint8_t pass, waits_for; /* a cf_pass, or one of the above */
-    int8_t chunks, stages;   /* how far on that other pass is */
-    uint8_t why;             /* a cf_edge_why */
-} cf__rule;
-
-static const cf__rule cf__rules[] = {
-    {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
-    {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
-    {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
-    {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
-    {CF_R, CF__FREER, CF__KEPT_ON, 0, CF_EDGE_SLOT},
-    {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
-    {CF__BACK, CF__KEEPER, 0, 0, CF_EDGE_OWN},
-    {CF__BACK, CF__BACK, 0, 1, CF_EDGE_GRADIENT},
-    {CF__BACK, CF__BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
-    {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
-};
-
-enum { CF__MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
-
-/* A pass at the other end of a rule. Chunks are counted from the rank's first one. */
-typedef struct cf__need {
-    int64_t chunk, stage; /* stage: virtual stage */
-    cf_pass pass;
-    cf_edge_why why;
-} cf__need;
-
-/* Which pass a rule's name stands for. */
-static cf_pass cf__resolve(int name, int split, int dropped) {
-    switch (name) {
-        case CF__BACK: return split ? CF_I : CF_B;
-        case CF__KEEPER: return dropped ? CF_R : CF_F;
-        case CF__FREER: return split ? CF_W : CF_B;
-        default: return (cf_pass)name;
-    }
+/* Whether a chunk of the unit has such a pass. */
+static int cf__pipe_occurs(const cf__pipe_unit *unit, cf_pass pass, int64_t chunk, int split) {
+    return cf__pipe_has_pass(pass, split) && (pass != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
-static int cf__is_dropped_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
-    return cf__chunks_after(pipe, chunk) >= kept;
+/* Whether that pass leaves activations behind: F of a kept chunk, and R. */
+static int cf__pipe_keeps(const cf__pipe_unit *unit, cf_pass pass, int64_t chunk) {
+    return pass == CF_R || (pass == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
-/* Applies one rule to a pass of a chunk on virtual stage v: forwards (way 1) to what the pass waits for, or backwards (way
-   -1) to what waits for it. Returns 0 where the rule has nothing to say. */
-static int cf__apply_rule(const cf__pipeline *pipe, const cf__rule *rule, int way, cf_pass pass, int64_t chunk, int64_t v,
-                          int split, int64_t kept, cf__need *need) {
-    int64_t chunks = way * (rule->chunks == CF__KEPT_ON ? kept : rule->chunks), stage = v + way * rule->stages;
-    int64_t before = pipe->chunks[chunk].group >= 0 ? pipe->chunks[chunk].index : 0;
-    int dropped = cf__is_dropped_of(pipe, chunk, kept);
-    cf_pass other;
-    if (cf__resolve(way > 0 ? rule->pass : rule->waits_for, split, dropped) != pass) return 0;
-    if (chunks > cf__chunks_after(pipe, chunk) || chunks < -before || stage < 0 || stage >= pipe->n_v) return 0;
-    if (rule->pass == CF_R && rule->why == CF_EDGE_ACTIVATION && pipe->local) return 0;
-    dropped = cf__is_dropped_of(pipe, chunk + chunks, kept);
-    other = cf__resolve(way > 0 ? rule->waits_for : rule->pass, split, dropped);
-    if (other == CF_R && !dropped) return 0;
-    need->pass = other;
-    need->chunk = chunk + chunks;
-    need->stage = stage;
-    need->why = (cf_edge_why)rule->why;
-    return 1;
+/* The unit of a chunk, of which `kept` chunks are kept. */
+static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    cf__pipe_unit unit;
+    unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
+    unit.n = (int32_t)(chunk + cf__chunks_after(pipe, chunk) + 1 - unit.first);
+    unit.k = (int32_t)cf__min(kept, unit.n);
+    return unit;
 }
 
-/* What a pass waits for, all of one chunk, virtual stage and unit, in the order of the rules; returns how many. split: backwards
-   are I and W. kept: how many chunks at the end of the chunk's group keep their activations in their F. */
-static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                     cf__need needs[CF__MOST_NEEDS]) {
-    int64_t i;
+/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how many
+   there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
+static int cf__pipe_follow(const cf__links *links, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk,
+                           cf__need needs[CF__MOST_NEEDS]) {
+    const cf__link *link = links->at[pass], *end = link + links->n[pass];
+    int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
-    for (i = 0; i < CF__COUNT(cf__rules); i++)
-        n += cf__apply_rule(pipe, &cf__rules[i], 1, pass, chunk, v, split, kept, &needs[n]);
+    for (; link < end; link++) {
+        int32_t on = link->chunks == CF__KEPT_ON ? unit->k : link->chunks == -CF__KEPT_ON ? -unit->k : link->chunks;
+        if (place + on < (link->kept ? n_dropped : 0)) continue;
+        if (place + on >= (link->pass == CF_R ? n_dropped : unit->n)) continue;
+        needs[n].chunk = (int32_t)chunk + on;
+        needs[n].stage = link->stages;
+        needs[n].pass = (cf_pass)link->pass;
+        needs[n++].why = (cf_edge_why)link->why;
+    }
     return n;
+}
+
+static int cf__pipe_follow_from(const cf__pipeline *pipe, int way, cf_pass pass, int64_t chunk, int64_t v, int split,
+                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, kept);
+    int n = cf__pipe_follow(&pipe->links[split != 0][way], pass, &unit, chunk, needs), i, n_there = 0;
+    for (i = 0; i < n; i++) {
+        needs[i].stage += (int32_t)v;
+        if (needs[i].stage >= 0 && needs[i].stage < pipe->n_v) needs[n_there++] = needs[i];
+    }
+    return n_there;
+}
+
+/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
+   many chunks at the end of the chunk's group keep their activations in their F. */
+static inline int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                            cf__need needs[CF__MOST_NEEDS]) {
+    return cf__pipe_follow_from(pipe, CF__WAITS_FOR, pass, chunk, v, split, kept, needs);
 }
 
 /* What waits for a pass: the same rules, read from the other end. */
-static int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                         cf__need needs[CF__MOST_NEEDS]) {
-    int64_t i;
-    int n = 0;
-    for (i = 0; i < CF__COUNT(cf__rules); i++)
-        n += cf__apply_rule(pipe, &cf__rules[i], -1, pass, chunk, v, split, kept, &needs[n]);
-    return n;
+static inline int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split,
+                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
+    return cf__pipe_follow_from(pipe, CF__HOLDS_UP, pass, chunk, v, split, kept, needs);
 }
 
-/* Seconds between a pass and one that waits for it: a transfer where the tensor goes to another virtual stage. */
+/* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
+static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
+
+/* Seconds between a pass and one that waits for it. */
 static double cf__need_seconds(const cf__pipeline *pipe, const cf__need *need) {
-    int crosses = need->why == CF_EDGE_ACTIVATION || need->why == CF_EDGE_GRADIENT;
-    return crosses ? cf__transfer_seconds(pipe, need->chunk) : 0;
+    return cf__pipe_crosses(need->why) ? cf__transfer_seconds(pipe, need->chunk) : 0;
 }
 
 /* ---- the plan's units ---- */
@@ -5055,98 +5137,85 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
     return full;
 }
 
-/* ---- sizes ---- */
+/* ---- building ---- */
 
 /* Everything that the builder knows. */
 typedef struct cf__grapher {
     cf_graph_desc desc; /* defaults filled in */
-    const cf_plan *plan;
+    cf__pipeline pipe;
     cf_error *error;
-    int64_t n_stages;   /* virtual stages in all */
     int64_t n_nodes, n_edges;
+    cf_graph *graph;
 } cf__grapher;
 
-static cf__costs cf__costs_at(const cf_timing *timing, int64_t stage) {
-    cf_stage_cost unit;
-    memset(&unit, 0, sizeof unit);
-    if (timing == NULL) return cf__fill_costs(&unit);
-    return cf__fill_costs(timing->stages != NULL ? &timing->stages[stage] : &timing->all);
-}
-
-static int cf__is_replayed(const cf__grapher *g, int64_t chunk) {
-    const cf_chunk *c = &g->plan->chunks[chunk];
-    return c->group >= 0 && c->index < g->plan->groups[c->group].n_chunks - g->desc.k;
-}
-
-static int64_t cf__chunk_nodes(const cf__grapher *g, int64_t chunk) {
-    return (2 + (g->desc.split != 0) + cf__is_replayed(g, chunk)) * g->n_stages;
-}
-
-/* How many edges end in the nodes of a chunk; cf__edges_into is the same, one by one. */
-static int64_t cf__chunk_edges(const cf__grapher *g, int64_t chunk) {
-    const cf_chunk *c = &g->plan->chunks[chunk];
-    int64_t n = g->n_stages, edges = 2 * (n - 1) + n;
-    if (g->desc.split) edges += n;
-    if (c->group >= 0 && c->index > 0) edges += n;
-    if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks) edges += n;
-    if (cf__is_replayed(g, chunk)) {
-        edges += n;
-        if (g->desc.replay == CF_REPLAY_PIPELINE) edges += n - 1;
-        if (!g->desc.no_slots) edges += n;
-    }
-    return edges;
-}
-
-static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
-    cf_result result;
-    if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK)
-        return result;
-    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    if (desc->timing == NULL) return CF_OK;
+static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    CF__TRY(cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error));
+    CF__TRY(cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error));
+    CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
+    CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
     return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
 
-/* Everything but a pass without finite seconds is refused here. */
-static cf_result cf__grapher_start(cf__grapher *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
-    int64_t id, end;
-    cf_result result;
+/* Nodes of a chunk, on one virtual stage: F, B or I and W, and R if it is dropped. */
+static int64_t cf__graph_chunk_nodes(const cf__grapher *g, int64_t chunk) {
+    return 2 + (g->desc.split != 0) + (cf__chunks_after(&g->pipe, chunk) >= g->desc.k);
+}
+
+/* Everything but times that are not finite is refused here. */
+static cf_result cf__graph_start(cf__grapher *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    int64_t i;
     memset(g, 0, sizeof *g);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
-    g->plan = plan;
     g->error = error;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_graph_desc(plan, &g->desc, error)) != CF_OK) return result;
-    g->n_stages = g->desc.n_stages * g->desc.n_virtual;
-    id = g->desc.rank * plan->n_steps;
-    for (end = id + plan->n_steps; id < end; id++) {
-        if (cf__unit_of(plan, id) == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
-                            "chunks and groups disagree");
-        g->n_nodes += cf__chunk_nodes(g, id);
-        g->n_edges += cf__chunk_edges(g, id);
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
+    g->pipe = cf__pipeline_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
+                              g->desc.timing);
+    for (i = 0; i < g->pipe.n; i++) {
+        if (cf__unit_of(plan, g->pipe.first_chunk + i) == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", g->pipe.first_chunk + i, -1,
+                            g->pipe.chunks[i].group, "chunks and groups disagree");
+        g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
         if (g->n_nodes > CF_MAX_NODES)
             return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
     }
     return CF_OK;
 }
 
-static cf_graph *cf__layout_graph(cf_graph *header, cf__carver *carver) {
-    cf_graph *graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
-    header->first = (int64_t *)cf__take(carver, header->n_steps + 1, sizeof(int64_t));
-    header->nodes = (cf_node *)cf__take(carver, header->n_nodes, sizeof(cf_node));
-    header->first_in = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
-    header->edges = (cf_edge *)cf__take(carver, header->n_edges, sizeof(cf_edge));
-    header->first_out = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
-    header->out = (int32_t *)cf__take(carver, header->n_edges, sizeof(int32_t));
-    return graph;
+/* How many edges end in the passes of a chunk, on all virtual stages together. */
+static int64_t cf__graph_chunk_edges(const cf__grapher *g, int64_t chunk) {
+    const cf__links *links = &g->pipe.links[g->desc.split != 0][CF__WAITS_FOR];
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    cf__need needs[CF__MOST_NEEDS];
+    int64_t edges = 0;
+    int pass, n, i;
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
+        n = cf__pipe_follow(links, (cf_pass)pass, &unit, chunk, needs);
+        for (i = 0; i < n; i++)
+            if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) edges += g->pipe.n_v - (needs[i].stage != 0);
+    }
+    return edges;
 }
 
-static cf_graph cf__graph_header(const cf__grapher *g) {
+static void cf__graph_scratch(void *job, cf__carver *carver) {
+    cf__layout_pipeline(&((cf__grapher *)job)->pipe, carver);
+}
+
+static cf_result cf__graph_prepare(void *job) {
+    cf__grapher *g = (cf__grapher *)job;
+    int64_t i;
+    cf__fill_pipeline(&g->pipe);
+    CF__TRY(cf__check_total_time(&g->pipe, g->error));
+    for (i = 0; i < g->pipe.n; i++) g->n_edges += cf__graph_chunk_edges(g, i);
+    return CF_OK;
+}
+
+static cf_block *cf__graph_object(void *job, cf__carver *carver) {
+    cf__grapher *g = (cf__grapher *)job;
     cf_graph graph;
     memset(&graph, 0, sizeof graph);
     graph.n_stages = g->desc.n_stages;
@@ -5155,105 +5224,69 @@ static cf_graph cf__graph_header(const cf__grapher *g) {
     graph.replay = g->desc.replay;
     graph.split = g->desc.split != 0;
     graph.rank = g->desc.rank;
-    graph.n_steps = g->plan->n_steps;
+    graph.n_steps = g->pipe.n;
     graph.n_nodes = g->n_nodes;
     graph.n_edges = g->n_edges;
-    return graph;
+    g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
+    graph.first = (int64_t *)cf__take(carver, graph.n_steps + 1, sizeof(int64_t));
+    graph.nodes = (cf_node *)cf__take(carver, graph.n_nodes, sizeof(cf_node));
+    graph.first_in = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
+    graph.edges = (cf_edge *)cf__take(carver, graph.n_edges, sizeof(cf_edge));
+    graph.first_out = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
+    graph.out = (int32_t *)cf__take(carver, graph.n_edges, sizeof(int32_t));
+    if (g->graph == NULL) return NULL;
+    *g->graph = graph;
+    return &g->graph->block;
 }
-
-/* ---- building ---- */
 
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
     int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps, place;
     int replayed;
     if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
     replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
-    if (pass == CF_F) place = 0;
-    else if (pass == CF_R && replayed) place = 1;
-    else if (pass == (graph->split ? CF_I : CF_B)) place = 1 + replayed;
-    else if (pass == CF_W && graph->split) place = 2 + replayed;
-    else return -1;
+    if ((int)pass < 0 || pass > CF_W || !cf__pipe_has_pass(pass, graph->split) || (pass == CF_R && !replayed)) return -1;
+    place = pass <= CF_R ? (int64_t)pass : 1 + replayed + (pass == CF_W);
     return graph->first[i] + place * n_stages + stage;
 }
 
-/* The nodes of all chunks on one virtual stage. */
-static cf_result cf__put_nodes(const cf__grapher *g, cf_graph *graph, int64_t stage) {
-    int64_t first = g->desc.rank * g->plan->n_steps, chunk;
-    cf__costs costs = cf__costs_at(g->desc.timing, stage);
+/* The nodes of a chunk, by rising number. */
+static void cf__graph_put_nodes(const cf__grapher *g, int64_t chunk, cf_node *next) {
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    int64_t v;
     int pass;
-    for (chunk = first; chunk < first + g->plan->n_steps; chunk++) {
-        const cf_chunk *c = &g->plan->chunks[chunk];
-        for (pass = CF_F; pass <= CF_W; pass++) {
-            int64_t id = cf_graph_node(graph, (cf_pass)pass, chunk, stage);
-            cf_node *node;
-            if (id < 0) continue;
-            node = &graph->nodes[id];
-            node->seconds = cf_cost_seconds(&costs.of[pass], c->tokens, c->pairs);
-            node->chunk = (int32_t)chunk;
-            node->stage = (int32_t)stage;
-            node->pass = (int32_t)pass;
-            node->keep = pass == CF_R || (pass == CF_F && !cf__is_replayed(g, chunk));
-            if (!cf__is_cost(node->seconds))
-                return cf__fail(g->error, CF_ERROR_OVERFLOW, "timing", chunk, 0, -1,
-                                "the seconds of a pass of this chunk are not finite");
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
+        for (v = 0; v < g->pipe.n_v; v++, next++) {
+            next->seconds = cf__pass_seconds(&g->pipe, pass, chunk, v);
+            next->chunk = (int32_t)(g->pipe.first_chunk + chunk);
+            next->stage = (int32_t)v;
+            next->pass = (int32_t)pass;
+            next->keep = cf__pipe_keeps(&unit, (cf_pass)pass, chunk);
         }
     }
-    return CF_OK;
 }
 
-/* Seconds of a chunk's way from stage to stage; padding travels too. */
-static double cf__way_seconds(const cf__grapher *g, int64_t chunk) {
-    const cf_timing *timing = g->desc.timing;
-    if (timing == NULL || g->desc.n_stages == 1) return 0;
-    return timing->latency + cf__product(timing->seconds_per_token, (double)g->plan->chunks[chunk].padded);
-}
-
-/* Where the edges of a node are put: all but the last two arguments of cf__put_edge are the same for one node. */
-typedef struct cf__edge_list {
-    const cf_graph *graph;
-    cf_edge *next;
-    int64_t to;
-} cf__edge_list;
-
-static void cf__put_edge(cf__edge_list *list, cf_edge_why why, double seconds, cf_pass pass, int64_t chunk,
-                         int64_t stage) {
-    cf_edge *edge = list->next++;
-    memset(edge, 0, sizeof *edge);
-    edge->seconds = seconds;
-    edge->from = (int32_t)cf_graph_node(list->graph, pass, chunk, stage);
-    edge->to = (int32_t)list->to;
-    edge->why = (int32_t)why;
-}
-
-/* What one node waits for. */
-static void cf__edges_into(const cf__grapher *g, cf__edge_list *list, int64_t id) {
-    const cf_node *node = &list->graph->nodes[id];
-    const cf_chunk *c = &g->plan->chunks[node->chunk];
-    int64_t chunk = node->chunk, stage = node->stage;
-    double transfer = cf__way_seconds(g, chunk);
-    cf_pass back = g->desc.split ? CF_I : CF_B, pass = (cf_pass)node->pass;
-    list->to = id;
-    if (pass == CF_F) {
-        if (stage > 0) cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_F, chunk, stage - 1);
-        if (c->group >= 0 && c->index > 0) cf__put_edge(list, CF_EDGE_STATE, 0, CF_F, chunk - 1, stage);
-    } else if (pass == CF_R) {
-        cf__put_edge(list, CF_EDGE_REPLAY, 0, CF_F, chunk, stage);
-        if (stage > 0 && g->desc.replay == CF_REPLAY_PIPELINE)
-            cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_R, chunk, stage - 1);
-        if (!g->desc.no_slots)
-            cf__put_edge(list, CF_EDGE_SLOT, 0, g->desc.split ? CF_W : CF_B, chunk + g->desc.k, stage);
-    } else if (pass == CF_W) {
-        cf__put_edge(list, CF_EDGE_OWN, 0, CF_I, chunk, stage);
-    } else {
-        cf__put_edge(list, CF_EDGE_OWN, 0, cf__is_replayed(g, chunk) ? CF_R : CF_F, chunk, stage);
-        if (stage + 1 < g->n_stages) cf__put_edge(list, CF_EDGE_GRADIENT, transfer, back, chunk, stage + 1);
-        if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks)
-            cf__put_edge(list, CF_EDGE_STATE_GRADIENT, 0, back, chunk + 1, stage);
+/* Writes what a node waits for; returns where the next edge goes. */
+static cf_edge *cf__graph_put_edges(const cf__grapher *g, int64_t id, cf_edge *next) {
+    const cf_node *node = &g->graph->nodes[id];
+    cf__need needs[CF__MOST_NEEDS];
+    int n = cf__needs(&g->pipe, (cf_pass)node->pass, node->chunk - g->pipe.first_chunk, node->stage, g->desc.split,
+                      g->desc.k, needs), i;
+    for (i = 0; i < n; i++) {
+        if (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT) continue;
+        memset(next, 0, sizeof *next);
+        next->seconds = cf__need_seconds(&g->pipe, &needs[i]);
+        next->from = (int32_t)cf_graph_node(g->graph, needs[i].pass, g->pipe.first_chunk + needs[i].chunk,
+                                            needs[i].stage);
+        next->to = (int32_t)id;
+        next->why = (int32_t)needs[i].why;
+        next++;
     }
+    return next;
 }
 
 /* The other direction, by counting. first_out[i + 1] is where node i's next edge goes, until all are placed. */
-static void cf__sort_edges_out(cf_graph *graph) {
+static void cf__graph_sort_out(cf_graph *graph) {
     int64_t i, sum = 0;
     for (i = 0; i <= graph->n_nodes; i++) graph->first_out[i] = 0;
     for (i = 0; i < graph->n_edges; i++) graph->first_out[graph->edges[i].from + 1]++;
@@ -5265,202 +5298,157 @@ static void cf__sort_edges_out(cf_graph *graph) {
     for (i = 0; i < graph->n_edges; i++) graph->out[graph->first_out[graph->edges[i].from + 1]++] = (int32_t)i;
 }
 
-static cf_result cf__write_graph(const cf__grapher *g, cf_graph *graph) {
-    cf__edge_list list = {graph, graph->edges, 0};
-    int64_t i, first = g->desc.rank * g->plan->n_steps;
-    cf_result result;
+static cf_result cf__graph_fill(void *job) {
+    cf__grapher *g = (cf__grapher *)job;
+    cf_graph *graph = g->graph;
+    cf_edge *next = graph->edges;
+    int64_t i;
     graph->first[0] = 0;
-    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__chunk_nodes(g, first + i);
-    for (i = 0; i < g->n_stages && graph->n_steps > 0; i++)
-        if ((result = cf__put_nodes(g, graph, i)) != CF_OK) return result;
-    for (i = 0; i < graph->n_nodes; i++) {
-        graph->first_in[i] = list.next - graph->edges;
-        cf__edges_into(g, &list, i);
+    for (i = 0; i < graph->n_steps; i++) {
+        cf__graph_put_nodes(g, i, &graph->nodes[graph->first[i]]);
+        graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
     }
-    graph->first_in[i] = list.next - graph->edges;
-    cf__sort_edges_out(graph);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error) {
-    cf__grapher g;
-    cf_graph header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__grapher_start(&g, plan, desc, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    header = cf__graph_header(&g);
-    cf__layout_graph(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_nodes");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
-                                      cf_graph **out, cf_error *error) {
-    cf__grapher g;
-    cf_graph header, *graph;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__grapher_start(&g, plan, desc, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    header = cf__graph_header(&g);
-    cf__layout_graph(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_nodes");
-    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    graph = cf__layout_graph(&header, &carver);
-    *graph = header;
-    if ((result = cf__write_graph(&g, graph)) != CF_OK) return result;
-    *out = graph;
+    for (i = 0; i < graph->n_nodes; i++) {
+        graph->first_in[i] = next - graph->edges;
+        next = cf__graph_put_edges(g, i, next);
+    }
+    graph->first_in[i] = next - graph->edges;
+    cf__graph_sort_out(graph);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    cf_allocator allocator;
-    size_t bytes;
-    void *memory;
-    cf_result result = cf_graph_size(plan, desc, &bytes, error);
-    if (result != CF_OK) return result;
+    static const cf__recipe recipe = {"n_nodes",         0,               cf__graph_scratch, cf__graph_prepare,
+                                      cf__graph_object, cf__graph_fill};
+    cf__grapher g;
+    CF__TRY(cf__graph_start(&g, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    memory = allocator.alloc(bytes, allocator.user);
-    if (memory == NULL) return cf__fail_memory(error, bytes);
-    result = cf_graph_into(plan, desc, memory, bytes, out, error);
-    if (result == CF_OK) (*out)->allocator = allocator;
-    else allocator.release(memory, allocator.user);
-    return result;
+    CF__TRY(cf__make(&recipe, &g, desc->allocator, error));
+    *out = g.graph;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
-    if (graph != NULL && graph->allocator.release != NULL) {
-        cf_allocator allocator = graph->allocator;
-        allocator.release(graph, allocator.user);
-    }
+    if (graph != NULL) cf__free_object(graph, &graph->block);
 }
 
 /* ---- checking a graph ---- */
 
-static cf_result cf__bad_graph(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
+static cf_result cf__graph_bad(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
                                const char *why) {
     return cf__fail(error, CF_ERROR_GRAPH, field, item, wanted, got, why);
 }
 
-static cf_result cf__check_graph_counts(const cf_graph *graph, cf_error *error) {
-    const struct {
-        const char *field;
-        int64_t value, least, most;
-    } counts[] = {{"n_stages", graph->n_stages, 1, INT32_MAX},
-                  {"n_virtual", graph->n_virtual, 1, INT32_MAX},
-                  {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
-                  {"split", graph->split, 0, 1},
-                  {"rank", graph->rank, 0, CF_MAX_RANKS - 1},
-                  {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS},
-                  {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES},
-                  {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1}};
-    const void *pointers[6];
-    static const char *const fields[6] = {"first", "first_in", "first_out", "nodes", "edges", "out"};
-    size_t i;
-    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
-            return cf__bad_graph(error, counts[i].field, -1,
-                                 counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
-                                 "out of range");
-    if (graph->n_stages * graph->n_virtual > INT32_MAX)
-        return cf__bad_graph(error, "n_virtual", -1, INT32_MAX / graph->n_stages, graph->n_virtual, "out of range");
-    pointers[0] = graph->first;
-    pointers[1] = graph->first_in;
-    pointers[2] = graph->first_out;
-    pointers[3] = graph->nodes;
-    pointers[4] = graph->edges;
-    pointers[5] = graph->out;
-    for (i = 0; i < 6; i++)
-        if (pointers[i] == NULL && (i < 3 || (i == 3 && graph->n_nodes > 0) || (i > 3 && graph->n_edges > 0)))
-            return cf__bad_graph(error, fields[i], -1, 1, 0, "is NULL");
-    return CF_OK;
+static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
+    const cf__member counts[] = {
+        {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
+        {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
+        {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
+        {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
+        {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
+        {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
+        {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES, CF_ERROR_GRAPH},
+        {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1, CF_ERROR_GRAPH}};
+    const char *null = graph->first == NULL                            ? "first"
+                       : graph->first_in == NULL                       ? "first_in"
+                       : graph->first_out == NULL                      ? "first_out"
+                       : graph->nodes == NULL && graph->n_nodes > 0    ? "nodes"
+                       : graph->edges == NULL && graph->n_edges > 0    ? "edges"
+                       : graph->out == NULL && graph->n_edges > 0      ? "out"
+                                                                       : NULL;
+    CF__TRY(cf__check_members(counts, CF__COUNT(counts), CF_ERROR_GRAPH, error));
+    return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
 }
 
-/* An index array: from 0, never falling, up to `end`. Stops at the first bad number, which is read from the array
-   itself. */
-static cf_result cf__check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_error *error) {
+/* An index array starts at 0, never falls, and ends with `end`. Stops at the first bad number, which is read from the
+   array itself. */
+static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field,
+                                       cf_error *error) {
     int64_t i;
-    if (first[0] != 0) return cf__bad_graph(error, field, 0, 0, first[0], "must start at 0");
-    for (i = 0; i < n; i++)
-        if (first[i + 1] < first[i] || first[i + 1] > end)
-            return cf__bad_graph(error, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
-                                 "falls or runs out of range");
-    if (first[n] != end) return cf__bad_graph(error, field, n, end, first[n], "does not end with the last item");
+    if (first[0] != 0) return cf__graph_bad(error, field, 0, 0, first[0], "does not start at 0");
+    for (i = 0; i < n; i++) {
+        if (first[i + 1] < first[i]) return cf__graph_bad(error, field, i + 1, first[i], first[i + 1], "falls");
+        if (first[i + 1] > end) return cf__graph_bad(error, field, i + 1, end, first[i + 1], "is out of range");
+    }
+    if (first[n] != end) return cf__graph_bad(error, field, n, end, first[n], "does not end with the last item");
     return CF_OK;
 }
 
-static cf_result cf__check_nodes(const cf_graph *graph, cf_error *error) {
+static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
+    if (cf__is_cost(seconds)) return CF_OK;
+    return cf__fail_real(error, CF_ERROR_GRAPH, field, item, seconds, "must be finite and not negative");
+}
+
+static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
     int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
     for (i = 0; i < graph->n_steps; i++) {
         int64_t n = graph->first[i + 1] - graph->first[i], least = 2 + graph->split;
         if (n != least * n_stages && n != (least + 1) * n_stages)
-            return cf__bad_graph(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
+            return cf__graph_bad(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
     }
     for (i = 0; i < graph->n_nodes; i++) {
         const cf_node *node = &graph->nodes[i];
         id = node->pass < 0 || node->pass > CF_W ? -1
                                                  : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        if (id != i) return cf__bad_graph(error, "nodes", i, i, id, "its pass, chunk and stage lead to another number");
+        if (id != i)
+            return cf__graph_bad(error, "nodes", i, i, id, "pass, chunk and stage of this node lead to another number");
         if (node->keep < 0 || node->keep > (node->pass <= CF_R))
-            return cf__bad_graph(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "out of range");
-        if (!cf__is_cost(node->seconds))
-            return cf__bad_graph(error, "nodes.seconds", i, 0, -1, "must be finite and not negative");
+            return cf__graph_bad(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "is out of range");
+        CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
     }
     return CF_OK;
 }
 
-/* Edges by target, and then the list by source: as many entries as edges, rising within a node, so each edge once. */
-static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
+static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
-    for (i = 0; i < graph->n_nodes; i++) {
+    for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            if (edge->to != i) return cf__bad_graph(error, "edges.to", j, i, edge->to, "another node's edge");
+            if (edge->to != i) return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among another node's edges");
             if (edge->from < 0 || edge->from >= graph->n_nodes)
-                return cf__bad_graph(error, "edges.from", j, graph->n_nodes - 1, edge->from, "no such node");
+                return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
             if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
-                return cf__bad_graph(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "out of range");
-            if (!cf__is_cost(edge->seconds))
-                return cf__bad_graph(error, "edges.seconds", j, 0, -1, "must be finite and not negative");
+                return cf__graph_bad(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "there is no such reason");
+            CF__TRY(cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error));
         }
-    }
+    return CF_OK;
+}
+
+/* The list by source has as many entries as there are edges, and they rise within a node: so each edge is in it once. */
+static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
+    int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
-        if (graph->first_out[i + 1] - graph->first_out[i] > CF_MAX_SUCCESSORS)
-            return cf__bad_graph(error, "first_out", i, CF_MAX_SUCCESSORS,
-                                 graph->first_out[i + 1] - graph->first_out[i], "too many edges leave this node");
+        int64_t n = graph->first_out[i + 1] - graph->first_out[i];
+        if (n > CF_MAX_SUCCESSORS)
+            return cf__graph_bad(error, "first_out", i, CF_MAX_SUCCESSORS, n, "too many edges leave this node");
         for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
             int64_t edge = graph->out[j];
             if (edge < 0 || edge >= graph->n_edges)
-                return cf__bad_graph(error, "out", j, graph->n_edges - 1, edge, "no such edge");
+                return cf__graph_bad(error, "out", j, graph->n_edges - 1, edge, "there is no such edge");
             if (graph->edges[edge].from != i)
-                return cf__bad_graph(error, "out", j, i, graph->edges[edge].from, "leads to another node's edge");
+                return cf__graph_bad(error, "out", j, i, graph->edges[edge].from, "this edge leaves another node");
             if (j > graph->first_out[i] && edge <= graph->out[j - 1])
-                return cf__bad_graph(error, "out", j, graph->out[j - 1] + (int64_t)1, edge,
-                                     "an edge twice, or not in order");
+                return cf__graph_bad(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "edges do not rise");
         }
     }
     return CF_OK;
 }
 
+/* Everything but cycles. */
 static cf_result cf__check_graph_arrays(const cf_graph *g, cf_error *error) {
-    cf_result result;
     if (g == NULL) return cf__fail_null(error, "graph");
-    if ((result = cf__check_graph_counts(g, error)) != CF_OK) return result;
-    if ((result = cf__check_first(g->first, g->n_steps, g->n_nodes, "first", error)) != CF_OK) return result;
-    if ((result = cf__check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error)) != CF_OK) return result;
-    if ((result = cf__check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error)) != CF_OK) return result;
-    if ((result = cf__check_nodes(g, error)) != CF_OK) return result;
-    return cf__check_edges(g, error);
+    CF__TRY(cf__graph_check_counts(g, error));
+    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", error));
+    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error));
+    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error));
+    CF__TRY(cf__graph_check_nodes(g, error));
+    CF__TRY(cf__graph_check_edges(g, error));
+    return cf__graph_check_out(g, error);
 }
 
 /* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
    node for the second time. waiting[] is spent by this. */
-static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
+static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) {
     int64_t node = 0, i;
     while (waiting[node] <= 0) node++;
     while (waiting[node] > 0) {
@@ -5471,9 +5459,19 @@ static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
     return node;
 }
 
-/* Fills order so that each node comes after those that it waits for. waiting: n_nodes numbers of scratch. */
-static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t *order, cf_error *error) {
-    int64_t i, j, n = 0, cycle;
+/* What works on a checked graph. */
+typedef struct cf__graph_walk {
+    const cf_graph *graph;
+    cf_error *error;
+    int32_t *waiting, *order; /* (n_nodes) */
+    cf_critical *critical;
+} cf__graph_walk;
+
+/* Fills order so that each node comes after those that it waits for. */
+static cf_result cf__graph_sort_nodes(const cf__graph_walk *walk) {
+    const cf_graph *graph = walk->graph;
+    int32_t *waiting = walk->waiting, *order = walk->order;
+    int64_t i, j, n = 0;
     for (i = 0; i < graph->n_nodes; i++) {
         waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
         if (waiting[i] == 0) order[n++] = (int32_t)i;
@@ -5486,47 +5484,59 @@ static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t
         }
     }
     if (n == graph->n_nodes) return CF_OK;
-    cycle = cf__node_on_cycle(graph, waiting);
-    return cf__bad_graph(error, "edges", cycle, graph->n_nodes, n,
-                         "this node waits for itself; nodes that can be ordered");
+    return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
+                      "this node waits for itself, directly or through others");
 }
 
+static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    walk->waiting = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
+    walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
+}
+
+static cf_result cf__graph_check_order(void *job) { return cf__graph_sort_nodes((cf__graph_walk *)job); }
+
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    cf_allocator memory;
-    int32_t *waiting;
-    size_t bytes;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
-    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
-    bytes = (2 * (size_t)graph->n_nodes + 1) * sizeof(int32_t);
-    waiting = (int32_t *)memory.alloc(bytes, memory.user);
-    if (waiting == NULL) return cf__fail_memory(error, bytes);
-    result = cf__sort_nodes(graph, waiting, waiting + graph->n_nodes, error);
-    memory.release(waiting, memory.user);
-    return result;
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_check_order};
+    cf__graph_walk walk;
+    memset(&walk, 0, sizeof walk);
+    walk.graph = graph;
+    walk.error = error;
+    CF__TRY(cf__check_graph_arrays(graph, error));
+    return cf__make(&recipe, &walk, allocator, error);
 }
 
 /* ---- critical path ---- */
 
-static cf_critical *cf__layout_critical(cf_critical *header, cf__carver *carver) {
-    cf_critical *critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
-    header->path = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
-    header->order = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
-    header->earliest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
-    header->latest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
-    return critical;
+static cf_block *cf__graph_critical_object(void *job, cf__carver *carver) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    cf_critical critical;
+    memset(&critical, 0, sizeof critical);
+    critical.n_nodes = walk->graph->n_nodes;
+    walk->critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
+    walk->waiting = critical.path = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
+    walk->order = critical.order = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
+    critical.earliest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
+    critical.latest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
+    if (walk->critical == NULL) return NULL;
+    *walk->critical = critical;
+    return &walk->critical->block;
+}
+
+/* When an edge lets its target start. */
+static double cf__graph_release(const cf_graph *graph, const cf_critical *critical, const cf_edge *edge) {
+    return critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
 }
 
 /* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
-static int64_t cf__find_earliest(const cf_graph *graph, cf_critical *critical) {
+static int64_t cf__graph_find_earliest(const cf_graph *graph, cf_critical *critical) {
     int64_t i, j, last = -1;
     critical->length = 0;
     for (i = 0; i < graph->n_nodes; i++) {
         int64_t node = critical->order[i];
         double start = 0, end;
         for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
-            const cf_edge *edge = &graph->edges[j];
-            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
+            double after = cf__graph_release(graph, critical, &graph->edges[j]);
             if (after > start) start = after;
         }
         critical->earliest[node] = start;
@@ -5540,7 +5550,7 @@ static int64_t cf__find_earliest(const cf_graph *graph, cf_critical *critical) {
 }
 
 /* Latest starts, last to first. */
-static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
+static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) {
     int64_t i, j;
     for (i = graph->n_nodes - 1; i >= 0; i--) {
         int64_t node = critical->order[i];
@@ -5556,18 +5566,15 @@ static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
 }
 
 /* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
-static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
+static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
     int64_t i, n = 0;
     while (node >= 0) {
         int64_t before = -1;
         double start = critical->earliest[node];
         critical->latest[node] = start;
         critical->path[n++] = (int32_t)node;
-        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++) {
-            const cf_edge *edge = &graph->edges[i];
-            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
-            if (!(after < start)) before = edge->from;
-        }
+        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
+            if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
         node = before;
     }
     critical->n_path = n;
@@ -5578,78 +5585,44 @@ static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t 
     }
 }
 
-CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error) {
-    cf_critical header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result;
-    if (graph == NULL) return cf__fail_null(error, "graph");
-    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    memset(&header, 0, sizeof header);
-    header.n_nodes = graph->n_nodes;
-    cf__layout_critical(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_nodes");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
-                                         cf_error *error) {
-    cf_critical header, *critical;
-    cf__carver carver = {(unsigned char *)memory, 0, 0};
-    size_t needed;
+static cf_result cf__graph_critical_fill(void *job) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
     int64_t last;
-    cf_result result = cf_critical_size(graph, &needed, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__check_memory(memory, bytes, needed, error)) != CF_OK) return result;
-    if ((result = cf__check_graph_arrays(graph, error)) != CF_OK) return result;
-    memset(&header, 0, sizeof header);
-    header.n_nodes = graph->n_nodes;
-    critical = cf__layout_critical(&header, &carver);
-    *critical = header;
-    if ((result = cf__sort_nodes(graph, critical->path, critical->order, error)) != CF_OK) return result;
-    last = cf__find_earliest(graph, critical);
-    if (!cf__is_cost(critical->length))
-        return cf__fail(error, CF_ERROR_OVERFLOW, "length", -1, 0, -1, "the seconds of a path are not finite");
-    cf__find_latest(graph, critical);
-    cf__find_path(graph, critical, last);
-    *out = critical;
+    CF__TRY(cf__graph_sort_nodes(walk));
+    last = cf__graph_find_earliest(walk->graph, walk->critical);
+    if (!cf__is_cost(walk->critical->length))
+        return cf__fail_real(walk->error, CF_ERROR_OVERFLOW, "length", -1, walk->critical->length,
+                             "the seconds of a path do not add up to a finite number");
+    cf__graph_find_latest(walk->graph, walk->critical);
+    cf__graph_find_path(walk->graph, walk->critical, last);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error) {
-    cf_allocator memory;
-    size_t bytes;
-    void *block;
-    cf_result result = cf_critical_size(graph, &bytes, error);
-    if (result != CF_OK) return result;
+    static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
+    cf__graph_walk walk;
+    memset(&walk, 0, sizeof walk);
+    walk.graph = graph;
+    walk.error = error;
+    CF__TRY(cf__check_graph_arrays(graph, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
-    block = memory.alloc(bytes, memory.user);
-    if (block == NULL) return cf__fail_memory(error, bytes);
-    result = cf_critical_into(graph, block, bytes, out, error);
-    if (result == CF_OK) (*out)->allocator = memory;
-    else memory.release(block, memory.user);
-    return result;
+    CF__TRY(cf__make(&recipe, &walk, allocator, error));
+    *out = walk.critical;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
-    if (critical != NULL && critical->allocator.release != NULL) {
-        cf_allocator allocator = critical->allocator;
-        allocator.release(critical, allocator.user);
-    }
+    if (critical != NULL) cf__free_object(critical, &critical->block);
 }
 
 /* ---- for executors ---- */
 
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
     int64_t i;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__check_graph_arrays(graph, error));
     if (count < graph->n_nodes)
-        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "too small");
+        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
     if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
     for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
     return CF_OK;
