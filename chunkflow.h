@@ -6618,254 +6618,265 @@ static cf_result cf__run_clock(cf__clock *clock) {
    >>bounds    heads, tails and lower bounds
    ================================================================================================================ */
 
-enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS }; /* of a pass, for the arrays below */
-
+enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS };
 /* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it.
-   With split backwards the third kind is I, the fourth W; otherwise the third is B and there is no fourth. */
+   There are arrays for those passes only that a schedule has: B, or I and W. */
 typedef struct cf__paths {
     const cf__pipeline *pipe;
     int split;
-    double *seconds[CF__KINDS]; /* (cells) */
-    double *head[CF__KINDS];    /* (cells) */
-    double *tail[CF__KINDS];    /* (cells) */
-    double critical;            /* longest head + seconds + tail */
+    double *seconds[CF_COMPUTE_PASS_COUNT]; /* (cells) */
+    double *head[CF_COMPUTE_PASS_COUNT];    /* (cells) */
+    double *tail[CF_COMPUTE_PASS_COUNT];    /* (cells) */
+    double critical;                        /* longest head + seconds + tail */
 } cf__paths;
 
-/* Working space of the bounds of one stage. A job is a pass there. */
-typedef struct cf__jobs {
-    int64_t n;
-    double *late;      /* (most jobs) minus the head, so that sorting by falling key sorts by rising head */
-    double *urgency;   /* (most jobs) minus the tail */
-    double *left;      /* (most jobs) seconds still to run */
-    int32_t *by_head;  /* (most jobs) */
-    int32_t *heap;     /* (most jobs) */
-} cf__jobs;
-
-static void cf__layout_paths(cf__paths *paths, int64_t n_cells, int split, cf__carver *carver) {
-    int i;
-    for (i = 0; i < CF__KINDS; i++) {
-        int64_t n = i < CF__WEIGHT || split ? n_cells : 0;
-        paths->seconds[i] = (double *)cf__take(carver, n, sizeof(double));
-        paths->head[i] = (double *)cf__take(carver, n, sizeof(double));
-        paths->tail[i] = (double *)cf__take(carver, n, sizeof(double));
+static void cf__bounds_layout_paths(cf__paths *paths, int64_t n_cells, int split, cf__carver *carver) {
+    int pass;
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        int64_t n = cf__pipe_has_pass((cf_pass)pass, split) ? n_cells : 0;
+        paths->seconds[pass] = (double *)cf__take(carver, n, sizeof(double));
+        paths->head[pass] = (double *)cf__take(carver, n, sizeof(double));
+        paths->tail[pass] = (double *)cf__take(carver, n, sizeof(double));
     }
-}
-
-static void cf__layout_jobs(cf__jobs *jobs, int64_t most, cf__carver *carver) {
-    jobs->late = (double *)cf__take(carver, most, sizeof(double));
-    jobs->urgency = (double *)cf__take(carver, most, sizeof(double));
-    jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->heap = (int32_t *)cf__take(carver, most, sizeof(int32_t));
 }
 
 static double cf__most(double a, double b) { return a > b ? a : b; }
 
-/* Head + seconds of a pass: when it can have ended at the earliest. */
-static double cf__earliest_end(const cf__paths *paths, int kind, int64_t cell) {
-    return paths->head[kind][cell] + paths->seconds[kind][cell];
-}
-
 /* Seconds + tail of a pass: how long before the end it must have begun. */
-static double cf__latest_start(const cf__paths *paths, int kind, int64_t cell) {
-    return paths->tail[kind][cell] + paths->seconds[kind][cell];
+static double cf__bounds_latest_start(const cf__paths *paths, int pass, int64_t cell) {
+    return paths->tail[pass][cell] + paths->seconds[pass][cell];
 }
 
-/* The pass that frees the slot of a chunk. */
-static int cf__last_kind(const cf__paths *paths) { return paths->split ? CF__WEIGHT : CF__BACKWARD; }
-
-static void cf__fill_seconds(cf__paths *paths) {
+static void cf__bounds_fill_seconds(cf__paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
-    for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < pipe->n; i++) {
-            int64_t cell = v * pipe->n + i;
-            paths->seconds[CF__FORWARD][cell] = cf__pass_seconds(pipe, CF_F, i, v);
-            paths->seconds[CF__AGAIN][cell] = cf__pass_seconds(pipe, CF_R, i, v);
-            paths->seconds[CF__BACKWARD][cell] = cf__pass_seconds(pipe, paths->split ? CF_I : CF_B, i, v);
-            if (paths->split) paths->seconds[CF__WEIGHT][cell] = cf__pass_seconds(pipe, CF_W, i, v);
+    int pass;
+    for (pass = CF_F; pass <= CF_W; pass++)
+        for (v = 0; cf__pipe_has_pass((cf_pass)pass, paths->split) && v < pipe->n_v; v++)
+            for (i = 0; i < pipe->n; i++) paths->seconds[pass][v * pipe->n + i] = cf__pass_seconds(pipe, pass, i, v);
+}
+
+/* Heads (CF__WAITS_FOR) or tails (CF__HOLDS_UP) of one pass of a chunk on all virtual stages, those of the passes at the
+   other ends of the rules being known. */
+static void cf__bounds_find_reach(cf__paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk) {
+    const cf__pipeline *pipe = paths->pipe;
+    double **reach = way == CF__WAITS_FOR ? paths->head : paths->tail, transfer = cf__transfer_seconds(pipe, chunk);
+    cf__need needs[CF__MOST_NEEDS];
+    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), i;
+    int rises = (pass <= CF_R) == (way == CF__WAITS_FOR);
+    int64_t j;
+    for (j = 0; j < pipe->n_v; j++) {
+        int64_t v = rises ? j : pipe->n_v - 1 - j;
+        double longest = 0;
+        for (i = 0; i < n; i++) {
+            int64_t stage = v + needs[i].stage, cell = stage * pipe->n + needs[i].chunk;
+            if (stage < 0 || stage >= pipe->n_v) continue;
+            longest = cf__most(longest, reach[needs[i].pass][cell] + paths->seconds[needs[i].pass][cell] +
+                                            (needs[i].stage != 0 ? transfer : 0));
         }
-}
-
-/* Heads of the passes of one chunk, those of the group's chunks that come before them being known. `last`: the group's
-   last chunk; a chunk before it by k or more is dropped, and replayed when the chunk k after it has freed its slot. */
-static void cf__forward_heads(cf__paths *paths, int64_t chunk, int64_t first) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = 0; v < pipe->n_v; v++) {
-        int64_t cell = v * pipe->n + chunk;
-        double head = 0;
-        if (v > 0) head = cf__earliest_end(paths, CF__FORWARD, cell - pipe->n) + transfer;
-        if (chunk > first) head = cf__most(head, cf__earliest_end(paths, CF__FORWARD, cell - 1));
-        paths->head[CF__FORWARD][cell] = head;
+        reach[pass][v * pipe->n + chunk] = longest;
     }
 }
 
-static void cf__replay_heads(cf__paths *paths, int64_t chunk, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = 0; v < pipe->n_v; v++) {
-        int64_t cell = v * pipe->n + chunk;
-        double head = cf__earliest_end(paths, cf__last_kind(paths), cell + pipe->k);
-        if (v > 0 && !pipe->local) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell - pipe->n) + transfer);
-        if (chunk + 1 + pipe->k <= last) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell + 1));
-        paths->head[CF__AGAIN][cell] = head;
+/* All heads and tails of a unit, each after those that it follows from. A kept chunk has a tail of R, too, since a
+   memory limit may cause it to be dropped: from there the path leads on through the replays of all chunks before it. */
+static void cf__bounds_find_unit(cf__paths *paths, const cf__pipe_unit *unit) {
+    cf_pass back = paths->split ? CF_I : CF_B;
+    cf__pipe_unit dropped = *unit;
+    int64_t first = unit->first, last = first + unit->n - 1, i;
+    dropped.k = 0;
+    for (i = first; i <= last; i++) cf__bounds_find_reach(paths, CF__WAITS_FOR, CF_F, unit, i);
+    for (i = last; i >= first; i--) {
+        if (cf__pipe_is_dropped(unit, i - first)) cf__bounds_find_reach(paths, CF__WAITS_FOR, CF_R, unit, i);
+        cf__bounds_find_reach(paths, CF__WAITS_FOR, back, unit, i);
+        if (paths->split) cf__bounds_find_reach(paths, CF__WAITS_FOR, CF_W, unit, i);
     }
-}
-
-static void cf__backward_heads(cf__paths *paths, int64_t chunk, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int kept_by = chunk + pipe->k <= last ? CF__AGAIN : CF__FORWARD;
-    int64_t v;
-    for (v = pipe->n_v - 1; v >= 0; v--) {
-        int64_t cell = v * pipe->n + chunk;
-        double head = cf__earliest_end(paths, kept_by, cell);
-        if (v + 1 < pipe->n_v) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + pipe->n) + transfer);
-        if (chunk < last) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + 1));
-        paths->head[CF__BACKWARD][cell] = head;
-        if (paths->split) paths->head[CF__WEIGHT][cell] = cf__earliest_end(paths, CF__BACKWARD, cell);
+    for (i = first; i <= last; i++) {
+        if (paths->split) cf__bounds_find_reach(paths, CF__HOLDS_UP, CF_W, unit, i);
+        cf__bounds_find_reach(paths, CF__HOLDS_UP, back, unit, i);
+        cf__bounds_find_reach(paths, CF__HOLDS_UP, CF_R, &dropped, i);
     }
-}
-
-/* The same backwards in time. (cf__replay_tails is right for a chunk that is dropped although K would let it stay,
-   too.) */
-static void cf__backward_tails(cf__paths *paths, int64_t chunk, int64_t first) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = 0; v < pipe->n_v; v++) {
-        int64_t cell = v * pipe->n + chunk;
-        double tail = 0, freed = 0;
-        if (chunk - first >= pipe->k) freed = cf__latest_start(paths, CF__AGAIN, cell - pipe->k);
-        if (v > 0) tail = cf__latest_start(paths, CF__BACKWARD, cell - pipe->n) + transfer;
-        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__BACKWARD, cell - 1));
-        if (paths->split) {
-            paths->tail[CF__WEIGHT][cell] = freed;
-            freed = cf__latest_start(paths, CF__WEIGHT, cell);
-        }
-        paths->tail[CF__BACKWARD][cell] = cf__most(tail, freed);
-    }
-}
-
-static void cf__replay_tails(cf__paths *paths, int64_t chunk, int64_t first) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = pipe->n_v - 1; v >= 0; v--) {
-        int64_t cell = v * pipe->n + chunk;
-        double tail = cf__latest_start(paths, CF__BACKWARD, cell);
-        if (v + 1 < pipe->n_v && !pipe->local)
-            tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell + pipe->n) + transfer);
-        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell - 1));
-        paths->tail[CF__AGAIN][cell] = tail;
-    }
-}
-
-static void cf__forward_tails(cf__paths *paths, int64_t chunk, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = pipe->n_v - 1; v >= 0; v--) {
-        int64_t cell = v * pipe->n + chunk;
-        double tail = cf__latest_start(paths, chunk + pipe->k <= last ? CF__AGAIN : CF__BACKWARD, cell);
-        if (v + 1 < pipe->n_v) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + pipe->n) + transfer);
-        if (chunk < last) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + 1));
-        paths->tail[CF__FORWARD][cell] = tail;
-        paths->critical =
-            cf__most(paths->critical, paths->head[CF__FORWARD][cell] + cf__latest_start(paths, CF__FORWARD, cell));
-    }
+    for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__HOLDS_UP, CF_F, unit, i);
 }
 
 /* Fills paths, unit by unit; time is linear in the passes. Every longest path begins with an F. */
-static void cf__find_paths(cf__paths *paths) {
-    const cf__pipeline *pipe = paths->pipe;
-    int64_t first, last, i;
+static void cf__bounds_find_paths(cf__paths *paths, const cf__pipeline *pipe, int split) {
+    int64_t i;
+    paths->pipe = pipe;
+    paths->split = split;
     paths->critical = 0;
-    cf__fill_seconds(paths);
-    for (first = 0; first < pipe->n; first = last + 1) {
-        last = first + cf__chunks_after(pipe, first);
-        for (i = first; i <= last; i++) cf__forward_heads(paths, i, first);
-        for (i = last; i >= first; i--) {
-            if (last - i >= pipe->k) cf__replay_heads(paths, i, last);
-            cf__backward_heads(paths, i, last);
-        }
-        for (i = first; i <= last; i++) {
-            cf__backward_tails(paths, i, first);
-            cf__replay_tails(paths, i, first); /* also of kept chunks, which a limit may cause to be dropped */
-        }
-        for (i = last; i >= first; i--) cf__forward_tails(paths, i, last);
+    cf__bounds_fill_seconds(paths);
+    for (i = 0; i < pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
+        cf__bounds_find_unit(paths, &unit);
+        i += unit.n;
     }
+    for (i = 0; i < pipe->n * pipe->n_v; i++)
+        paths->critical = cf__most(paths->critical, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
-static void cf__add_job(cf__jobs *jobs, const cf__paths *paths, int kind, int64_t cell) {
-    jobs->late[jobs->n] = -paths->head[kind][cell];
-    jobs->urgency[jobs->n] = -paths->tail[kind][cell];
-    jobs->left[jobs->n] = paths->seconds[kind][cell];
-    jobs->by_head[jobs->n] = (int32_t)jobs->n;
-    jobs->n++;
+/* ---- one stage by itself ---- */
+
+/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for each
+   place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
+enum { CF__BOUNDS_LEVELS = 6 };
+
+typedef struct cf__jobs {
+    int64_t n;
+    double *head, *tail;      /* (most jobs) */
+    double *left;             /* (most jobs) seconds still to run */
+    int32_t *by_head;         /* (most jobs) */
+    int32_t *by_tail;         /* (most jobs) longest first */
+    int32_t *place;           /* (most jobs) in by_tail */
+    uint64_t *waiting[CF__BOUNDS_LEVELS];
+    int n_levels;
+} cf__jobs;
+
+static void cf__bounds_layout_jobs(cf__jobs *jobs, int64_t most, cf__carver *carver) {
+    jobs->head = (double *)cf__take(carver, most, sizeof(double));
+    jobs->tail = (double *)cf__take(carver, most, sizeof(double));
+    jobs->left = (double *)cf__take(carver, most, sizeof(double));
+    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->by_tail = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->place = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->n_levels = 0;
+    do {
+        most = cf__div_up(most, 64);
+        jobs->waiting[jobs->n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    } while (most > 1);
 }
 
-static void cf__collect_jobs(cf__jobs *jobs, const cf__paths *paths, int64_t stage) {
+static void cf__bounds_set_waiting(cf__jobs *jobs, int64_t place) {
+    int level;
+    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
+        jobs->waiting[level][place >> 6] |= (uint64_t)1 << (place & 63);
+}
+
+static void cf__bounds_clear_waiting(cf__jobs *jobs, int64_t place) {
+    int level;
+    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
+        if ((jobs->waiting[level][place >> 6] &= ~((uint64_t)1 << (place & 63))) != 0) return;
+}
+
+/* The most urgent job that waits; -1: none does. */
+static int64_t cf__bounds_most_urgent(const cf__jobs *jobs) {
+    int level = jobs->n_levels - 1;
+    int64_t place = 0;
+    if (jobs->waiting[level][0] == 0) return -1;
+    for (; level >= 0; level--) place = place << 6 | cf__lowest_bit(jobs->waiting[level][place]);
+    return jobs->by_tail[place];
+}
+
+static void cf__bounds_collect_jobs(cf__jobs *jobs, const cf__paths *paths, int64_t stage) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
+    int pass;
     jobs->n = 0;
     for (v = stage; v < pipe->n_v; v += pipe->n_stages)
         for (i = 0; i < pipe->n; i++) {
             int64_t cell = v * pipe->n + i;
-            cf__add_job(jobs, paths, CF__FORWARD, cell);
-            if (cf__chunks_after(pipe, i) >= pipe->k) cf__add_job(jobs, paths, CF__AGAIN, cell);
-            cf__add_job(jobs, paths, CF__BACKWARD, cell);
-            if (paths->split) cf__add_job(jobs, paths, CF__WEIGHT, cell);
+            for (pass = CF_F; pass <= CF_W; pass++) {
+                if (!cf__pipe_has_pass((cf_pass)pass, paths->split)) continue;
+                if (pass == CF_R && cf__chunks_after(pipe, i) < pipe->k) continue;
+                jobs->head[jobs->n] = paths->head[pass][cell];
+                jobs->tail[jobs->n] = paths->tail[pass][cell];
+                jobs->left[jobs->n++] = paths->seconds[pass][cell];
+            }
         }
 }
 
 /* Least head + all work + least tail. */
-static double cf__load_bound(const cf__jobs *jobs) {
+static double cf__bounds_load(const cf__jobs *jobs) {
     double head = DBL_MAX, tail = DBL_MAX, work = 0;
     int64_t i;
     for (i = 0; i < jobs->n; i++) {
-        if (-jobs->late[i] < head) head = -jobs->late[i];
-        if (-jobs->urgency[i] < tail) tail = -jobs->urgency[i];
+        if (jobs->head[i] < head) head = jobs->head[i];
+        if (jobs->tail[i] < tail) tail = jobs->tail[i];
         work += jobs->left[i];
     }
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
+/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over the
+   bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as ids. */
+static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const double *keys, uint64_t flip) {
+    int64_t start[1 << 11], i, sum;
+    uint64_t bits, first = 0, differ = 0, mask = n < 4096 ? 255 : 2047;
+    int shift, width = n < 4096 ? 8 : 11;
+    for (i = 0; i < n; i++) {
+        (*ids)[i] = (int32_t)i;
+        memcpy(&bits, &keys[i], sizeof bits);
+        if (i == 0) first = bits;
+        differ |= bits ^ first;
+    }
+    for (shift = 0; shift < 64 && differ >> shift != 0; shift += (differ >> shift & 1) != 0 ? width : 1) {
+        int32_t *swap = *ids;
+        if ((differ >> shift & 1) == 0) continue;
+        memset(start, 0, (size_t)(mask + 1) * sizeof start[0]);
+        for (i = 0; i < n; i++) {
+            memcpy(&bits, &keys[i], sizeof bits);
+            start[(bits ^ flip) >> shift & mask]++;
+        }
+        for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
+            int64_t count = start[i];
+            start[i] = sum;
+            sum += count;
+        }
+        for (i = 0; i < n; i++) {
+            memcpy(&bits, &keys[swap[i]], sizeof bits);
+            (*spare)[start[(bits ^ flip) >> shift & mask]++] = swap[i];
+        }
+        *ids = *spare;
+        *spare = swap;
+    }
+}
+
+/* By head, and by tail with the longest first; of equal tails the lower job is first. */
+static void cf__bounds_sort_jobs(cf__jobs *jobs) {
+    int64_t i, n_words = jobs->n;
+    int level;
+    cf__bounds_sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
+    cf__bounds_sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
+    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (int32_t)i;
+    for (level = 0; level < jobs->n_levels; level++) {
+        n_words = cf__div_up(n_words, 64);
+        memset(jobs->waiting[level], 0, (size_t)n_words * sizeof(uint64_t));
+    }
+}
+
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
    the maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
-static double cf__one_machine_bound(cf__jobs *jobs) {
-    int64_t i = 0, n_heap = 0;
+static double cf__bounds_one_machine(cf__jobs *jobs) {
+    int64_t i = 0, job;
     double now = 0, bound = 0;
-    cf__sort_by_key(jobs->by_head, jobs->n, jobs->late);
-    while (i < jobs->n || n_heap > 0) {
-        double release = i < jobs->n ? -jobs->late[jobs->by_head[i]] : DBL_MAX;
-        int32_t job;
-        if (n_heap == 0 || release <= now) {
+    if (jobs->n == 0) return 0;
+    cf__bounds_sort_jobs(jobs);
+    for (;;) {
+        double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
+        job = release <= now ? -1 : cf__bounds_most_urgent(jobs);
+        if (job < 0 && i == jobs->n) return bound;
+        if (job < 0) {
             now = cf__most(now, release);
-            cf__heap_push(jobs->heap, n_heap++, jobs->by_head[i++], jobs->urgency);
-            continue;
-        }
-        job = jobs->heap[0];
-        if (now + jobs->left[job] > release) {
+            cf__bounds_set_waiting(jobs, jobs->place[jobs->by_head[i++]]);
+        } else if (now + jobs->left[job] > release) {
             jobs->left[job] -= release - now;
             now = release;
-            continue;
+        } else {
+            now += jobs->left[job];
+            bound = cf__most(bound, now + jobs->tail[job]);
+            cf__bounds_clear_waiting(jobs, jobs->place[job]);
         }
-        now += jobs->left[job];
-        bound = cf__most(bound, now - jobs->urgency[job]);
-        cf__heap_pop(jobs->heap, n_heap--, jobs->urgency);
     }
-    return bound;
 }
+
+/* ---- memory ---- */
 
 /* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the
    chunk's forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it
    stay; then that time is the one of its replay, which in local replay goes no further than its stage. */
-static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
+static void cf__bounds_sum_slots(const cf__paths *paths, double *sums) {
     const cf__pipeline *pipe = paths->pipe;
+    const double *back = paths->seconds[paths->split ? CF_I : CF_B];
     int64_t i, v;
     for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
     for (i = 0; i < pipe->n; i++) {
@@ -6873,31 +6884,32 @@ static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
         int may_drop = cf__chunks_after(pipe, i) > 0;
         for (v = pipe->n_v - 1; v >= 0; v--) {
             int64_t cell = v * pipe->n + i;
-            double forward = paths->seconds[CF__FORWARD][cell], again = paths->seconds[CF__AGAIN][cell];
+            double forward = paths->seconds[CF_F][cell], again = paths->seconds[CF_R][cell];
             if (may_drop && again < forward) forward = again;
             if (may_drop && pipe->local) seconds = -transfer;
-            seconds += transfer + forward + paths->seconds[CF__BACKWARD][cell];
-            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF__WEIGHT][cell] : 0);
+            seconds += transfer + forward + back[cell];
+            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF_W][cell] : 0);
         }
     }
 }
 
-/* At most `limit` chunks on the stage at once, so their slot times take at least sum / limit, after the least head of a
-   forward and before the least tail of a pass that frees a slot. */
-static double cf__memory_bound(const cf__paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
+/* At most `limit` chunks are on the stage at once, so their slot times take at least sum / limit, after the least head
+   of a forward and before the least tail of a pass that frees a slot. */
+static double cf__bounds_memory(const cf__paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
     const cf__pipeline *pipe = paths->pipe;
+    const double *heads = paths->head[CF_F], *tails = paths->tail[paths->split ? CF_W : CF_B];
     double head = DBL_MAX, tail = DBL_MAX;
-    int64_t v, i;
+    int64_t v, cell;
     for (v = stage; v < pipe->n_v; v += pipe->n_stages)
-        for (i = 0; i < pipe->n; i++) {
-            int64_t cell = v * pipe->n + i;
-            if (paths->head[CF__FORWARD][cell] < head) head = paths->head[CF__FORWARD][cell];
-            if (paths->tail[cf__last_kind(paths)][cell] < tail) tail = paths->tail[cf__last_kind(paths)][cell];
+        for (cell = v * pipe->n; cell < (v + 1) * pipe->n; cell++) {
+            if (heads[cell] < head) head = heads[cell];
+            if (tails[cell] < tail) tail = tails[cell];
         }
     return pipe->n > 0 ? head + tail + slot_seconds / (double)limit : 0;
 }
 
-/* All bounds of a pipeline, and what they need. */
+/* ---- all bounds together ---- */
+
 typedef struct cf__bounds {
     cf__paths paths;
     cf__jobs jobs;
@@ -6906,34 +6918,32 @@ typedef struct cf__bounds {
 } cf__bounds;
 
 static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
-    cf__layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
-    cf__layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * CF__KINDS, carver);
+    cf__bounds_layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
+    cf__bounds_layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * (split ? 4 : 3), carver);
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
 /* Heads, tails and the critical path alone; linear in the passes. */
 static void cf__find_critical_path(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
-    bounds->paths.pipe = pipe;
-    bounds->paths.split = split;
-    cf__find_paths(&bounds->paths);
+    cf__bounds_find_paths(&bounds->paths, pipe, split);
     bounds->critical_path = bounds->paths.critical;
 }
 
-/* limits: most chunks on each stage, 0: none. NULL: none at all. */
+/* limits: most chunks on each stage, 0: any number. NULL: `limit` on all of them. */
 static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit,
                             const int64_t *limits) {
     int64_t s;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
     cf__find_critical_path(bounds, pipe, split);
-    if (limit > 0 || limits != NULL) cf__sum_slot_seconds(&bounds->paths, bounds->slot_seconds);
+    if (limit > 0 || limits != NULL) cf__bounds_sum_slots(&bounds->paths, bounds->slot_seconds);
     for (s = 0; s < pipe->n_stages; s++) {
         int64_t own = limits != NULL ? limits[s] : limit;
-        cf__collect_jobs(&bounds->jobs, &bounds->paths, s);
-        bounds->stage_load = cf__most(bounds->stage_load, cf__load_bound(&bounds->jobs));
-        bounds->one_machine = cf__most(bounds->one_machine, cf__one_machine_bound(&bounds->jobs));
+        cf__bounds_collect_jobs(&bounds->jobs, &bounds->paths, s);
+        bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_load(&bounds->jobs));
+        bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(&bounds->jobs));
         if (own > 0)
             bounds->memory =
-                cf__most(bounds->memory, cf__memory_bound(&bounds->paths, s, own, bounds->slot_seconds[s]));
+                cf__most(bounds->memory, cf__bounds_memory(&bounds->paths, s, own, bounds->slot_seconds[s]));
     }
 }
 
@@ -7052,6 +7062,8 @@ static void cf__start_wakes(cf__dispatch *d) {
     for (i = 0; i < d->pipe->n_stages; i++) cf__set_wake(d, i, DBL_MAX);
 }
 
+static int cf__kpass(const cf__paths *paths, int kind) { return kind == 3 ? CF_W : kind == 2 ? (paths->split ? CF_I : CF_B) : kind; }
+static double cf__latest_start(const cf__paths *paths, int kind, int64_t cell) { return cf__bounds_latest_start(paths, cf__kpass(paths, kind), cell); }
 static int32_t cf__pass_id(int64_t cell, int kind) { return (int32_t)(cell * CF__KINDS + kind); }
 
 /* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
@@ -7094,7 +7106,7 @@ static double cf__urgency_of(const cf__dispatch *d, int kind, int64_t cell) {
     double urgency = -cf__latest_start(d->paths, kind, cell);
     if (kind == CF__FORWARD)
         return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
-    return kind == CF__WEIGHT && !(d->paths->tail[kind][cell] > 0) ? 0 : urgency - d->policy.bias;
+    return kind == CF__WEIGHT && !(d->paths->tail[cf__kpass(d->paths, kind)][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
 static void cf__set_urgency(cf__dispatch *d) {
@@ -7251,13 +7263,13 @@ static void cf__take_pass(cf__dispatch *d, int64_t stage, int32_t pass, double n
     int kind = (int)(pass % CF__KINDS);
     int gets = (kind == CF__FORWARD && v > 0) || (kind == CF__AGAIN && v > 0 && !pipe->local) ||
                (kind == CF__BACKWARD && v + 1 < pipe->n_v);
-    double end = now + d->paths->seconds[kind][cell];
+    double end = now + d->paths->seconds[cf__kpass(d->paths, kind)][cell];
     if (gets && pipe->timing != NULL && pipe->timing->no_overlap) end += cf__transfer_seconds(pipe, chunk);
     if (d->policy.risk) worker->room_chunks -= cf__takes_slot(d, pass);
     worker->done[worker->n_done++] = pass;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
-    if (end + d->paths->tail[kind][cell] > d->give_up_at) d->makespan = DBL_MAX;
+    if (end + d->paths->tail[cf__kpass(d->paths, kind)][cell] > d->give_up_at) d->makespan = DBL_MAX;
     cf__conclude(d, stage, cell, kind, end);
     cf__set_wake(d, stage, worker->free_at);
 }
@@ -7281,7 +7293,7 @@ static void cf__receive(cf__dispatch *d, int64_t stage, double now) {
 static double cf__worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
     const cf__worker *worker = &d->workers[stage];
     int32_t coming;
-    double seconds = d->paths->seconds[at_hand % CF__KINDS][at_hand / CF__KINDS];
+    double seconds = d->paths->seconds[cf__kpass(d->paths, at_hand % CF__KINDS)][at_hand / CF__KINDS];
     if (worker->n_coming == 0 || !(d->policy.patience > 0)) return -1;
     coming = worker->coming[0];
     if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
