@@ -803,7 +803,7 @@ typedef struct cf_graph {
     cf_edge *edges;         /* (n_edges) by rising `to` */
     int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
     int32_t *out;           /* (n_edges) */
-    cf_allocator allocator; /* private, as in cf_plan */
+    cf_block block;         /* private: the memory that it lies in */
 } cf_graph;
 
 /* Which graph. Zero means default in every member. */
@@ -826,11 +826,6 @@ typedef struct cf_graph_desc {
    (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN,
    CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
-
-/* The same into the caller's memory; cf_graph_size is exact. Rules as for cf_pack_into. */
-CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error);
-CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
-                                      cf_graph **out, cf_error *error);
 
 /* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
@@ -857,14 +852,11 @@ typedef struct cf_critical {
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
     double *earliest;       /* (n_nodes) when a node can start at the earliest */
     double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
-    cf_allocator allocator; /* private, as in cf_plan */
+    cf_block block;         /* private: the memory that it lies in */
 } cf_critical;
 
 /* Finds it in linear time, after the checks of cf_graph_validate. Rules and errors as for cf_graph_make. */
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
-                                         cf_error *error);
-CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error);
-CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
@@ -884,17 +876,23 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
 #define CF_MAX_STAGES 65536                    /* virtual stages of a pipeline */
 #define CF_MAX_ACTIONS ((int64_t)1 << 27)      /* actions of a schedule: 1.5 GiB of them */
 
+/* The kinds of schedule. */
+#define CF_SCHEDULE_KINDS(X)                                                                                          \
+    X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_PAPER */                                                 \
+    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: a stage runs ahead of the last one by its distance */ \
+                                              /* from it, counted from the point where the last stage has a whole */  \
+                                              /* group; other work fills the wait for a replay */                     \
+    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that fit */ \
+                                              /* into it */                                                           \
+    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a group */ \
+                                              /* cannot do with that */                                               \
+    X(CF_SCHEDULE_INTERLEAVED, "interleaved") /* 1F1B over several virtual stages on each stage */                    \
+    X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are cut into I and W, and W fills the gaps; no stage */    \
+                                              /* keeps more than 1F1B's fullest one */                                \
+    X(CF_SCHEDULE_BEST, "best")               /* searched for */
+
 typedef enum cf_schedule_kind {
-    CF_SCHEDULE_DEFAULT = 0, /* CF_SCHEDULE_PAPER */
-    CF_SCHEDULE_PAPER,       /* state-aware 1F1B: a stage runs ahead of the last one by its distance from it, counted
-                                from the point where the last stage has a whole group; other work fills the wait for a
-                                replay */
-    CF_SCHEDULE_GPIPE,       /* all forwards, then all backwards; under a limit in rounds that fit into it */
-    CF_SCHEDULE_1F1B,        /* stage s keeps at most n_stages - s chunks, more only if a group cannot do with that */
-    CF_SCHEDULE_INTERLEAVED, /* 1F1B over several virtual stages on each stage */
-    CF_SCHEDULE_ZERO_BUBBLE, /* backward is cut into I and W, and W fills the gaps; keeps no more than 1F1B's fullest
-                                stage */
-    CF_SCHEDULE_BEST,        /* searched for */
+    CF_SCHEDULE_KINDS(CF_ENUM_ITEM)
     CF_SCHEDULE_COUNT
 } cf_schedule_kind;
 
@@ -923,7 +921,7 @@ typedef struct cf_schedule {
     int lowered;            /* 1: the lists hold SEND_*, RECV_*, OFFLOAD and PREFETCH actions too (cf_schedule_lower) */
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
-    cf_allocator allocator; /* private, as in cf_plan */
+    cf_block block;         /* private: the memory that it lies in */
 } cf_schedule;
 
 /* Bytes that a stage holds for each token. All zero: bytes are not counted. */
@@ -4692,68 +4690,56 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
 
 /* ---- passes of a stage ---- */
 
-/* All defaults filled in: one cost for each compute pass, by its cf_pass. */
+/* All defaults filled in: one cost for each compute pass, by its cf_pass. The members of cf_stage_cost stand in that
+   order, too. */
 typedef struct cf__costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
 } cf__costs;
 
-static int cf__is_free(const cf_pass_cost *cost) {
+/* Whether a schedule has such passes: backwards are either B, or I and W. */
+static int cf__pipe_has_pass(cf_pass pass, int split) { return pass <= CF_R || (pass != CF_B) == (split != 0); }
+
+static int cf__pipe_is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
 }
 
-static cf_pass_cost cf__sum_of_costs(const cf_pass_cost *a, const cf_pass_cost *b) {
-    cf_pass_cost sum;
-    sum.constant = a->constant + b->constant;
-    sum.per_token = a->per_token + b->per_token;
-    sum.per_pair = a->per_pair + b->per_pair;
-    return sum;
-}
-
-static cf_pass_cost cf__half_of_cost(const cf_pass_cost *cost) {
-    cf_pass_cost half;
-    half.constant = cost->constant / 2;
-    half.per_token = cost->per_token / 2;
-    half.per_pair = cost->per_pair / 2;
-    return half;
+/* (a + b) x scale, in place of a cost that was not given. */
+static void cf__pipe_derive(cf_pass_cost *cost, const cf_pass_cost *a, const cf_pass_cost *b, double scale) {
+    if (!cf__pipe_is_free(cost)) return;
+    cost->constant = (a->constant + b->constant) * scale;
+    cost->per_token = (a->per_token + b->per_token) * scale;
+    cost->per_pair = (a->per_pair + b->per_pair) * scale;
 }
 
 static cf__costs cf__fill_costs(const cf_stage_cost *given) {
+    static const cf_pass_cost none = {0, 0, 0};
     cf__costs costs;
     cf_pass_cost *of = costs.of;
-    of[CF_F] = given->forward;
-    of[CF_R] = given->replay;
-    of[CF_B] = given->backward;
-    of[CF_I] = given->input;
-    of[CF_W] = given->weight;
-    if (cf__is_free(&of[CF_F]) && cf__is_free(&of[CF_R]) && cf__is_free(&of[CF_B]) && cf__is_free(&of[CF_I]) &&
-        cf__is_free(&of[CF_W]))
-        of[CF_F].per_token = 1;
-    if (cf__is_free(&of[CF_R])) of[CF_R] = of[CF_F];
-    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_I], &of[CF_W]);
-    if (cf__is_free(&of[CF_B])) of[CF_B] = cf__sum_of_costs(&of[CF_F], &of[CF_F]);
-    if (cf__is_free(&of[CF_I])) of[CF_I] = cf__half_of_cost(&of[CF_B]);
-    if (cf__is_free(&of[CF_W])) of[CF_W] = cf__half_of_cost(&of[CF_B]);
+    int i = 0;
+    memcpy(of, given, sizeof costs);
+    while (i < CF_COMPUTE_PASS_COUNT && cf__pipe_is_free(&of[i])) i++;
+    if (i == CF_COMPUTE_PASS_COUNT) of[CF_F].per_token = 1;
+    cf__pipe_derive(&of[CF_R], &of[CF_F], &none, 1);
+    cf__pipe_derive(&of[CF_B], &of[CF_I], &of[CF_W], 1);
+    cf__pipe_derive(&of[CF_B], &of[CF_F], &of[CF_F], 1);
+    cf__pipe_derive(&of[CF_I], &of[CF_B], &none, 0.5);
+    cf__pipe_derive(&of[CF_W], &of[CF_B], &none, 0.5);
     return costs;
 }
 
-static cf_result cf__check_stage_cost(const cf_stage_cost *stage, int64_t v, cf_error *error) {
+static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_error *error) {
+#define CF__COST_FIELDS(pass) {"timing." pass ".constant", "timing." pass ".per_token", "timing." pass ".per_pair"}
     static const char *const fields[CF_COMPUTE_PASS_COUNT][3] = {
-        {"timing.forward.constant", "timing.forward.per_token", "timing.forward.per_pair"},
-        {"timing.replay.constant", "timing.replay.per_token", "timing.replay.per_pair"},
-        {"timing.backward.constant", "timing.backward.per_token", "timing.backward.per_pair"},
-        {"timing.input.constant", "timing.input.per_token", "timing.input.per_pair"},
-        {"timing.weight.constant", "timing.weight.per_token", "timing.weight.per_pair"}};
-    const cf_pass_cost *costs[CF_COMPUTE_PASS_COUNT];
+        CF__COST_FIELDS("forward"), CF__COST_FIELDS("replay"), CF__COST_FIELDS("backward"), CF__COST_FIELDS("input"),
+        CF__COST_FIELDS("weight")};
+#undef CF__COST_FIELDS
+    cf__costs costs;
     int i;
-    costs[CF_F] = &stage->forward;
-    costs[CF_R] = &stage->replay;
-    costs[CF_B] = &stage->backward;
-    costs[CF_I] = &stage->input;
-    costs[CF_W] = &stage->weight;
+    memcpy(costs.of, stage, sizeof costs);
     for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-        CF__TRY(cf__check_real(costs[i]->constant, fields[i][0], v, error));
-        CF__TRY(cf__check_real(costs[i]->per_token, fields[i][1], v, error));
-        CF__TRY(cf__check_real(costs[i]->per_pair, fields[i][2], v, error));
+        CF__TRY(cf__check_real(costs.of[i].constant, fields[i][0], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_token, fields[i][1], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_pair, fields[i][2], v, error));
     }
     return CF_OK;
 }
@@ -4765,8 +4751,34 @@ static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error
     CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
     CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
     CF__TRY(cf__check_real(timing->offload_seconds_per_token, "timing.offload_seconds_per_token", -1, error));
-    if (timing->stages == NULL) return cf__check_stage_cost(&timing->all, -1, error);
-    for (v = 0; v < n_v; v++) CF__TRY(cf__check_stage_cost(&timing->stages[v], v, error));
+    if (timing->stages == NULL) return cf__pipe_check_cost(&timing->all, -1, error);
+    for (v = 0; v < n_v; v++) CF__TRY(cf__pipe_check_cost(&timing->stages[v], v, error));
+    return CF_OK;
+}
+
+/* Limits of chunks and of bytes, the same for all stages or one for each (NULL: the same for all), and the bytes of a
+   token that the latter count. */
+static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int64_t limit_bytes,
+                                       const int64_t *limits_bytes, const cf_bytes *bytes, int64_t n_stages,
+                                       cf_error *error) {
+    const cf__member members[] = {
+        {"limit", limit, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"limit_bytes", limit_bytes, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_activations", bytes->per_token_activations, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_state", bytes->per_token_state, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_state_gradient", bytes->per_token_state_gradient, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"bytes.per_token_boundary", bytes->per_token_boundary, 0, INT64_MAX, CF_ERROR_LIMIT}};
+    static const char *const fields[2] = {"limits", "limits_bytes"};
+    const int64_t *by_stage[2];
+    int64_t s;
+    int i;
+    by_stage[0] = limits;
+    by_stage[1] = limits_bytes;
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
+    for (s = 0; s < n_stages; s++)
+        for (i = 0; i < 2; i++)
+            if (by_stage[i] != NULL && by_stage[i][s] < 0)
+                return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], s, 0, by_stage[i][s], "must not be negative");
     return CF_OK;
 }
 
@@ -4782,6 +4794,78 @@ static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
     if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
     return g->n_chunks;
 }
+
+/* ---- the rules: what a pass waits for ----
+
+   This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
+   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind waits
+   for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where both
+   passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for all but
+   the last `kept` chunks of its group. */
+enum {
+    CF__PIPE_BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
+    CF__PIPE_KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
+    CF__PIPE_FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
+    CF__PIPE_KEPT_ON = 127                 /* `kept` chunks on */
+};
+
+typedef struct cf__pipe_rule {
+    uint8_t pass, waits_for; /* a cf_pass, or one of the above */
+    int8_t chunks, stages;   /* how far on that other pass is */
+    uint8_t why;             /* a cf_edge_why */
+} cf__pipe_rule;
+
+static const cf__pipe_rule cf__pipe_rules[] = {
+    {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
+    {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
+    {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
+    {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
+    {CF_R, CF__PIPE_FREER, CF__PIPE_KEPT_ON, 0, CF_EDGE_SLOT},
+    {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
+    {CF__PIPE_BACK, CF__PIPE_KEEPER, 0, 0, CF_EDGE_OWN},
+    {CF__PIPE_BACK, CF__PIPE_BACK, 0, 1, CF_EDGE_GRADIENT},
+    {CF__PIPE_BACK, CF__PIPE_BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
+    {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
+};
+
+enum { CF__MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
+
+/* A pass at the other end of a rule. */
+typedef struct cf__need {
+    int32_t chunk; /* counted from the rank's first one */
+    int32_t stage; /* virtual stage */
+    cf_pass pass;
+    cf_edge_why why;
+} cf__need;
+
+/* Which pass a rule's name stands for. */
+static cf_pass cf__pipe_resolve(int name, int split, int dropped) {
+    switch (name) {
+        case CF__PIPE_BACK: return split ? CF_I : CF_B;
+        case CF__PIPE_KEEPER: return dropped ? CF_R : CF_F;
+        case CF__PIPE_FREER: return split ? CF_W : CF_B;
+        default: return (cf_pass)name;
+    }
+}
+
+/* A rule as it is seen from the pass at one of its ends. */
+typedef struct cf__pipe_edge {
+    uint8_t pass; /* at the other end: a cf_pass */
+    uint8_t why;
+    uint8_t kept; /* 1: holds only for a chunk whose activations are kept */
+    int8_t chunks, stages;
+} cf__pipe_edge;
+
+typedef struct cf__pipe_links {
+    cf__pipe_edge at[CF_COMPUTE_PASS_COUNT][CF__MOST_NEEDS]; /* by the pass at this end */
+    int n[CF_COMPUTE_PASS_COUNT];
+} cf__pipe_links;
+
+/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+typedef struct cf__pipe_unit {
+    int32_t first; /* counted from the rank's first chunk */
+    int32_t n, k;
+} cf__pipe_unit;
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
 
@@ -4801,7 +4885,36 @@ typedef struct cf__pipeline {
     cf__costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
+    cf__pipe_links links[2][2]; /* the rules: with whole and with split backwards; CF__PIPE_WAITS_FOR and CF__PIPE_HOLDS_UP */
 } cf__pipeline;
+
+enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
+
+/* Adds one rule to the list of the pass at its near end. */
+static void cf__pipe_link(cf__pipe_links *links, const cf__pipe_rule *rule, int way, int split, int dropped) {
+    cf_pass waiter = cf__pipe_resolve(rule->pass, split, dropped);
+    cf_pass other = cf__pipe_resolve(rule->waits_for, split, dropped);
+    cf_pass near = way == CF__PIPE_WAITS_FOR ? waiter : other, far = way == CF__PIPE_WAITS_FOR ? other : waiter;
+    cf__pipe_edge *link = &links->at[near][links->n[near]++];
+    link->pass = (uint8_t)far;
+    link->why = rule->why;
+    link->kept = rule->waits_for == CF__PIPE_KEEPER && !dropped;
+    link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
+    link->stages = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->stages : -rule->stages);
+}
+
+static void cf__pipe_sort_rules(cf__pipeline *pipe) {
+    int64_t i;
+    int way, split, dropped;
+    for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
+        const cf__pipe_rule *rule = &cf__pipe_rules[i];
+        if (pipe->local && rule->pass == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
+        for (split = 0; split < 2; split++)
+            for (way = 0; way < 2; way++)
+                for (dropped = 0; dropped <= (rule->waits_for == CF__PIPE_KEEPER); dropped++)
+                    cf__pipe_link(&pipe->links[split][way], rule, way, split, dropped);
+    }
+}
 
 static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
                                     cf_replay replay, const cf_timing *timing) {
@@ -4816,6 +4929,7 @@ static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n
     pipe.k = k;
     pipe.local = replay == CF_REPLAY_LOCAL;
     pipe.timing = timing;
+    cf__pipe_sort_rules(&pipe);
     return pipe;
 }
 
@@ -4846,11 +4960,13 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
     for (v = 0; v < pipe->n_v; v++)
         for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
             const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
-            total += cost->constant * n + cost->per_token * tokens + cost->per_pair * pairs;
+            total += cf__product(cost->constant, n);
+            total += cf__product(cost->per_token, tokens);
+            total += cf__product(cost->per_pair, pairs);
         }
-    total += 3 * (double)pipe->n_v * (pipe->latency * n + pipe->per_token * tokens);
+    total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
     if (total <= DBL_MAX / 1e6) return CF_OK;
-    return cf__fail(error, CF_ERROR_OVERFLOW, "timing", -1, 0, -1, "the total time is not finite");
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes of the batch take too many seconds to add up");
 }
 
 static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
@@ -4887,108 +5003,80 @@ static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
     return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
 
-/* ---- the rules: what a pass waits for ----
+/* ---- following the rules ---- */
 
-   This is the one place where they are written down; graph, clock, bounds, search and lowering read them here. (The
-   validator states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this
-   kind waits for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where
-   both passes exist: every chunk has F and a backward, and R if it was dropped, which is so for all but the last `kept`
-   chunks of its group. */
-enum {
-    CF__BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
-    CF__KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
-    CF__FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
-    CF__KEPT_ON = 127                 /* `kept` chunks on */
-};
+/* Chunk i of the unit is dropped in its first forward. */
+static int cf__pipe_is_dropped(const cf__pipe_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
-typedef struct cf__rule {
-    uint8_t pass, waits_for; /* a cf_pass, or one of the above */
-    int8_t chunks, stages;   /* how far on that other pass is */
-    uint8_t why;             /* a cf_edge_why */
-} cf__rule;
-
-static const cf__rule cf__rules[] = {
-    {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
-    {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
-    {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
-    {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
-    {CF_R, CF__FREER, CF__KEPT_ON, 0, CF_EDGE_SLOT},
-    {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
-    {CF__BACK, CF__KEEPER, 0, 0, CF_EDGE_OWN},
-    {CF__BACK, CF__BACK, 0, 1, CF_EDGE_GRADIENT},
-    {CF__BACK, CF__BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
-    {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
-};
-
-enum { CF__MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
-
-/* A pass at the other end of a rule. Chunks are counted from the rank's first one. */
-typedef struct cf__need {
-    int64_t chunk, stage; /* stage: virtual stage */
-    cf_pass pass;
-    cf_edge_why why;
-} cf__need;
-
-/* Which pass a rule's name stands for. */
-static cf_pass cf__resolve(int name, int split, int dropped) {
-    switch (name) {
-        case CF__BACK: return split ? CF_I : CF_B;
-        case CF__KEEPER: return dropped ? CF_R : CF_F;
-        case CF__FREER: return split ? CF_W : CF_B;
-        default: return (cf_pass)name;
-    }
+/* Whether a chunk of the unit has such a pass. */
+static int cf__pipe_occurs(const cf__pipe_unit *unit, cf_pass pass, int64_t chunk, int split) {
+    return cf__pipe_has_pass(pass, split) && (pass != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
-static int cf__is_dropped_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
-    return cf__chunks_after(pipe, chunk) >= kept;
+/* Whether that pass leaves activations behind: F of a kept chunk, and R. */
+static int cf__pipe_keeps(const cf__pipe_unit *unit, cf_pass pass, int64_t chunk) {
+    return pass == CF_R || (pass == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
-/* Applies one rule to a pass of a chunk on virtual stage v: forwards (way 1) to what the pass waits for, or backwards (way
-   -1) to what waits for it. Returns 0 where the rule has nothing to say. */
-static int cf__apply_rule(const cf__pipeline *pipe, const cf__rule *rule, int way, cf_pass pass, int64_t chunk,
-                          int64_t v, int split, int64_t kept, cf__need *need) {
-    int64_t chunks = way * (rule->chunks == CF__KEPT_ON ? kept : rule->chunks), stage = v + way * rule->stages;
-    int64_t before = pipe->chunks[chunk].group >= 0 ? pipe->chunks[chunk].index : 0;
-    int dropped = cf__is_dropped_of(pipe, chunk, kept);
-    cf_pass other;
-    if (cf__resolve(way > 0 ? rule->pass : rule->waits_for, split, dropped) != pass) return 0;
-    if (chunks > cf__chunks_after(pipe, chunk) || chunks < -before || stage < 0 || stage >= pipe->n_v) return 0;
-    if (rule->pass == CF_R && rule->why == CF_EDGE_ACTIVATION && pipe->local) return 0;
-    dropped = cf__is_dropped_of(pipe, chunk + chunks, kept);
-    other = cf__resolve(way > 0 ? rule->waits_for : rule->pass, split, dropped);
-    if (other == CF_R && !dropped) return 0;
-    need->pass = other;
-    need->chunk = chunk + chunks;
-    need->stage = stage;
-    need->why = (cf_edge_why)rule->why;
-    return 1;
+/* The unit of a chunk, of which `kept` chunks are kept. */
+static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    cf__pipe_unit unit;
+    unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
+    unit.n = (int32_t)(chunk + cf__chunks_after(pipe, chunk) + 1 - unit.first);
+    unit.k = (int32_t)cf__min(kept, unit.n);
+    return unit;
 }
 
-/* What a pass waits for, all of one chunk, virtual stage and unit, in the order of the rules; returns how many. split: backwards
-   are I and W. kept: how many chunks at the end of the chunk's group keep their activations in their F. */
-static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                     cf__need needs[CF__MOST_NEEDS]) {
-    int64_t i;
+/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how many
+   there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
+static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk,
+                           cf__need needs[CF__MOST_NEEDS]) {
+    const cf__pipe_edge *link = links->at[pass], *end = link + links->n[pass];
+    int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
-    for (i = 0; i < CF__COUNT(cf__rules); i++)
-        n += cf__apply_rule(pipe, &cf__rules[i], 1, pass, chunk, v, split, kept, &needs[n]);
+    for (; link < end; link++) {
+        int32_t on = link->chunks == CF__PIPE_KEPT_ON ? unit->k : link->chunks == -CF__PIPE_KEPT_ON ? -unit->k : link->chunks;
+        if (place + on < (link->kept ? n_dropped : 0)) continue;
+        if (place + on >= (link->pass == CF_R ? n_dropped : unit->n)) continue;
+        needs[n].chunk = (int32_t)chunk + on;
+        needs[n].stage = link->stages;
+        needs[n].pass = (cf_pass)link->pass;
+        needs[n++].why = (cf_edge_why)link->why;
+    }
     return n;
+}
+
+static int cf__pipe_follow_from(const cf__pipeline *pipe, int way, cf_pass pass, int64_t chunk, int64_t v, int split,
+                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, kept);
+    int n = cf__pipe_follow(&pipe->links[split != 0][way], pass, &unit, chunk, needs), i, n_there = 0;
+    for (i = 0; i < n; i++) {
+        needs[i].stage += (int32_t)v;
+        if (needs[i].stage >= 0 && needs[i].stage < pipe->n_v) needs[n_there++] = needs[i];
+    }
+    return n_there;
+}
+
+/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
+   many chunks at the end of the chunk's group keep their activations in their F. */
+static inline int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                            cf__need needs[CF__MOST_NEEDS]) {
+    return cf__pipe_follow_from(pipe, CF__PIPE_WAITS_FOR, pass, chunk, v, split, kept, needs);
 }
 
 /* What waits for a pass: the same rules, read from the other end. */
-static int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                         cf__need needs[CF__MOST_NEEDS]) {
-    int64_t i;
-    int n = 0;
-    for (i = 0; i < CF__COUNT(cf__rules); i++)
-        n += cf__apply_rule(pipe, &cf__rules[i], -1, pass, chunk, v, split, kept, &needs[n]);
-    return n;
+static inline int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split,
+                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
+    return cf__pipe_follow_from(pipe, CF__PIPE_HOLDS_UP, pass, chunk, v, split, kept, needs);
 }
 
-/* Seconds between a pass and one that waits for it: a transfer where the tensor goes to another virtual stage. */
+/* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
+static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
+
+/* Seconds between a pass and one that waits for it. */
 static double cf__need_seconds(const cf__pipeline *pipe, const cf__need *need) {
-    int crosses = need->why == CF_EDGE_ACTIVATION || need->why == CF_EDGE_GRADIENT;
-    return crosses ? cf__transfer_seconds(pipe, need->chunk) : 0;
+    return cf__pipe_crosses(need->why) ? cf__transfer_seconds(pipe, need->chunk) : 0;
 }
 
 /* ---- the plan's units ---- */
@@ -5039,98 +5127,85 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
     return full;
 }
 
-/* ---- sizes ---- */
+/* ---- building ---- */
 
 /* Everything that the builder knows. */
-typedef struct cf__grapher {
+typedef struct cf__graph_builder {
     cf_graph_desc desc; /* defaults filled in */
-    const cf_plan *plan;
+    cf__pipeline pipe;
     cf_error *error;
-    int64_t n_stages;   /* virtual stages in all */
     int64_t n_nodes, n_edges;
-} cf__grapher;
+    cf_graph *graph;
+} cf__graph_builder;
 
-static cf__costs cf__costs_at(const cf_timing *timing, int64_t stage) {
-    cf_stage_cost unit;
-    memset(&unit, 0, sizeof unit);
-    if (timing == NULL) return cf__fill_costs(&unit);
-    return cf__fill_costs(timing->stages != NULL ? &timing->stages[stage] : &timing->all);
-}
-
-static int cf__is_replayed(const cf__grapher *g, int64_t chunk) {
-    const cf_chunk *c = &g->plan->chunks[chunk];
-    return c->group >= 0 && c->index < g->plan->groups[c->group].n_chunks - g->desc.k;
-}
-
-static int64_t cf__chunk_nodes(const cf__grapher *g, int64_t chunk) {
-    return (2 + (g->desc.split != 0) + cf__is_replayed(g, chunk)) * g->n_stages;
-}
-
-/* How many edges end in the nodes of a chunk; cf__edges_into is the same, one by one. */
-static int64_t cf__chunk_edges(const cf__grapher *g, int64_t chunk) {
-    const cf_chunk *c = &g->plan->chunks[chunk];
-    int64_t n = g->n_stages, edges = 2 * (n - 1) + n;
-    if (g->desc.split) edges += n;
-    if (c->group >= 0 && c->index > 0) edges += n;
-    if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks) edges += n;
-    if (cf__is_replayed(g, chunk)) {
-        edges += n;
-        if (g->desc.replay == CF_REPLAY_PIPELINE) edges += n - 1;
-        if (!g->desc.no_slots) edges += n;
-    }
-    return edges;
-}
-
-static cf_result cf__check_graph_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
-    cf_result result;
-    if ((result = cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error)) != CF_OK)
-        return result;
-    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    if (desc->timing == NULL) return CF_OK;
+static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    CF__TRY(cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error));
+    CF__TRY(cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error));
+    CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
+    CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
     return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
 
-/* Everything but a pass without finite seconds is refused here. */
-static cf_result cf__grapher_start(cf__grapher *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
-    int64_t id, end;
-    cf_result result;
+/* Nodes of a chunk, on one virtual stage: F, B or I and W, and R if it is dropped. */
+static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
+    return 2 + (g->desc.split != 0) + (cf__chunks_after(&g->pipe, chunk) >= g->desc.k);
+}
+
+/* Everything but times that are not finite is refused here. */
+static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+    int64_t i;
     memset(g, 0, sizeof *g);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
-    g->plan = plan;
     g->error = error;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_graph_desc(plan, &g->desc, error)) != CF_OK) return result;
-    g->n_stages = g->desc.n_stages * g->desc.n_virtual;
-    id = g->desc.rank * plan->n_steps;
-    for (end = id + plan->n_steps; id < end; id++) {
-        if (cf__unit_of(plan, id) == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
-                            "chunks and groups disagree");
-        g->n_nodes += cf__chunk_nodes(g, id);
-        g->n_edges += cf__chunk_edges(g, id);
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
+    g->pipe = cf__pipeline_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
+                              g->desc.timing);
+    for (i = 0; i < g->pipe.n; i++) {
+        if (cf__unit_of(plan, g->pipe.first_chunk + i) == 0)
+            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", g->pipe.first_chunk + i, -1,
+                            g->pipe.chunks[i].group, "chunks and groups disagree");
+        g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
         if (g->n_nodes > CF_MAX_NODES)
             return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
     }
     return CF_OK;
 }
 
-static cf_graph *cf__layout_graph(cf_graph *header, cf__carver *carver) {
-    cf_graph *graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
-    header->first = (int64_t *)cf__take(carver, header->n_steps + 1, sizeof(int64_t));
-    header->nodes = (cf_node *)cf__take(carver, header->n_nodes, sizeof(cf_node));
-    header->first_in = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
-    header->edges = (cf_edge *)cf__take(carver, header->n_edges, sizeof(cf_edge));
-    header->first_out = (int64_t *)cf__take(carver, header->n_nodes + 1, sizeof(int64_t));
-    header->out = (int32_t *)cf__take(carver, header->n_edges, sizeof(int32_t));
-    return graph;
+/* How many edges end in the passes of a chunk, on all virtual stages together. */
+static int64_t cf__graph_chunk_edges(const cf__graph_builder *g, int64_t chunk) {
+    const cf__pipe_links *links = &g->pipe.links[g->desc.split != 0][CF__PIPE_WAITS_FOR];
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    cf__need needs[CF__MOST_NEEDS];
+    int64_t edges = 0;
+    int pass, n, i;
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
+        n = cf__pipe_follow(links, (cf_pass)pass, &unit, chunk, needs);
+        for (i = 0; i < n; i++)
+            if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) edges += g->pipe.n_v - (needs[i].stage != 0);
+    }
+    return edges;
 }
 
-static cf_graph cf__graph_header(const cf__grapher *g) {
+static void cf__graph_scratch(void *job, cf__carver *carver) {
+    cf__layout_pipeline(&((cf__graph_builder *)job)->pipe, carver);
+}
+
+static cf_result cf__graph_prepare(void *job) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    int64_t i;
+    cf__fill_pipeline(&g->pipe);
+    CF__TRY(cf__check_total_time(&g->pipe, g->error));
+    for (i = 0; i < g->pipe.n; i++) g->n_edges += cf__graph_chunk_edges(g, i);
+    return CF_OK;
+}
+
+static cf_block *cf__graph_object(void *job, cf__carver *carver) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
     cf_graph graph;
     memset(&graph, 0, sizeof graph);
     graph.n_stages = g->desc.n_stages;
@@ -5139,105 +5214,69 @@ static cf_graph cf__graph_header(const cf__grapher *g) {
     graph.replay = g->desc.replay;
     graph.split = g->desc.split != 0;
     graph.rank = g->desc.rank;
-    graph.n_steps = g->plan->n_steps;
+    graph.n_steps = g->pipe.n;
     graph.n_nodes = g->n_nodes;
     graph.n_edges = g->n_edges;
-    return graph;
+    g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
+    graph.first = (int64_t *)cf__take(carver, graph.n_steps + 1, sizeof(int64_t));
+    graph.nodes = (cf_node *)cf__take(carver, graph.n_nodes, sizeof(cf_node));
+    graph.first_in = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
+    graph.edges = (cf_edge *)cf__take(carver, graph.n_edges, sizeof(cf_edge));
+    graph.first_out = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
+    graph.out = (int32_t *)cf__take(carver, graph.n_edges, sizeof(int32_t));
+    if (g->graph == NULL) return NULL;
+    *g->graph = graph;
+    return &g->graph->block;
 }
-
-/* ---- building ---- */
 
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
     int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps, place;
     int replayed;
     if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
     replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
-    if (pass == CF_F) place = 0;
-    else if (pass == CF_R && replayed) place = 1;
-    else if (pass == (graph->split ? CF_I : CF_B)) place = 1 + replayed;
-    else if (pass == CF_W && graph->split) place = 2 + replayed;
-    else return -1;
+    if ((int)pass < 0 || pass > CF_W || !cf__pipe_has_pass(pass, graph->split) || (pass == CF_R && !replayed)) return -1;
+    place = pass <= CF_R ? (int64_t)pass : 1 + replayed + (pass == CF_W);
     return graph->first[i] + place * n_stages + stage;
 }
 
-/* The nodes of all chunks on one virtual stage. */
-static cf_result cf__put_nodes(const cf__grapher *g, cf_graph *graph, int64_t stage) {
-    int64_t first = g->desc.rank * g->plan->n_steps, chunk;
-    cf__costs costs = cf__costs_at(g->desc.timing, stage);
+/* The nodes of a chunk, by rising number. */
+static void cf__graph_put_nodes(const cf__graph_builder *g, int64_t chunk, cf_node *next) {
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    int64_t v;
     int pass;
-    for (chunk = first; chunk < first + g->plan->n_steps; chunk++) {
-        const cf_chunk *c = &g->plan->chunks[chunk];
-        for (pass = CF_F; pass <= CF_W; pass++) {
-            int64_t id = cf_graph_node(graph, (cf_pass)pass, chunk, stage);
-            cf_node *node;
-            if (id < 0) continue;
-            node = &graph->nodes[id];
-            node->seconds = cf_cost_seconds(&costs.of[pass], c->tokens, c->pairs);
-            node->chunk = (int32_t)chunk;
-            node->stage = (int32_t)stage;
-            node->pass = (int32_t)pass;
-            node->keep = pass == CF_R || (pass == CF_F && !cf__is_replayed(g, chunk));
-            if (!cf__is_cost(node->seconds))
-                return cf__fail(g->error, CF_ERROR_OVERFLOW, "timing", chunk, 0, -1,
-                                "the seconds of a pass of this chunk are not finite");
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
+        for (v = 0; v < g->pipe.n_v; v++, next++) {
+            next->seconds = cf__pass_seconds(&g->pipe, pass, chunk, v);
+            next->chunk = (int32_t)(g->pipe.first_chunk + chunk);
+            next->stage = (int32_t)v;
+            next->pass = (int32_t)pass;
+            next->keep = cf__pipe_keeps(&unit, (cf_pass)pass, chunk);
         }
     }
-    return CF_OK;
 }
 
-/* Seconds of a chunk's way from stage to stage; padding travels too. */
-static double cf__way_seconds(const cf__grapher *g, int64_t chunk) {
-    const cf_timing *timing = g->desc.timing;
-    if (timing == NULL || g->desc.n_stages == 1) return 0;
-    return timing->latency + cf__product(timing->seconds_per_token, (double)g->plan->chunks[chunk].padded);
-}
-
-/* Where the edges of a node are put: all but the last two arguments of cf__put_edge are the same for one node. */
-typedef struct cf__edge_list {
-    const cf_graph *graph;
-    cf_edge *next;
-    int64_t to;
-} cf__edge_list;
-
-static void cf__put_edge(cf__edge_list *list, cf_edge_why why, double seconds, cf_pass pass, int64_t chunk,
-                         int64_t stage) {
-    cf_edge *edge = list->next++;
-    memset(edge, 0, sizeof *edge);
-    edge->seconds = seconds;
-    edge->from = (int32_t)cf_graph_node(list->graph, pass, chunk, stage);
-    edge->to = (int32_t)list->to;
-    edge->why = (int32_t)why;
-}
-
-/* What one node waits for. */
-static void cf__edges_into(const cf__grapher *g, cf__edge_list *list, int64_t id) {
-    const cf_node *node = &list->graph->nodes[id];
-    const cf_chunk *c = &g->plan->chunks[node->chunk];
-    int64_t chunk = node->chunk, stage = node->stage;
-    double transfer = cf__way_seconds(g, chunk);
-    cf_pass back = g->desc.split ? CF_I : CF_B, pass = (cf_pass)node->pass;
-    list->to = id;
-    if (pass == CF_F) {
-        if (stage > 0) cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_F, chunk, stage - 1);
-        if (c->group >= 0 && c->index > 0) cf__put_edge(list, CF_EDGE_STATE, 0, CF_F, chunk - 1, stage);
-    } else if (pass == CF_R) {
-        cf__put_edge(list, CF_EDGE_REPLAY, 0, CF_F, chunk, stage);
-        if (stage > 0 && g->desc.replay == CF_REPLAY_PIPELINE)
-            cf__put_edge(list, CF_EDGE_ACTIVATION, transfer, CF_R, chunk, stage - 1);
-        if (!g->desc.no_slots)
-            cf__put_edge(list, CF_EDGE_SLOT, 0, g->desc.split ? CF_W : CF_B, chunk + g->desc.k, stage);
-    } else if (pass == CF_W) {
-        cf__put_edge(list, CF_EDGE_OWN, 0, CF_I, chunk, stage);
-    } else {
-        cf__put_edge(list, CF_EDGE_OWN, 0, cf__is_replayed(g, chunk) ? CF_R : CF_F, chunk, stage);
-        if (stage + 1 < g->n_stages) cf__put_edge(list, CF_EDGE_GRADIENT, transfer, back, chunk, stage + 1);
-        if (c->group >= 0 && c->index + 1 < g->plan->groups[c->group].n_chunks)
-            cf__put_edge(list, CF_EDGE_STATE_GRADIENT, 0, back, chunk + 1, stage);
+/* Writes what a node waits for; returns where the next edge goes. */
+static cf_edge *cf__graph_put_edges(const cf__graph_builder *g, int64_t id, cf_edge *next) {
+    const cf_node *node = &g->graph->nodes[id];
+    cf__need needs[CF__MOST_NEEDS];
+    int n = cf__needs(&g->pipe, (cf_pass)node->pass, node->chunk - g->pipe.first_chunk, node->stage, g->desc.split,
+                      g->desc.k, needs), i;
+    for (i = 0; i < n; i++) {
+        if (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT) continue;
+        memset(next, 0, sizeof *next);
+        next->seconds = cf__need_seconds(&g->pipe, &needs[i]);
+        next->from = (int32_t)cf_graph_node(g->graph, needs[i].pass, g->pipe.first_chunk + needs[i].chunk,
+                                            needs[i].stage);
+        next->to = (int32_t)id;
+        next->why = (int32_t)needs[i].why;
+        next++;
     }
+    return next;
 }
 
 /* The other direction, by counting. first_out[i + 1] is where node i's next edge goes, until all are placed. */
-static void cf__sort_edges_out(cf_graph *graph) {
+static void cf__graph_sort_out(cf_graph *graph) {
     int64_t i, sum = 0;
     for (i = 0; i <= graph->n_nodes; i++) graph->first_out[i] = 0;
     for (i = 0; i < graph->n_edges; i++) graph->first_out[graph->edges[i].from + 1]++;
@@ -5249,202 +5288,157 @@ static void cf__sort_edges_out(cf_graph *graph) {
     for (i = 0; i < graph->n_edges; i++) graph->out[graph->first_out[graph->edges[i].from + 1]++] = (int32_t)i;
 }
 
-static cf_result cf__write_graph(const cf__grapher *g, cf_graph *graph) {
-    cf__edge_list list = {graph, graph->edges, 0};
-    int64_t i, first = g->desc.rank * g->plan->n_steps;
-    cf_result result;
+static cf_result cf__graph_fill(void *job) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    cf_graph *graph = g->graph;
+    cf_edge *next = graph->edges;
+    int64_t i;
     graph->first[0] = 0;
-    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__chunk_nodes(g, first + i);
-    for (i = 0; i < g->n_stages && graph->n_steps > 0; i++)
-        if ((result = cf__put_nodes(g, graph, i)) != CF_OK) return result;
-    for (i = 0; i < graph->n_nodes; i++) {
-        graph->first_in[i] = list.next - graph->edges;
-        cf__edges_into(g, &list, i);
+    for (i = 0; i < graph->n_steps; i++) {
+        cf__graph_put_nodes(g, i, &graph->nodes[graph->first[i]]);
+        graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
     }
-    graph->first_in[i] = list.next - graph->edges;
-    cf__sort_edges_out(graph);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_size(const cf_plan *plan, const cf_graph_desc *desc, size_t *bytes, cf_error *error) {
-    cf__grapher g;
-    cf_graph header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__grapher_start(&g, plan, desc, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    header = cf__graph_header(&g);
-    cf__layout_graph(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_nodes");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_into(const cf_plan *plan, const cf_graph_desc *desc, void *memory, size_t bytes,
-                                      cf_graph **out, cf_error *error) {
-    cf__grapher g;
-    cf_graph header, *graph;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__grapher_start(&g, plan, desc, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    header = cf__graph_header(&g);
-    cf__layout_graph(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_nodes");
-    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    graph = cf__layout_graph(&header, &carver);
-    *graph = header;
-    if ((result = cf__write_graph(&g, graph)) != CF_OK) return result;
-    *out = graph;
+    for (i = 0; i < graph->n_nodes; i++) {
+        graph->first_in[i] = next - graph->edges;
+        next = cf__graph_put_edges(g, i, next);
+    }
+    graph->first_in[i] = next - graph->edges;
+    cf__graph_sort_out(graph);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    cf_allocator allocator;
-    size_t bytes;
-    void *memory;
-    cf_result result = cf_graph_size(plan, desc, &bytes, error);
-    if (result != CF_OK) return result;
+    static const cf__recipe recipe = {"n_nodes",         0,               cf__graph_scratch, cf__graph_prepare,
+                                      cf__graph_object, cf__graph_fill};
+    cf__graph_builder g;
+    CF__TRY(cf__graph_start(&g, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    memory = allocator.alloc(bytes, allocator.user);
-    if (memory == NULL) return cf__fail_memory(error, bytes);
-    result = cf_graph_into(plan, desc, memory, bytes, out, error);
-    if (result == CF_OK) (*out)->allocator = allocator;
-    else allocator.release(memory, allocator.user);
-    return result;
+    CF__TRY(cf__make(&recipe, &g, desc->allocator, error));
+    *out = g.graph;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
-    if (graph != NULL && graph->allocator.release != NULL) {
-        cf_allocator allocator = graph->allocator;
-        allocator.release(graph, allocator.user);
-    }
+    if (graph != NULL) cf__free_object(graph, &graph->block);
 }
 
 /* ---- checking a graph ---- */
 
-static cf_result cf__bad_graph(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
+static cf_result cf__graph_bad(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
                                const char *why) {
     return cf__fail(error, CF_ERROR_GRAPH, field, item, wanted, got, why);
 }
 
-static cf_result cf__check_graph_counts(const cf_graph *graph, cf_error *error) {
-    const struct {
-        const char *field;
-        int64_t value, least, most;
-    } counts[] = {{"n_stages", graph->n_stages, 1, INT32_MAX},
-                  {"n_virtual", graph->n_virtual, 1, INT32_MAX},
-                  {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
-                  {"split", graph->split, 0, 1},
-                  {"rank", graph->rank, 0, CF_MAX_RANKS - 1},
-                  {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS},
-                  {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES},
-                  {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1}};
-    const void *pointers[6];
-    static const char *const fields[6] = {"first", "first_in", "first_out", "nodes", "edges", "out"};
-    size_t i;
-    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
-            return cf__bad_graph(error, counts[i].field, -1,
-                                 counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
-                                 "out of range");
-    if (graph->n_stages * graph->n_virtual > INT32_MAX)
-        return cf__bad_graph(error, "n_virtual", -1, INT32_MAX / graph->n_stages, graph->n_virtual, "out of range");
-    pointers[0] = graph->first;
-    pointers[1] = graph->first_in;
-    pointers[2] = graph->first_out;
-    pointers[3] = graph->nodes;
-    pointers[4] = graph->edges;
-    pointers[5] = graph->out;
-    for (i = 0; i < 6; i++)
-        if (pointers[i] == NULL && (i < 3 || (i == 3 && graph->n_nodes > 0) || (i > 3 && graph->n_edges > 0)))
-            return cf__bad_graph(error, fields[i], -1, 1, 0, "is NULL");
-    return CF_OK;
+static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
+    const cf__member counts[] = {
+        {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
+        {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
+        {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
+        {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
+        {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
+        {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
+        {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES, CF_ERROR_GRAPH},
+        {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1, CF_ERROR_GRAPH}};
+    const char *null = graph->first == NULL                            ? "first"
+                       : graph->first_in == NULL                       ? "first_in"
+                       : graph->first_out == NULL                      ? "first_out"
+                       : graph->nodes == NULL && graph->n_nodes > 0    ? "nodes"
+                       : graph->edges == NULL && graph->n_edges > 0    ? "edges"
+                       : graph->out == NULL && graph->n_edges > 0      ? "out"
+                                                                       : NULL;
+    CF__TRY(cf__check_members(counts, CF__COUNT(counts), CF_ERROR_GRAPH, error));
+    return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
 }
 
-/* An index array: from 0, never falling, up to `end`. Stops at the first bad number, which is read from the array
-   itself. */
-static cf_result cf__check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_error *error) {
+/* An index array starts at 0, never falls, and ends with `end`. Stops at the first bad number, which is read from the
+   array itself. */
+static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field,
+                                       cf_error *error) {
     int64_t i;
-    if (first[0] != 0) return cf__bad_graph(error, field, 0, 0, first[0], "must start at 0");
-    for (i = 0; i < n; i++)
-        if (first[i + 1] < first[i] || first[i + 1] > end)
-            return cf__bad_graph(error, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
-                                 "falls or runs out of range");
-    if (first[n] != end) return cf__bad_graph(error, field, n, end, first[n], "does not end with the last item");
+    if (first[0] != 0) return cf__graph_bad(error, field, 0, 0, first[0], "does not start at 0");
+    for (i = 0; i < n; i++) {
+        if (first[i + 1] < first[i]) return cf__graph_bad(error, field, i + 1, first[i], first[i + 1], "falls");
+        if (first[i + 1] > end) return cf__graph_bad(error, field, i + 1, end, first[i + 1], "is out of range");
+    }
+    if (first[n] != end) return cf__graph_bad(error, field, n, end, first[n], "does not end with the last item");
     return CF_OK;
 }
 
-static cf_result cf__check_nodes(const cf_graph *graph, cf_error *error) {
+static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
+    if (cf__is_cost(seconds)) return CF_OK;
+    return cf__fail_real(error, CF_ERROR_GRAPH, field, item, seconds, "must be finite and not negative");
+}
+
+static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
     int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
     for (i = 0; i < graph->n_steps; i++) {
         int64_t n = graph->first[i + 1] - graph->first[i], least = 2 + graph->split;
         if (n != least * n_stages && n != (least + 1) * n_stages)
-            return cf__bad_graph(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
+            return cf__graph_bad(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
     }
     for (i = 0; i < graph->n_nodes; i++) {
         const cf_node *node = &graph->nodes[i];
         id = node->pass < 0 || node->pass > CF_W ? -1
                                                  : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        if (id != i) return cf__bad_graph(error, "nodes", i, i, id, "its pass, chunk and stage lead to another number");
+        if (id != i)
+            return cf__graph_bad(error, "nodes", i, i, id, "pass, chunk and stage of this node lead to another number");
         if (node->keep < 0 || node->keep > (node->pass <= CF_R))
-            return cf__bad_graph(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "out of range");
-        if (!cf__is_cost(node->seconds))
-            return cf__bad_graph(error, "nodes.seconds", i, 0, -1, "must be finite and not negative");
+            return cf__graph_bad(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "is out of range");
+        CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
     }
     return CF_OK;
 }
 
-/* Edges by target, and then the list by source: as many entries as edges, rising within a node, so each edge once. */
-static cf_result cf__check_edges(const cf_graph *graph, cf_error *error) {
+static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
-    for (i = 0; i < graph->n_nodes; i++) {
+    for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            if (edge->to != i) return cf__bad_graph(error, "edges.to", j, i, edge->to, "another node's edge");
+            if (edge->to != i) return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among another node's edges");
             if (edge->from < 0 || edge->from >= graph->n_nodes)
-                return cf__bad_graph(error, "edges.from", j, graph->n_nodes - 1, edge->from, "no such node");
+                return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
             if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
-                return cf__bad_graph(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "out of range");
-            if (!cf__is_cost(edge->seconds))
-                return cf__bad_graph(error, "edges.seconds", j, 0, -1, "must be finite and not negative");
+                return cf__graph_bad(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "there is no such reason");
+            CF__TRY(cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error));
         }
-    }
+    return CF_OK;
+}
+
+/* The list by source has as many entries as there are edges, and they rise within a node: so each edge is in it once. */
+static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
+    int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
-        if (graph->first_out[i + 1] - graph->first_out[i] > CF_MAX_SUCCESSORS)
-            return cf__bad_graph(error, "first_out", i, CF_MAX_SUCCESSORS,
-                                 graph->first_out[i + 1] - graph->first_out[i], "too many edges leave this node");
+        int64_t n = graph->first_out[i + 1] - graph->first_out[i];
+        if (n > CF_MAX_SUCCESSORS)
+            return cf__graph_bad(error, "first_out", i, CF_MAX_SUCCESSORS, n, "too many edges leave this node");
         for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
             int64_t edge = graph->out[j];
             if (edge < 0 || edge >= graph->n_edges)
-                return cf__bad_graph(error, "out", j, graph->n_edges - 1, edge, "no such edge");
+                return cf__graph_bad(error, "out", j, graph->n_edges - 1, edge, "there is no such edge");
             if (graph->edges[edge].from != i)
-                return cf__bad_graph(error, "out", j, i, graph->edges[edge].from, "leads to another node's edge");
+                return cf__graph_bad(error, "out", j, i, graph->edges[edge].from, "this edge leaves another node");
             if (j > graph->first_out[i] && edge <= graph->out[j - 1])
-                return cf__bad_graph(error, "out", j, graph->out[j - 1] + (int64_t)1, edge,
-                                     "an edge twice, or not in order");
+                return cf__graph_bad(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "edges do not rise");
         }
     }
     return CF_OK;
 }
 
+/* Everything but cycles. */
 static cf_result cf__check_graph_arrays(const cf_graph *g, cf_error *error) {
-    cf_result result;
     if (g == NULL) return cf__fail_null(error, "graph");
-    if ((result = cf__check_graph_counts(g, error)) != CF_OK) return result;
-    if ((result = cf__check_first(g->first, g->n_steps, g->n_nodes, "first", error)) != CF_OK) return result;
-    if ((result = cf__check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error)) != CF_OK) return result;
-    if ((result = cf__check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error)) != CF_OK) return result;
-    if ((result = cf__check_nodes(g, error)) != CF_OK) return result;
-    return cf__check_edges(g, error);
+    CF__TRY(cf__graph_check_counts(g, error));
+    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", error));
+    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error));
+    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error));
+    CF__TRY(cf__graph_check_nodes(g, error));
+    CF__TRY(cf__graph_check_edges(g, error));
+    return cf__graph_check_out(g, error);
 }
 
 /* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
    node for the second time. waiting[] is spent by this. */
-static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
+static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) {
     int64_t node = 0, i;
     while (waiting[node] <= 0) node++;
     while (waiting[node] > 0) {
@@ -5455,9 +5449,19 @@ static int64_t cf__node_on_cycle(const cf_graph *graph, int32_t *waiting) {
     return node;
 }
 
-/* Fills order so that each node comes after those that it waits for. waiting: n_nodes numbers of scratch. */
-static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t *order, cf_error *error) {
-    int64_t i, j, n = 0, cycle;
+/* What works on a checked graph. */
+typedef struct cf__graph_walk {
+    const cf_graph *graph;
+    cf_error *error;
+    int32_t *waiting, *order; /* (n_nodes) */
+    cf_critical *critical;
+} cf__graph_walk;
+
+/* Fills order so that each node comes after those that it waits for. */
+static cf_result cf__graph_sort_nodes(const cf__graph_walk *walk) {
+    const cf_graph *graph = walk->graph;
+    int32_t *waiting = walk->waiting, *order = walk->order;
+    int64_t i, j, n = 0;
     for (i = 0; i < graph->n_nodes; i++) {
         waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
         if (waiting[i] == 0) order[n++] = (int32_t)i;
@@ -5470,47 +5474,59 @@ static cf_result cf__sort_nodes(const cf_graph *graph, int32_t *waiting, int32_t
         }
     }
     if (n == graph->n_nodes) return CF_OK;
-    cycle = cf__node_on_cycle(graph, waiting);
-    return cf__bad_graph(error, "edges", cycle, graph->n_nodes, n,
-                         "this node waits for itself; nodes that can be ordered");
+    return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
+                      "this node waits for itself, directly or through others");
 }
 
+static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    walk->waiting = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
+    walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
+}
+
+static cf_result cf__graph_check_order(void *job) { return cf__graph_sort_nodes((cf__graph_walk *)job); }
+
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    cf_allocator memory;
-    int32_t *waiting;
-    size_t bytes;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
-    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
-    bytes = (2 * (size_t)graph->n_nodes + 1) * sizeof(int32_t);
-    waiting = (int32_t *)memory.alloc(bytes, memory.user);
-    if (waiting == NULL) return cf__fail_memory(error, bytes);
-    result = cf__sort_nodes(graph, waiting, waiting + graph->n_nodes, error);
-    memory.release(waiting, memory.user);
-    return result;
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_check_order};
+    cf__graph_walk walk;
+    memset(&walk, 0, sizeof walk);
+    walk.graph = graph;
+    walk.error = error;
+    CF__TRY(cf__check_graph_arrays(graph, error));
+    return cf__make(&recipe, &walk, allocator, error);
 }
 
 /* ---- critical path ---- */
 
-static cf_critical *cf__layout_critical(cf_critical *header, cf__carver *carver) {
-    cf_critical *critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
-    header->path = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
-    header->order = (int32_t *)cf__take(carver, header->n_nodes, sizeof(int32_t));
-    header->earliest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
-    header->latest = (double *)cf__take(carver, header->n_nodes, sizeof(double));
-    return critical;
+static cf_block *cf__graph_critical_object(void *job, cf__carver *carver) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    cf_critical critical;
+    memset(&critical, 0, sizeof critical);
+    critical.n_nodes = walk->graph->n_nodes;
+    walk->critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
+    walk->waiting = critical.path = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
+    walk->order = critical.order = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
+    critical.earliest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
+    critical.latest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
+    if (walk->critical == NULL) return NULL;
+    *walk->critical = critical;
+    return &walk->critical->block;
+}
+
+/* When an edge lets its target start. */
+static double cf__graph_release(const cf_graph *graph, const cf_critical *critical, const cf_edge *edge) {
+    return critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
 }
 
 /* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
-static int64_t cf__find_earliest(const cf_graph *graph, cf_critical *critical) {
+static int64_t cf__graph_find_earliest(const cf_graph *graph, cf_critical *critical) {
     int64_t i, j, last = -1;
     critical->length = 0;
     for (i = 0; i < graph->n_nodes; i++) {
         int64_t node = critical->order[i];
         double start = 0, end;
         for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
-            const cf_edge *edge = &graph->edges[j];
-            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
+            double after = cf__graph_release(graph, critical, &graph->edges[j]);
             if (after > start) start = after;
         }
         critical->earliest[node] = start;
@@ -5524,7 +5540,7 @@ static int64_t cf__find_earliest(const cf_graph *graph, cf_critical *critical) {
 }
 
 /* Latest starts, last to first. */
-static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
+static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) {
     int64_t i, j;
     for (i = graph->n_nodes - 1; i >= 0; i--) {
         int64_t node = critical->order[i];
@@ -5540,18 +5556,15 @@ static void cf__find_latest(const cf_graph *graph, cf_critical *critical) {
 }
 
 /* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
-static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
+static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
     int64_t i, n = 0;
     while (node >= 0) {
         int64_t before = -1;
         double start = critical->earliest[node];
         critical->latest[node] = start;
         critical->path[n++] = (int32_t)node;
-        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++) {
-            const cf_edge *edge = &graph->edges[i];
-            double after = critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
-            if (!(after < start)) before = edge->from;
-        }
+        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
+            if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
         node = before;
     }
     critical->n_path = n;
@@ -5562,78 +5575,44 @@ static void cf__find_path(const cf_graph *graph, cf_critical *critical, int64_t 
     }
 }
 
-CHUNKFLOW_API cf_result cf_critical_size(const cf_graph *graph, size_t *bytes, cf_error *error) {
-    cf_critical header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result;
-    if (graph == NULL) return cf__fail_null(error, "graph");
-    if ((result = cf__check_graph_counts(graph, error)) != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    memset(&header, 0, sizeof header);
-    header.n_nodes = graph->n_nodes;
-    cf__layout_critical(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_nodes");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_critical_into(const cf_graph *graph, void *memory, size_t bytes, cf_critical **out,
-                                         cf_error *error) {
-    cf_critical header, *critical;
-    cf__carver carver = {(unsigned char *)memory, 0, 0};
-    size_t needed;
+static cf_result cf__graph_critical_fill(void *job) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
     int64_t last;
-    cf_result result = cf_critical_size(graph, &needed, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__check_memory(memory, bytes, needed, error)) != CF_OK) return result;
-    if ((result = cf__check_graph_arrays(graph, error)) != CF_OK) return result;
-    memset(&header, 0, sizeof header);
-    header.n_nodes = graph->n_nodes;
-    critical = cf__layout_critical(&header, &carver);
-    *critical = header;
-    if ((result = cf__sort_nodes(graph, critical->path, critical->order, error)) != CF_OK) return result;
-    last = cf__find_earliest(graph, critical);
-    if (!cf__is_cost(critical->length))
-        return cf__fail(error, CF_ERROR_OVERFLOW, "length", -1, 0, -1, "the seconds of a path are not finite");
-    cf__find_latest(graph, critical);
-    cf__find_path(graph, critical, last);
-    *out = critical;
+    CF__TRY(cf__graph_sort_nodes(walk));
+    last = cf__graph_find_earliest(walk->graph, walk->critical);
+    if (!cf__is_cost(walk->critical->length))
+        return cf__fail_real(walk->error, CF_ERROR_OVERFLOW, "length", -1, walk->critical->length,
+                             "the seconds of a path do not add up to a finite number");
+    cf__graph_find_latest(walk->graph, walk->critical);
+    cf__graph_find_path(walk->graph, walk->critical, last);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error) {
-    cf_allocator memory;
-    size_t bytes;
-    void *block;
-    cf_result result = cf_critical_size(graph, &bytes, error);
-    if (result != CF_OK) return result;
+    static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
+    cf__graph_walk walk;
+    memset(&walk, 0, sizeof walk);
+    walk.graph = graph;
+    walk.error = error;
+    CF__TRY(cf__check_graph_arrays(graph, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
-    block = memory.alloc(bytes, memory.user);
-    if (block == NULL) return cf__fail_memory(error, bytes);
-    result = cf_critical_into(graph, block, bytes, out, error);
-    if (result == CF_OK) (*out)->allocator = memory;
-    else memory.release(block, memory.user);
-    return result;
+    CF__TRY(cf__make(&recipe, &walk, allocator, error));
+    *out = walk.critical;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
-    if (critical != NULL && critical->allocator.release != NULL) {
-        cf_allocator allocator = critical->allocator;
-        allocator.release(critical, allocator.user);
-    }
+    if (critical != NULL) cf__free_object(critical, &critical->block);
 }
 
 /* ---- for executors ---- */
 
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
     int64_t i;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__check_graph_arrays(graph, error));
     if (count < graph->n_nodes)
-        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "too small");
+        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
     if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
     for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
     return CF_OK;
@@ -5667,9 +5646,8 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
    ================================================================================================================ */
 
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    static const char *const names[CF_SCHEDULE_COUNT] = {"?",           "paper",       "gpipe", "1f1b",
-                                                         "interleaved", "zero-bubble", "best"};
-    return cf__name(names, CF_SCHEDULE_COUNT, (int64_t)kind);
+    switch ((int)kind) { CF_SCHEDULE_KINDS(CF__NAME) }
+    return "?";
 }
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
@@ -5687,12 +5665,12 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 /* ---- memory limits ---- */
 
 /* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
-typedef struct cf__limits {
+typedef struct cf__schedule_limits {
     int64_t chunks, bytes;
-} cf__limits;
+} cf__schedule_limits;
 
-static cf__limits cf__limits_of(const cf_schedule_desc *desc, int64_t stage) {
-    cf__limits limits;
+static cf__schedule_limits cf__schedule_limits_of(const cf_schedule_desc *desc, int64_t stage) {
+    cf__schedule_limits limits;
     limits.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
     limits.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
     if (limits.chunks == 0) limits.chunks = INT64_MAX;
@@ -5700,100 +5678,47 @@ static cf__limits cf__limits_of(const cf_schedule_desc *desc, int64_t stage) {
     return limits;
 }
 
-/* The same of the tightest stage, for one of its virtual stages. */
-static cf__limits cf__tightest(const cf_schedule_desc *desc) {
-    cf__limits least = cf__limits_of(desc, 0);
+/* Lowers limits to those of a stage. */
+static void cf__schedule_tighten(cf__schedule_limits *limits, const cf_schedule_desc *desc, int64_t stage) {
+    cf__schedule_limits own = cf__schedule_limits_of(desc, stage);
+    limits->chunks = cf__min(limits->chunks, own.chunks);
+    limits->bytes = cf__min(limits->bytes, own.bytes);
+}
+
+/* What the tightest stage may hold, for one of its virtual stages. */
+static cf__schedule_limits cf__schedule_tightest(const cf_schedule_desc *desc) {
+    cf__schedule_limits least = {INT64_MAX, INT64_MAX};
     int64_t s;
-    for (s = 1; s < desc->n_stages; s++) {
-        cf__limits limits = cf__limits_of(desc, s);
-        least.chunks = cf__min(least.chunks, limits.chunks);
-        least.bytes = cf__min(least.bytes, limits.bytes);
-    }
+    for (s = 0; s < desc->n_stages; s++) cf__schedule_tighten(&least, desc, s);
     if (least.chunks < INT64_MAX) least.chunks /= desc->n_virtual;
     if (least.bytes < INT64_MAX) least.bytes /= desc->n_virtual;
     return least;
 }
 
-static int cf__counts_bytes(const cf_schedule_desc *desc) {
+static int cf__schedule_counts_bytes(const cf_schedule_desc *desc) {
     return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
 }
 
-static int cf__is_limited(const cf_schedule_desc *desc) {
-    return desc->limit > 0 || desc->limits != NULL || cf__counts_bytes(desc);
+static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || cf__schedule_counts_bytes(desc);
 }
 
-/* Bytes that a unit holds on a virtual stage while the backward of its chunk `i` is the next to come, k chunks of it
-   being kept: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of
-   the rest. */
-typedef struct cf__holding {
-    const cf_chunk *chunks; /* of the unit */
-    const cf_bytes *bytes;
-    int64_t n, k;
-    int local, dependent;
-} cf__holding;
-
-/* Most bytes from that moment on, for every chunk of the unit: needs[i] where `needs` is given. Returns needs[n - 1].
-   */
-static int64_t cf__unit_bytes(const cf__holding *h, const cf_plan *plan, int64_t *needs) {
-    int64_t i, window = 0, saved = 0, most = 0, per_slot = h->bytes->per_token_activations;
-    if (h->local && h->n > h->k) per_slot = cf__max(per_slot, h->bytes->per_token_boundary); /* before its replay */
-    for (i = 0; i < h->n; i++) {
-        const cf_chunk *c = &h->chunks[i];
-        int64_t state = 0, held;
-        window += c->padded;
-        if (i >= h->k) {
-            window -= h->chunks[i - h->k].padded;
-            saved += h->chunks[i - h->k].padded;
-        }
-        if (h->dependent) state = c->prefix + plan->slices[c->first_slice].length;
-        held = window * per_slot + state * (h->bytes->per_token_state + h->bytes->per_token_state_gradient);
-        if (h->local) held += saved * h->bytes->per_token_boundary;
-        most = cf__max(most, held);
-        if (needs != NULL) needs[i] = most;
-    }
-    return most;
+/* Whether there may be I and W in the schedule. */
+static int cf__schedule_splits(const cf_schedule_desc *desc) {
+    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
 }
 
-/* The most chunks of a unit, up to k, that may be kept on every virtual stage; 0: not even one. *bytes: what one needs.
-   */
-static int64_t cf__fitting_k(const cf_plan *plan, const cf_schedule_desc *desc, const cf__limits *limits, int64_t chunk,
-                             int64_t n, int64_t *bytes) {
-    cf__holding h;
-    int64_t low = 1, high = cf__min(cf__min(desc->k, n), limits->chunks);
-    if (!cf__counts_bytes(desc) || high == 0) return high;
-    h.chunks = &plan->chunks[chunk];
-    h.bytes = &desc->bytes;
-    h.n = n;
-    h.local = desc->replay == CF_REPLAY_LOCAL;
-    h.dependent = h.chunks->group >= 0;
-    h.k = 1;
-    *bytes = cf__unit_bytes(&h, plan, NULL);
-    if (*bytes > limits->bytes) return 0;
-    while (low < high) {
-        h.k = low + (high - low + 1) / 2;
-        if (cf__unit_bytes(&h, plan, NULL) <= limits->bytes) low = h.k;
-        else high = h.k - 1;
-    }
-    return low;
+/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
+static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
+    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
 }
-
-/* ---- units, as schedules see them ---- */
-
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped; the limits allow
-   `most_k`. */
-typedef struct cf__work_unit {
-    int32_t first, n, k, most_k;
-} cf__work_unit;
-
-/* Chunk i of the unit is dropped in its first forward. */
-static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
 /* ---- fixed patterns ----
 
    The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
    dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
    backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
-   the kinds differ only in how far it may run ahead with forwards (cf__may_run_ahead).
+   the kinds differ only in how far it may run ahead with forwards (cf__pattern_may_run_ahead).
 
    Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
    Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
@@ -5801,17 +5726,17 @@ static int cf__is_dropped(const cf__work_unit *unit, int64_t i) { return i < uni
    so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
    backward to run. */
 
-typedef struct cf__item {
+typedef struct cf__pattern_item {
     int32_t chunk;
     int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
     uint8_t pass, keep;
     uint8_t opens;  /* the first of its unit */
-} cf__item;
+} cf__pattern_item;
 
 typedef struct cf__pattern {
     cf_schedule_kind kind;
     int64_t n_items, n_backwards;
-    cf__item *items;     /* (n + n_replays) */
+    cf__pattern_item *items;     /* (n + n_replays) */
     int32_t *backwards;  /* (n) chunks, in the order of their backward */
     int32_t *need;       /* (n) items that must have run before each backward */
     int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
@@ -5824,85 +5749,91 @@ typedef struct cf__pattern {
 } cf__pattern;
 
 /* Everything that making a schedule works with. */
-typedef struct cf__maker {
+typedef struct cf__schedule_maker {
     cf_schedule_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    cf__limits tightest;
+    cf__schedule_limits tightest;
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
     /* working space, only for more than one virtual stage */
-    cf__work_unit *units;       /* (n_units) in the order in which they start */
-    cf__work_unit *spare;       /* (n_units) */
+    cf__pipe_unit *units;       /* (n_units) in the order in which they start */
+    cf__pipe_unit *spare;       /* (n_units) */
     double *unit_seconds;       /* (n_units) by place in plan order */
     int32_t *sorted;            /* (n_units) */
-    int64_t *needs;             /* (n) bytes from each chunk's backward on, as cf__unit_bytes has it; or NULL */
+    int64_t *needs;             /* (n) bytes from each chunk's backward on: see cf__schedule_unit_bytes; or NULL */
     cf__pattern pattern;
-} cf__maker;
+} cf__schedule_maker;
 
-static void cf__layout_pattern(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
-    pattern->items = (cf__item *)cf__take(carver, n + n_replays, sizeof(cf__item));
-    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
-    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
-}
+/* ---- units under limits ---- */
 
-/* Whether there may be I and W in the schedule. */
-static int cf__splits(const cf_schedule_desc *desc) {
-    return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
-
-/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
-static int cf__is_plain(const cf_schedule_desc *desc) {
-    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
-}
-
-static void cf__layout_maker(cf__maker *m, cf__carver *carver) {
-    m->units = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
-    m->spare = (cf__work_unit *)cf__take(carver, m->n_units, sizeof(cf__work_unit));
-    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
-    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
-    m->needs = (int64_t *)cf__take(carver, cf__counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
-    if (!cf__counts_bytes(&m->desc)) m->needs = NULL;
-    cf__layout_pipeline(&m->pipe, carver);
-    cf__layout_pattern(&m->pattern, m->pipe.n, m->n_replays, carver);
+/* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the next to
+   come: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the
+   rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
+static int64_t cf__schedule_unit_bytes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *needs) {
+    const cf_bytes *bytes = &m->desc.bytes;
+    const cf_chunk *chunks = &m->pipe.chunks[unit->first];
+    int64_t i, window = 0, saved = 0, most = 0, per_slot = bytes->per_token_activations;
+    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->per_token_boundary); /* until its replay */
+    for (i = 0; i < unit->n; i++) {
+        const cf_chunk *c = &chunks[i];
+        int64_t state = 0, held;
+        window += c->padded;
+        if (i >= unit->k) {
+            window -= chunks[i - unit->k].padded;
+            saved += chunks[i - unit->k].padded;
+        }
+        if (c->group >= 0) state = c->prefix + m->pipe.plan->slices[c->first_slice].length;
+        held = window * per_slot + state * (bytes->per_token_state + bytes->per_token_state_gradient);
+        if (m->pipe.local) held += saved * bytes->per_token_boundary;
+        most = cf__max(most, held);
+        if (needs != NULL) needs[i] = most;
+    }
+    return most;
 }
 
 /* Sets how many chunks a unit keeps. */
-static void cf__set_k(cf__maker *m, cf__work_unit *unit, int64_t k) {
-    cf__holding h;
+static void cf__schedule_set_k(cf__schedule_maker *m, cf__pipe_unit *unit, int64_t k) {
     unit->k = (int32_t)k;
-    if (m->needs == NULL) return;
-    h.chunks = &m->pipe.chunks[unit->first];
-    h.bytes = &m->desc.bytes;
-    h.n = unit->n;
-    h.k = k;
-    h.local = m->pipe.local;
-    h.dependent = h.chunks->group >= 0;
-    cf__unit_bytes(&h, m->pipe.plan, &m->needs[unit->first]);
+    if (m->needs != NULL) (void)cf__schedule_unit_bytes(m, unit, &m->needs[unit->first]);
+}
+
+/* The most chunks of a unit, up to K, that may be kept on every virtual stage; 0: not even one. *bytes: what one
+   needs, where bytes are counted. */
+static int64_t cf__schedule_fitting_k(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *bytes) {
+    cf__pipe_unit probe = *unit;
+    int32_t low = 1, high = (int32_t)cf__min(cf__min(m->desc.k, unit->n), m->tightest.chunks);
+    if (!cf__schedule_counts_bytes(&m->desc) || high == 0) return high;
+    probe.k = 1;
+    *bytes = cf__schedule_unit_bytes(m, &probe, NULL);
+    if (*bytes > m->tightest.bytes) return 0;
+    while (low < high) {
+        probe.k = low + (high - low + 1) / 2;
+        if (cf__schedule_unit_bytes(m, &probe, NULL) <= m->tightest.bytes) low = probe.k;
+        else high = probe.k - 1;
+    }
+    return low;
+}
+
+/* The unit that starts at a chunk, with as many kept as fit. */
+static cf__pipe_unit cf__schedule_unit_at(const cf__schedule_maker *m, int64_t chunk, int64_t *bytes) {
+    cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
+    unit.k = (int32_t)cf__schedule_fitting_k(m, &unit, bytes);
+    return unit;
 }
 
 /* Fills units, in plan order, and needs. */
-static void cf__collect_units(cf__maker *m) {
-    const cf_plan *plan = m->pipe.plan;
-    int64_t chunk, n, n_units = 0, bytes = 0;
-    for (chunk = 0; chunk < m->pipe.n; chunk += n) {
-        cf__work_unit *unit = &m->units[n_units++];
-        int64_t id = m->pipe.first_chunk + chunk;
-        n = cf__unit_chunks(plan, id);
-        unit->first = (int32_t)chunk;
-        unit->n = (int32_t)n;
-        unit->most_k = (int32_t)cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
-        cf__set_k(m, unit, unit->most_k);
+static void cf__schedule_collect_units(cf__schedule_maker *m) {
+    int64_t i, chunk = 0, bytes;
+    for (i = 0; i < m->n_units; i++) {
+        m->units[i] = cf__schedule_unit_at(m, chunk, &bytes);
+        cf__schedule_set_k(m, &m->units[i], m->units[i].k);
+        chunk += m->units[i].n;
     }
 }
 
 /* Dearest unit first; equal ones keep their order. */
-static void cf__sort_units(cf__maker *m) {
+static void cf__schedule_sort_units(cf__schedule_maker *m) {
     int64_t i, j;
     int is_sorted = 1;
     for (i = 0; i < m->n_units; i++) {
@@ -5918,8 +5849,32 @@ static void cf__sort_units(cf__maker *m) {
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
 
-static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
-    cf__item *item = &pattern->items[pattern->n_items++];
+/* ---- building a pattern ---- */
+
+static void cf__pattern_layout(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
+    pattern->items = (cf__pattern_item *)cf__take(carver, n + n_replays, sizeof(cf__pattern_item));
+    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
+    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
+}
+
+static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver) {
+    m->units = (cf__pipe_unit *)cf__take(carver, m->n_units, sizeof(cf__pipe_unit));
+    m->spare = (cf__pipe_unit *)cf__take(carver, m->n_units, sizeof(cf__pipe_unit));
+    m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
+    m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->needs = (int64_t *)cf__take(carver, cf__schedule_counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
+    if (!cf__schedule_counts_bytes(&m->desc)) m->needs = NULL;
+    cf__layout_pipeline(&m->pipe, carver);
+    cf__pattern_layout(&m->pattern, m->pipe.n, m->n_replays, carver);
+}
+
+static void cf__pattern_add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
+    cf__pattern_item *item = &pattern->items[pattern->n_items++];
     item->chunk = (int32_t)chunk;
     item->after = 0;
     item->pass = (uint8_t)pass;
@@ -5930,7 +5885,7 @@ static void cf__add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int 
 /* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that
    one was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this
    backward. */
-static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i, int64_t ahead) {
+static void cf__pattern_add_backward(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i, int64_t ahead) {
     cf__pattern *pattern = &m->pattern;
     int64_t chunk = unit->first + i;
     pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
@@ -5941,40 +5896,40 @@ static void cf__add_backward(cf__maker *m, const cf__work_unit *unit, int64_t i,
     pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
 }
 
-static void cf__add_replay(cf__maker *m, int64_t ahead) {
+static void cf__pattern_add_replay(cf__schedule_maker *m, int64_t ahead) {
     cf__pattern *pattern = &m->pattern;
     int32_t chunk = pattern->due_chunk[pattern->n_placed++];
-    const cf__work_unit *unit = &m->units[pattern->unit_of[chunk]];
-    cf__add_item(pattern, CF_R, chunk, 1, 0);
+    const cf__pipe_unit *unit = &m->units[pattern->unit_of[chunk]];
+    cf__pattern_add_item(pattern, CF_R, chunk, 1, 0);
     pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
-    cf__add_backward(m, unit, chunk - unit->first, ahead);
+    cf__pattern_add_backward(m, unit, chunk - unit->first, ahead);
 }
 
-static void cf__add_due_replays(cf__maker *m, int64_t ahead, int all) {
+static void cf__pattern_add_due(cf__schedule_maker *m, int64_t ahead, int all) {
     cf__pattern *pattern = &m->pattern;
     while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
-        cf__add_replay(m, ahead);
+        cf__pattern_add_replay(m, ahead);
 }
 
-static void cf__add_unit(cf__maker *m, int64_t id, int64_t ahead) {
-    const cf__work_unit *unit = &m->units[id];
+static void cf__pattern_add_unit(cf__schedule_maker *m, int64_t id, int64_t ahead) {
+    const cf__pipe_unit *unit = &m->units[id];
     int64_t i;
     for (i = 0; i < unit->n; i++) {
         m->pattern.unit_of[unit->first + i] = (int32_t)id;
-        cf__add_item(&m->pattern, CF_F, unit->first + i, !cf__is_dropped(unit, i), i == 0);
-        if (i + 1 < unit->n) cf__add_due_replays(m, ahead, 0);
+        cf__pattern_add_item(&m->pattern, CF_F, unit->first + i, !cf__pipe_is_dropped(unit, i), i == 0);
+        if (i + 1 < unit->n) cf__pattern_add_due(m, ahead, 0);
     }
-    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__is_dropped(unit, i)); i--)
-        cf__add_backward(m, unit, i, ahead);
+    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__pipe_is_dropped(unit, i)); i--)
+        cf__pattern_add_backward(m, unit, i, ahead);
 }
 
 /* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
-static int64_t cf__unit_room(const cf__maker *m, const cf__work_unit *unit) {
+static int64_t cf__pattern_room(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
     return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
 }
 
 /* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
-static void cf__build_pattern(cf__maker *m) {
+static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
     int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
@@ -5983,39 +5938,39 @@ static void cf__build_pattern(cf__maker *m) {
     int64_t i, used = 0, begin = 0;
     pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
     for (i = 0; i < m->n_units; i++) {
-        int64_t room = cf__unit_room(m, &m->units[i]);
+        int64_t room = cf__pattern_room(m, &m->units[i]);
         if (gpipe && used > limit - room) {
-            cf__add_due_replays(m, ahead, 1);
+            cf__pattern_add_due(m, ahead, 1);
             for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
             used = 0;
         }
         used += room;
-        cf__add_unit(m, i, ahead);
-        cf__add_due_replays(m, ahead, 0);
+        cf__pattern_add_unit(m, i, ahead);
+        cf__pattern_add_due(m, ahead, 0);
     }
-    cf__add_due_replays(m, ahead, 1);
+    cf__pattern_add_due(m, ahead, 1);
     for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
 }
 
 /* One stage on its way through the pattern. */
-typedef struct cf__merge {
+typedef struct cf__pattern_merge {
     int64_t stage;
-    cf__limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
+    cf__schedule_limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
     int64_t i, j;          /* next item, next backward */
     int64_t chunks, bytes; /* held, or promised to a unit */
     cf_action *next;
-} cf__merge;
+} cf__pattern_merge;
 
 /* Whether the stage has room for its next item. */
-static int cf__has_room(const cf__maker *m, const cf__merge *merge) {
-    const cf__item *item = &m->pattern.items[merge->i];
-    const cf__work_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
-    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__unit_room(m, unit)) return 0;
+static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
+    const cf__pattern_item *item = &m->pattern.items[merge->i];
+    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__pattern_room(m, unit)) return 0;
     return !item->keep || merge->chunks < merge->limits.chunks;
 }
 
 /* Whether a stage takes its next forward item although its next backward does not need it yet. */
-static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
+static int cf__pattern_may_run_ahead(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     int64_t further_down = m->desc.n_stages - 1 - merge->stage;
     switch (pattern->kind) {
@@ -6027,13 +5982,13 @@ static int cf__may_run_ahead(const cf__maker *m, const cf__merge *merge) {
     }
 }
 
-static int cf__takes_forward(const cf__maker *m, const cf__merge *merge) {
+static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__has_room(m, merge)) return 0;
-    return merge->i < pattern->need[merge->j] || cf__may_run_ahead(m, merge);
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
+    return merge->i < pattern->need[merge->j] || cf__pattern_may_run_ahead(m, merge);
 }
 
-static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
+static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
     cf_action *action = (*next)++;
     action->chunk = (int32_t)chunk;
     action->stage = (int32_t)v;
@@ -6042,66 +5997,48 @@ static void cf__put_action(cf_action **next, cf_pass pass, int64_t chunk, int64_
     action->reserved = 0;
 }
 
-static void cf__merge_forward(const cf__maker *m, cf__merge *merge) {
-    const cf__item *item = &m->pattern.items[merge->i++];
-    if (m->needs != NULL && item->opens) merge->bytes += cf__unit_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
+    const cf__pattern_item *item = &m->pattern.items[merge->i++];
+    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
     merge->chunks += item->keep;
-    cf__put_action(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
+    cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
 }
 
 /* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
-static void cf__merge_backward(const cf__maker *m, cf__merge *merge) {
+static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
-    const cf__work_unit *unit = &m->units[m->pattern.unit_of[chunk]];
+    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[chunk]];
     int64_t i = chunk - unit->first;
-    if (m->pipe.local && cf__is_dropped(unit, i)) cf__put_action(&merge->next, CF_R, id, merge->stage, 1);
-    cf__put_action(&merge->next, CF_B, id, merge->stage, 0);
+    if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
+    cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
     merge->chunks -= !(m->pipe.local && i >= unit->k);
     if (m->needs != NULL) merge->bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
 }
 
 /* Writes the lists of all stages; returns the number of actions. */
-static int64_t cf__write_pattern(const cf__maker *m, cf_schedule *schedule) {
-    cf__merge merge;
+static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule) {
+    cf__pattern_merge merge;
     int64_t s;
     memset(&merge, 0, sizeof merge);
     merge.limits.chunks = merge.limits.bytes = INT64_MAX;
     merge.next = schedule->actions;
     for (s = 0; s < m->desc.n_stages; s++) {
-        cf__limits own = cf__limits_of(&m->desc, s);
-        merge.limits.chunks = cf__min(merge.limits.chunks, own.chunks);
-        merge.limits.bytes = cf__min(merge.limits.bytes, own.bytes);
+        cf__schedule_tighten(&merge.limits, &m->desc, s);
         merge.stage = s;
         merge.i = merge.j = 0;
         schedule->first[s] = merge.next - schedule->actions;
         while (merge.j < m->pattern.n_backwards) {
-            if (cf__takes_forward(m, &merge)) cf__merge_forward(m, &merge);
-            else cf__merge_backward(m, &merge);
+            if (cf__pattern_takes_forward(m, &merge)) cf__pattern_put_forward(m, &merge);
+            else cf__pattern_put_backward(m, &merge);
         }
     }
     schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
     return merge.next - schedule->actions;
 }
 
-static cf_result cf__check_limits(const cf_schedule_desc *desc, cf_error *error) {
-    const cf_bytes *bytes = &desc->bytes;
-    int64_t s;
-    cf_result result;
-    if ((result = cf__range(desc->limit, 0, INT64_MAX, "limit", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->limit_bytes, 0, INT64_MAX, "limit_bytes", error)) != CF_OK) return result;
-    if (bytes->per_token_activations < 0 || bytes->per_token_state < 0 || bytes->per_token_state_gradient < 0 ||
-        bytes->per_token_boundary < 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 0, -1, "negative");
-    for (s = 0; s < desc->n_stages; s++) {
-        if (desc->limits != NULL && desc->limits[s] < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "limits", s, 0, desc->limits[s], "negative");
-        if (desc->limits_bytes != NULL && desc->limits_bytes[s] < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "limits_bytes", s, 0, desc->limits_bytes[s], "negative");
-    }
-    return CF_OK;
-}
+/* ---- what is asked for ---- */
 
-/* Bytes of all tokens at once must fit, on all virtual stages of a stage. */
+/* The bytes of all tokens at once must fit into 64 bits, on all virtual stages of a stage. */
 static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
                                  cf_error *error) {
     int64_t i, tokens = 0, per_token = 0, sum;
@@ -6111,36 +6048,34 @@ static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_byt
     for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps && fits; i++)
         fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
     if (fits && cf__mul(tokens, n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
-    return cf__fail(error, CF_ERROR_OVERFLOW, "bytes", -1, INT64_MAX, -1, "all tokens of the batch take more");
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "bytes", -1, "the bytes of all tokens together do not fit in 64 bits");
 }
 
-static cf_result cf__check_schedule_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
-    cf_result result;
-    if ((result = cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error)) != CF_OK)
-        return result;
+    CF__TRY(cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
+    CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
+    CF__TRY(cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error));
     if (desc->n_virtual > 1 && !many)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual, "too large for this kind");
-    if ((result = cf__range(desc->k, 1, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    if ((result = cf__range(desc->budget, 0, INT64_MAX, "budget", error)) != CF_OK) return result;
-    if ((result = cf__check_limits(desc, error)) != CF_OK) return result;
-    if (desc->timing != NULL &&
-        (result = cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error)) != CF_OK)
-        return result;
+        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual,
+                        "only interleaved and best have virtual stages");
+    CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
+    CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
+    CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
+    CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, desc->limit_bytes, desc->limits_bytes, &desc->bytes,
+                                  desc->n_stages, error));
+    CF__TRY(cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error));
     return cf__check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
 }
 
-/* No chunk of the unit at `id` finds room: says how much is needed at least, and on which stage it is missing. */
-static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
+/* Not even one chunk of some unit finds room: says how much is needed at least, and on which stage it is missing. */
+static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m, int64_t bytes) {
     const cf_schedule_desc *desc = &m->desc;
     int counts_bytes = m->tightest.chunks > 0;
     int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
     for (s = 0; s < desc->n_stages; s++) {
-        cf__limits limits = cf__limits_of(desc, s);
+        cf__schedule_limits limits = cf__schedule_limits_of(desc, s);
         got = counts_bytes ? limits.bytes : limits.chunks;
         if (got < wanted) break;
     }
@@ -6149,28 +6084,26 @@ static cf_result cf__fail_limit(const cf__maker *m, int64_t bytes) {
 }
 
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
-static cf_result cf__count_actions(cf__maker *m, const cf_plan *plan) {
-    int64_t id = m->desc.rank * plan->n_steps, end = id + plan->n_steps, n, bytes = 0, most_bytes = 0, per_stage;
-    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__is_limited(&m->desc);
-    for (; id < end; id += n) {
-        int64_t k;
-        n = cf__unit_chunks(plan, id);
-        k = cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
-        fits &= k > 0;
+static cf_result cf__schedule_count(cf__schedule_maker *m) {
+    int64_t i, bytes = 0, most_bytes = 0, per_stage;
+    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(&m->desc);
+    for (i = 0; i < m->pipe.n;) {
+        cf__pipe_unit unit = cf__schedule_unit_at(m, i, &bytes);
+        fits &= unit.k > 0;
         most_bytes = cf__max(most_bytes, bytes);
         m->n_units++;
-        if (may_keep_fewer) k = cf__min(k, 1);
-        m->n_replays += n - cf__max(k, 1);
+        m->n_replays += unit.n - (may_keep_fewer ? 1 : cf__max(unit.k, 1));
+        i += unit.n;
     }
-    if (!fits) return cf__fail_limit(m, most_bytes);
-    per_stage = (cf__splits(&m->desc) ? 3 : 2) * plan->n_steps + m->n_replays;
+    if (!fits) return cf__schedule_fail_limit(m, most_bytes);
+    per_stage = (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
-        return cf__fail(m->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, per_stage,
-                        "too many (got: those of one virtual stage)");
+        return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "more than CF_MAX_ACTIONS passes");
     m->n_actions = per_stage * m->pipe.n_v;
     return CF_OK;
 }
 
+/* The arrays of a schedule; the counts are the caller's. */
 static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver) {
     cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
     header->first = (int64_t *)cf__take(carver, header->n_stages + 1, sizeof(int64_t));
@@ -6178,34 +6111,19 @@ static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver)
     return schedule;
 }
 
-static cf_schedule cf__schedule_header(const cf__maker *m) {
-    cf_schedule schedule;
-    memset(&schedule, 0, sizeof schedule);
-    schedule.kind = m->desc.kind;
-    schedule.replay = m->desc.replay;
-    schedule.n_stages = m->desc.n_stages;
-    schedule.n_virtual = m->desc.n_virtual;
-    schedule.k = m->desc.k;
-    schedule.rank = m->desc.rank;
-    schedule.n_chunks = m->pipe.plan->n_chunks;
-    schedule.n_actions = m->n_actions;
-    return schedule;
-}
-
 /* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
-static void cf__write_plain(const cf__maker *m, cf_schedule *schedule) {
-    const cf_plan *plan = m->pipe.plan;
-    int64_t id = m->pipe.first_chunk, end = id + plan->n_steps, n, i, bytes;
+static void cf__schedule_write_plain(const cf__schedule_maker *m, cf_schedule *schedule) {
+    int64_t chunk, i, bytes;
     cf_action *next = schedule->actions;
-    for (; id < end; id += n) {
-        int64_t dropped;
-        n = cf__unit_chunks(plan, id);
-        dropped = n - cf__fitting_k(plan, &m->desc, &m->tightest, id, n, &bytes);
-        for (i = 0; i < n; i++) cf__put_action(&next, CF_F, id + i, 0, i >= dropped);
-        for (i = n - 1; i >= 0; i--) {
-            if (i < dropped) cf__put_action(&next, CF_R, id + i, 0, 1);
-            cf__put_action(&next, CF_B, id + i, 0, 0);
+    for (chunk = 0; chunk < m->pipe.n;) {
+        cf__pipe_unit unit = cf__schedule_unit_at(m, chunk, &bytes);
+        int64_t id = m->pipe.first_chunk + chunk;
+        for (i = 0; i < unit.n; i++) cf__schedule_put(&next, CF_F, id + i, 0, !cf__pipe_is_dropped(&unit, i));
+        for (i = unit.n - 1; i >= 0; i--) {
+            if (cf__pipe_is_dropped(&unit, i)) cf__schedule_put(&next, CF_R, id + i, 0, 1);
+            cf__schedule_put(&next, CF_B, id + i, 0, 0);
         }
+        chunk += unit.n;
     }
     schedule->first[0] = 0;
     schedule->first[1] = schedule->n_actions;
@@ -6629,254 +6547,264 @@ static cf_result cf__run_clock(cf__clock *clock) {
    >>bounds    heads, tails and lower bounds
    ================================================================================================================ */
 
-enum { CF__FORWARD = 0, CF__AGAIN, CF__BACKWARD, CF__WEIGHT, CF__KINDS }; /* of a pass, for the arrays below */
-
 /* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it.
-   With split backwards the third kind is I, the fourth W; otherwise the third is B and there is no fourth. */
-typedef struct cf__paths {
+   There are arrays for those passes only that a schedule has: B, or I and W. */
+typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;
-    double *seconds[CF__KINDS]; /* (cells) */
-    double *head[CF__KINDS];    /* (cells) */
-    double *tail[CF__KINDS];    /* (cells) */
-    double critical;            /* longest head + seconds + tail */
-} cf__paths;
+    double *seconds[CF_COMPUTE_PASS_COUNT]; /* (cells) */
+    double *head[CF_COMPUTE_PASS_COUNT];    /* (cells) */
+    double *tail[CF_COMPUTE_PASS_COUNT];    /* (cells) */
+    double critical;                        /* longest head + seconds + tail */
+} cf__bounds_paths;
 
-/* Working space of the bounds of one stage. A job is a pass there. */
-typedef struct cf__jobs {
-    int64_t n;
-    double *late;      /* (most jobs) minus the head, so that sorting by falling key sorts by rising head */
-    double *urgency;   /* (most jobs) minus the tail */
-    double *left;      /* (most jobs) seconds still to run */
-    int32_t *by_head;  /* (most jobs) */
-    int32_t *heap;     /* (most jobs) */
-} cf__jobs;
-
-static void cf__layout_paths(cf__paths *paths, int64_t n_cells, int split, cf__carver *carver) {
-    int i;
-    for (i = 0; i < CF__KINDS; i++) {
-        int64_t n = i < CF__WEIGHT || split ? n_cells : 0;
-        paths->seconds[i] = (double *)cf__take(carver, n, sizeof(double));
-        paths->head[i] = (double *)cf__take(carver, n, sizeof(double));
-        paths->tail[i] = (double *)cf__take(carver, n, sizeof(double));
+static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, int split, cf__carver *carver) {
+    int pass;
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        int64_t n = cf__pipe_has_pass((cf_pass)pass, split) ? n_cells : 0;
+        paths->seconds[pass] = (double *)cf__take(carver, n, sizeof(double));
+        paths->head[pass] = (double *)cf__take(carver, n, sizeof(double));
+        paths->tail[pass] = (double *)cf__take(carver, n, sizeof(double));
     }
-}
-
-static void cf__layout_jobs(cf__jobs *jobs, int64_t most, cf__carver *carver) {
-    jobs->late = (double *)cf__take(carver, most, sizeof(double));
-    jobs->urgency = (double *)cf__take(carver, most, sizeof(double));
-    jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->heap = (int32_t *)cf__take(carver, most, sizeof(int32_t));
 }
 
 static double cf__most(double a, double b) { return a > b ? a : b; }
 
-/* Head + seconds of a pass: when it can have ended at the earliest. */
-static double cf__earliest_end(const cf__paths *paths, int kind, int64_t cell) {
-    return paths->head[kind][cell] + paths->seconds[kind][cell];
-}
-
 /* Seconds + tail of a pass: how long before the end it must have begun. */
-static double cf__latest_start(const cf__paths *paths, int kind, int64_t cell) {
-    return paths->tail[kind][cell] + paths->seconds[kind][cell];
+static double cf__bounds_latest_start(const cf__bounds_paths *paths, int pass, int64_t cell) {
+    return paths->tail[pass][cell] + paths->seconds[pass][cell];
 }
 
-/* The pass that frees the slot of a chunk. */
-static int cf__last_kind(const cf__paths *paths) { return paths->split ? CF__WEIGHT : CF__BACKWARD; }
-
-static void cf__fill_seconds(cf__paths *paths) {
+static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
-    for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < pipe->n; i++) {
-            int64_t cell = v * pipe->n + i;
-            paths->seconds[CF__FORWARD][cell] = cf__pass_seconds(pipe, CF_F, i, v);
-            paths->seconds[CF__AGAIN][cell] = cf__pass_seconds(pipe, CF_R, i, v);
-            paths->seconds[CF__BACKWARD][cell] = cf__pass_seconds(pipe, paths->split ? CF_I : CF_B, i, v);
-            if (paths->split) paths->seconds[CF__WEIGHT][cell] = cf__pass_seconds(pipe, CF_W, i, v);
+    int pass;
+    for (pass = CF_F; pass <= CF_W; pass++)
+        for (v = 0; cf__pipe_has_pass((cf_pass)pass, paths->split) && v < pipe->n_v; v++)
+            for (i = 0; i < pipe->n; i++) paths->seconds[pass][v * pipe->n + i] = cf__pass_seconds(pipe, pass, i, v);
+}
+
+/* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the passes at the
+   other ends of the rules being known. */
+static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk) {
+    const cf__pipeline *pipe = paths->pipe;
+    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, transfer = cf__transfer_seconds(pipe, chunk);
+    cf__need needs[CF__MOST_NEEDS];
+    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), i;
+    int rises = (pass <= CF_R) == (way == CF__PIPE_WAITS_FOR);
+    int64_t j;
+    for (j = 0; j < pipe->n_v; j++) {
+        int64_t v = rises ? j : pipe->n_v - 1 - j;
+        double longest = 0;
+        for (i = 0; i < n; i++) {
+            int64_t stage = v + needs[i].stage, cell = stage * pipe->n + needs[i].chunk;
+            if (stage < 0 || stage >= pipe->n_v) continue;
+            longest = cf__most(longest, reach[needs[i].pass][cell] + paths->seconds[needs[i].pass][cell] +
+                                            (needs[i].stage != 0 ? transfer : 0));
         }
-}
-
-/* Heads of the passes of one chunk, those of the group's chunks that come before them being known. `last`: the group's
-   last chunk; a chunk before it by k or more is dropped, and replayed when the chunk k after it has freed its slot. */
-static void cf__forward_heads(cf__paths *paths, int64_t chunk, int64_t first) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = 0; v < pipe->n_v; v++) {
-        int64_t cell = v * pipe->n + chunk;
-        double head = 0;
-        if (v > 0) head = cf__earliest_end(paths, CF__FORWARD, cell - pipe->n) + transfer;
-        if (chunk > first) head = cf__most(head, cf__earliest_end(paths, CF__FORWARD, cell - 1));
-        paths->head[CF__FORWARD][cell] = head;
+        reach[pass][v * pipe->n + chunk] = longest;
     }
 }
 
-static void cf__replay_heads(cf__paths *paths, int64_t chunk, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = 0; v < pipe->n_v; v++) {
-        int64_t cell = v * pipe->n + chunk;
-        double head = cf__earliest_end(paths, cf__last_kind(paths), cell + pipe->k);
-        if (v > 0 && !pipe->local) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell - pipe->n) + transfer);
-        if (chunk + 1 + pipe->k <= last) head = cf__most(head, cf__earliest_end(paths, CF__AGAIN, cell + 1));
-        paths->head[CF__AGAIN][cell] = head;
+/* All heads and tails of a unit, each after those that it follows from. A kept chunk has a tail of R, too, since a
+   memory limit may cause it to be dropped: from there the path leads on through the replays of all chunks before it. */
+static void cf__bounds_find_unit(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
+    cf_pass back = paths->split ? CF_I : CF_B;
+    cf__pipe_unit dropped = *unit;
+    int64_t first = unit->first, last = first + unit->n - 1, i;
+    dropped.k = 0;
+    for (i = first; i <= last; i++) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_F, unit, i);
+    for (i = last; i >= first; i--) {
+        if (cf__pipe_is_dropped(unit, i - first)) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_R, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, back, unit, i);
+        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_W, unit, i);
     }
-}
-
-static void cf__backward_heads(cf__paths *paths, int64_t chunk, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int kept_by = chunk + pipe->k <= last ? CF__AGAIN : CF__FORWARD;
-    int64_t v;
-    for (v = pipe->n_v - 1; v >= 0; v--) {
-        int64_t cell = v * pipe->n + chunk;
-        double head = cf__earliest_end(paths, kept_by, cell);
-        if (v + 1 < pipe->n_v) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + pipe->n) + transfer);
-        if (chunk < last) head = cf__most(head, cf__earliest_end(paths, CF__BACKWARD, cell + 1));
-        paths->head[CF__BACKWARD][cell] = head;
-        if (paths->split) paths->head[CF__WEIGHT][cell] = cf__earliest_end(paths, CF__BACKWARD, cell);
+    for (i = first; i <= last; i++) {
+        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_W, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, back, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_R, &dropped, i);
     }
-}
-
-/* The same backwards in time. (cf__replay_tails is right for a chunk that is dropped although K would let it stay,
-   too.) */
-static void cf__backward_tails(cf__paths *paths, int64_t chunk, int64_t first) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = 0; v < pipe->n_v; v++) {
-        int64_t cell = v * pipe->n + chunk;
-        double tail = 0, freed = 0;
-        if (chunk - first >= pipe->k) freed = cf__latest_start(paths, CF__AGAIN, cell - pipe->k);
-        if (v > 0) tail = cf__latest_start(paths, CF__BACKWARD, cell - pipe->n) + transfer;
-        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__BACKWARD, cell - 1));
-        if (paths->split) {
-            paths->tail[CF__WEIGHT][cell] = freed;
-            freed = cf__latest_start(paths, CF__WEIGHT, cell);
-        }
-        paths->tail[CF__BACKWARD][cell] = cf__most(tail, freed);
-    }
-}
-
-static void cf__replay_tails(cf__paths *paths, int64_t chunk, int64_t first) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = pipe->n_v - 1; v >= 0; v--) {
-        int64_t cell = v * pipe->n + chunk;
-        double tail = cf__latest_start(paths, CF__BACKWARD, cell);
-        if (v + 1 < pipe->n_v && !pipe->local)
-            tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell + pipe->n) + transfer);
-        if (chunk > first) tail = cf__most(tail, cf__latest_start(paths, CF__AGAIN, cell - 1));
-        paths->tail[CF__AGAIN][cell] = tail;
-    }
-}
-
-static void cf__forward_tails(cf__paths *paths, int64_t chunk, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    int64_t v;
-    for (v = pipe->n_v - 1; v >= 0; v--) {
-        int64_t cell = v * pipe->n + chunk;
-        double tail = cf__latest_start(paths, chunk + pipe->k <= last ? CF__AGAIN : CF__BACKWARD, cell);
-        if (v + 1 < pipe->n_v) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + pipe->n) + transfer);
-        if (chunk < last) tail = cf__most(tail, cf__latest_start(paths, CF__FORWARD, cell + 1));
-        paths->tail[CF__FORWARD][cell] = tail;
-        paths->critical =
-            cf__most(paths->critical, paths->head[CF__FORWARD][cell] + cf__latest_start(paths, CF__FORWARD, cell));
-    }
+    for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
 }
 
 /* Fills paths, unit by unit; time is linear in the passes. Every longest path begins with an F. */
-static void cf__find_paths(cf__paths *paths) {
-    const cf__pipeline *pipe = paths->pipe;
-    int64_t first, last, i;
+static void cf__bounds_find_paths(cf__bounds_paths *paths, const cf__pipeline *pipe, int split) {
+    int64_t i;
+    paths->pipe = pipe;
+    paths->split = split;
     paths->critical = 0;
-    cf__fill_seconds(paths);
-    for (first = 0; first < pipe->n; first = last + 1) {
-        last = first + cf__chunks_after(pipe, first);
-        for (i = first; i <= last; i++) cf__forward_heads(paths, i, first);
-        for (i = last; i >= first; i--) {
-            if (last - i >= pipe->k) cf__replay_heads(paths, i, last);
-            cf__backward_heads(paths, i, last);
-        }
-        for (i = first; i <= last; i++) {
-            cf__backward_tails(paths, i, first);
-            cf__replay_tails(paths, i, first); /* also of kept chunks, which a limit may cause to be dropped */
-        }
-        for (i = last; i >= first; i--) cf__forward_tails(paths, i, last);
+    cf__bounds_fill_seconds(paths);
+    for (i = 0; i < pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
+        cf__bounds_find_unit(paths, &unit);
+        i += unit.n;
     }
+    for (i = 0; i < pipe->n * pipe->n_v; i++)
+        paths->critical = cf__most(paths->critical, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
-static void cf__add_job(cf__jobs *jobs, const cf__paths *paths, int kind, int64_t cell) {
-    jobs->late[jobs->n] = -paths->head[kind][cell];
-    jobs->urgency[jobs->n] = -paths->tail[kind][cell];
-    jobs->left[jobs->n] = paths->seconds[kind][cell];
-    jobs->by_head[jobs->n] = (int32_t)jobs->n;
-    jobs->n++;
+/* ---- one stage by itself ---- */
+
+/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for each
+   place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
+enum { CF__BOUNDS_LEVELS = 6 };
+
+typedef struct cf__bounds_jobs {
+    int64_t n;
+    double *head, *tail;      /* (most jobs) */
+    double *left;             /* (most jobs) seconds still to run */
+    int32_t *by_head;         /* (most jobs) */
+    int32_t *by_tail;         /* (most jobs) longest first */
+    int32_t *place;           /* (most jobs) in by_tail */
+    uint64_t *waiting[CF__BOUNDS_LEVELS];
+    int n_levels;
+} cf__bounds_jobs;
+
+static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
+    jobs->head = (double *)cf__take(carver, most, sizeof(double));
+    jobs->tail = (double *)cf__take(carver, most, sizeof(double));
+    jobs->left = (double *)cf__take(carver, most, sizeof(double));
+    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->by_tail = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->place = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->n_levels = 0;
+    do {
+        most = cf__div_up(most, 64);
+        jobs->waiting[jobs->n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    } while (most > 1);
 }
 
-static void cf__collect_jobs(cf__jobs *jobs, const cf__paths *paths, int64_t stage) {
+static void cf__bounds_set_waiting(cf__bounds_jobs *jobs, int64_t place) {
+    int level;
+    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
+        jobs->waiting[level][place >> 6] |= (uint64_t)1 << (place & 63);
+}
+
+static void cf__bounds_clear_waiting(cf__bounds_jobs *jobs, int64_t place) {
+    int level;
+    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
+        if ((jobs->waiting[level][place >> 6] &= ~((uint64_t)1 << (place & 63))) != 0) return;
+}
+
+/* The most urgent job that waits; -1: none does. */
+static int64_t cf__bounds_most_urgent(const cf__bounds_jobs *jobs) {
+    int level = jobs->n_levels - 1;
+    int64_t place = 0;
+    if (jobs->waiting[level][0] == 0) return -1;
+    for (; level >= 0; level--) place = place << 6 | cf__pack_lowest_bit(jobs->waiting[level][place]);
+    return jobs->by_tail[place];
+}
+
+static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
+    int pass;
     jobs->n = 0;
     for (v = stage; v < pipe->n_v; v += pipe->n_stages)
         for (i = 0; i < pipe->n; i++) {
             int64_t cell = v * pipe->n + i;
-            cf__add_job(jobs, paths, CF__FORWARD, cell);
-            if (cf__chunks_after(pipe, i) >= pipe->k) cf__add_job(jobs, paths, CF__AGAIN, cell);
-            cf__add_job(jobs, paths, CF__BACKWARD, cell);
-            if (paths->split) cf__add_job(jobs, paths, CF__WEIGHT, cell);
+            for (pass = CF_F; pass <= CF_W; pass++) {
+                if (!cf__pipe_has_pass((cf_pass)pass, paths->split)) continue;
+                if (pass == CF_R && cf__chunks_after(pipe, i) < pipe->k) continue;
+                jobs->head[jobs->n] = paths->head[pass][cell];
+                jobs->tail[jobs->n] = paths->tail[pass][cell];
+                jobs->left[jobs->n++] = paths->seconds[pass][cell];
+            }
         }
 }
 
 /* Least head + all work + least tail. */
-static double cf__load_bound(const cf__jobs *jobs) {
+static double cf__bounds_load(const cf__bounds_jobs *jobs) {
     double head = DBL_MAX, tail = DBL_MAX, work = 0;
     int64_t i;
     for (i = 0; i < jobs->n; i++) {
-        if (-jobs->late[i] < head) head = -jobs->late[i];
-        if (-jobs->urgency[i] < tail) tail = -jobs->urgency[i];
+        if (jobs->head[i] < head) head = jobs->head[i];
+        if (jobs->tail[i] < tail) tail = jobs->tail[i];
         work += jobs->left[i];
     }
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
+/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over the
+   bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as ids. */
+static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const double *keys, uint64_t flip) {
+    int64_t start[1 << 11], i, sum;
+    uint64_t bits, first = 0, differ = 0, mask = n < 4096 ? 255 : 2047;
+    int shift, width = n < 4096 ? 8 : 11;
+    for (i = 0; i < n; i++) {
+        (*ids)[i] = (int32_t)i;
+        memcpy(&bits, &keys[i], sizeof bits);
+        if (i == 0) first = bits;
+        differ |= bits ^ first;
+    }
+    for (shift = 0; shift < 64 && differ >> shift != 0; shift += (differ >> shift & 1) != 0 ? width : 1) {
+        int32_t *swap = *ids;
+        if ((differ >> shift & 1) == 0) continue;
+        memset(start, 0, (size_t)(mask + 1) * sizeof start[0]);
+        for (i = 0; i < n; i++) {
+            memcpy(&bits, &keys[i], sizeof bits);
+            start[(bits ^ flip) >> shift & mask]++;
+        }
+        for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
+            int64_t count = start[i];
+            start[i] = sum;
+            sum += count;
+        }
+        for (i = 0; i < n; i++) {
+            memcpy(&bits, &keys[swap[i]], sizeof bits);
+            (*spare)[start[(bits ^ flip) >> shift & mask]++] = swap[i];
+        }
+        *ids = *spare;
+        *spare = swap;
+    }
+}
+
+/* By head, and by tail with the longest first; of equal tails the lower job is first. */
+static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
+    int64_t i, n_words = jobs->n;
+    int level;
+    cf__bounds_sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
+    cf__bounds_sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
+    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (int32_t)i;
+    for (level = 0; level < jobs->n_levels; level++) {
+        n_words = cf__div_up(n_words, 64);
+        memset(jobs->waiting[level], 0, (size_t)n_words * sizeof(uint64_t));
+    }
+}
+
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
    the maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
-static double cf__one_machine_bound(cf__jobs *jobs) {
-    int64_t i = 0, n_heap = 0;
+static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
+    int64_t i = 0, job;
     double now = 0, bound = 0;
-    cf__sort_by_key(jobs->by_head, jobs->n, jobs->late);
-    while (i < jobs->n || n_heap > 0) {
-        double release = i < jobs->n ? -jobs->late[jobs->by_head[i]] : DBL_MAX;
-        int32_t job;
-        if (n_heap == 0 || release <= now) {
+    if (jobs->n == 0) return 0;
+    cf__bounds_sort_jobs(jobs);
+    for (;;) {
+        double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
+        job = release <= now ? -1 : cf__bounds_most_urgent(jobs);
+        if (job < 0 && i == jobs->n) return bound;
+        if (job < 0) {
             now = cf__most(now, release);
-            cf__heap_push(jobs->heap, n_heap++, jobs->by_head[i++], jobs->urgency);
-            continue;
-        }
-        job = jobs->heap[0];
-        if (now + jobs->left[job] > release) {
+            cf__bounds_set_waiting(jobs, jobs->place[jobs->by_head[i++]]);
+        } else if (now + jobs->left[job] > release) {
             jobs->left[job] -= release - now;
             now = release;
-            continue;
+        } else {
+            now += jobs->left[job];
+            bound = cf__most(bound, now + jobs->tail[job]);
+            cf__bounds_clear_waiting(jobs, jobs->place[job]);
         }
-        now += jobs->left[job];
-        bound = cf__most(bound, now - jobs->urgency[job]);
-        cf__heap_pop(jobs->heap, n_heap--, jobs->urgency);
     }
-    return bound;
 }
+
+/* ---- memory ---- */
 
 /* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the
    chunk's forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it
    stay; then that time is the one of its replay, which in local replay goes no further than its stage. */
-static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
+static void cf__bounds_sum_slots(const cf__bounds_paths *paths, double *sums) {
     const cf__pipeline *pipe = paths->pipe;
+    const double *back = paths->seconds[paths->split ? CF_I : CF_B];
     int64_t i, v;
     for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
     for (i = 0; i < pipe->n; i++) {
@@ -6884,71 +6812,70 @@ static void cf__sum_slot_seconds(const cf__paths *paths, double *sums) {
         int may_drop = cf__chunks_after(pipe, i) > 0;
         for (v = pipe->n_v - 1; v >= 0; v--) {
             int64_t cell = v * pipe->n + i;
-            double forward = paths->seconds[CF__FORWARD][cell], again = paths->seconds[CF__AGAIN][cell];
+            double forward = paths->seconds[CF_F][cell], again = paths->seconds[CF_R][cell];
             if (may_drop && again < forward) forward = again;
             if (may_drop && pipe->local) seconds = -transfer;
-            seconds += transfer + forward + paths->seconds[CF__BACKWARD][cell];
-            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF__WEIGHT][cell] : 0);
+            seconds += transfer + forward + back[cell];
+            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF_W][cell] : 0);
         }
     }
 }
 
-/* At most `limit` chunks on the stage at once, so their slot times take at least sum / limit, after the least head of a
-   forward and before the least tail of a pass that frees a slot. */
-static double cf__memory_bound(const cf__paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
+/* At most `limit` chunks are on the stage at once, so their slot times take at least sum / limit, after the least head
+   of a forward and before the least tail of a pass that frees a slot. */
+static double cf__bounds_memory(const cf__bounds_paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
     const cf__pipeline *pipe = paths->pipe;
+    const double *heads = paths->head[CF_F], *tails = paths->tail[paths->split ? CF_W : CF_B];
     double head = DBL_MAX, tail = DBL_MAX;
-    int64_t v, i;
+    int64_t v, cell;
     for (v = stage; v < pipe->n_v; v += pipe->n_stages)
-        for (i = 0; i < pipe->n; i++) {
-            int64_t cell = v * pipe->n + i;
-            if (paths->head[CF__FORWARD][cell] < head) head = paths->head[CF__FORWARD][cell];
-            if (paths->tail[cf__last_kind(paths)][cell] < tail) tail = paths->tail[cf__last_kind(paths)][cell];
+        for (cell = v * pipe->n; cell < (v + 1) * pipe->n; cell++) {
+            if (heads[cell] < head) head = heads[cell];
+            if (tails[cell] < tail) tail = tails[cell];
         }
     return pipe->n > 0 ? head + tail + slot_seconds / (double)limit : 0;
 }
 
-/* All bounds of a pipeline, and what they need. */
+/* ---- all bounds together ---- */
+
 typedef struct cf__bounds {
-    cf__paths paths;
-    cf__jobs jobs;
+    cf__bounds_paths paths;
+    cf__bounds_jobs jobs;
     double *slot_seconds; /* (n_stages) */
     double critical_path, stage_load, one_machine, memory;
 } cf__bounds;
 
 static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
-    cf__layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
-    cf__layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * CF__KINDS, carver);
+    cf__bounds_layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
+    cf__bounds_layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * (split ? 4 : 3), carver);
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
 /* Heads, tails and the critical path alone; linear in the passes. */
-static void cf__find_critical_path(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
-    bounds->paths.pipe = pipe;
-    bounds->paths.split = split;
-    cf__find_paths(&bounds->paths);
+static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
+    cf__bounds_find_paths(&bounds->paths, pipe, split);
     bounds->critical_path = bounds->paths.critical;
 }
 
-/* limits: most chunks on each stage, 0: none. NULL: none at all. */
+/* limits: most chunks on each stage, 0: any number. NULL: `limit` on all of them. */
 static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit,
                             const int64_t *limits) {
     int64_t s;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
-    cf__find_critical_path(bounds, pipe, split);
-    if (limit > 0 || limits != NULL) cf__sum_slot_seconds(&bounds->paths, bounds->slot_seconds);
+    cf__bounds_find_critical(bounds, pipe, split);
+    if (limit > 0 || limits != NULL) cf__bounds_sum_slots(&bounds->paths, bounds->slot_seconds);
     for (s = 0; s < pipe->n_stages; s++) {
         int64_t own = limits != NULL ? limits[s] : limit;
-        cf__collect_jobs(&bounds->jobs, &bounds->paths, s);
-        bounds->stage_load = cf__most(bounds->stage_load, cf__load_bound(&bounds->jobs));
-        bounds->one_machine = cf__most(bounds->one_machine, cf__one_machine_bound(&bounds->jobs));
+        cf__bounds_collect_jobs(&bounds->jobs, &bounds->paths, s);
+        bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_load(&bounds->jobs));
+        bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(&bounds->jobs));
         if (own > 0)
             bounds->memory =
-                cf__most(bounds->memory, cf__memory_bound(&bounds->paths, s, own, bounds->slot_seconds[s]));
+                cf__most(bounds->memory, cf__bounds_memory(&bounds->paths, s, own, bounds->slot_seconds[s]));
     }
 }
 
-static double cf__strongest_bound(const cf__bounds *b) {
+static double cf__bounds_strongest(const cf__bounds *b) {
     return cf__most(cf__most(b->critical_path, b->stage_load), cf__most(b->one_machine, b->memory));
 }
 
@@ -6966,7 +6893,7 @@ static double cf__strongest_bound(const cf__bounds *b) {
    nothing else than time delays it. A policy may take the risk and count only the slots in use; if that ends in a
    deadlock, the search has tried one candidate in vain. */
 
-typedef struct cf__policy {
+typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
     int risk;              /* 1: slots are taken one by one, not for a whole unit at its start */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
@@ -6975,36 +6902,56 @@ typedef struct cf__policy {
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
     const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
                               start in order everywhere. NULL: any number */
-} cf__policy;
+} cf__dispatch_policy;
 
-/* One stage at work. Heaps hold passes: cell x CF__KINDS + kind. */
-typedef struct cf__worker {
+/* A pass on a virtual stage has the number cell x CF_COMPUTE_PASS_COUNT + its cf_pass. */
+static int32_t cf__dispatch_id(int64_t cell, int pass) { return (int32_t)(cell * CF_COMPUTE_PASS_COUNT + pass); }
+static cf_pass cf__dispatch_pass(int32_t id) { return (cf_pass)(id % CF_COMPUTE_PASS_COUNT); }
+static int64_t cf__dispatch_cell(int32_t id) { return id / CF_COMPUTE_PASS_COUNT; }
+
+/* Where passes wait on a stage: those that are not ready yet, by the time at which they are; units that have not
+   started, by their order; and all others by urgency: forwards of units that have started, replays, backwards, W. */
+enum {
+    CF__DISPATCH_COMING = 0,
+    CF__DISPATCH_FRESH,
+    CF__DISPATCH_BEGUN,
+    CF__DISPATCH_REPLAYS,
+    CF__DISPATCH_RETURNING,
+    CF__DISPATCH_WEIGHTS,
+    CF__DISPATCH_QUEUES
+};
+
+/* A heap of passes, or of units. */
+typedef struct cf__dispatch_queue {
+    int32_t *heap;
+    int64_t n;
+} cf__dispatch_queue;
+
+/* One stage at work. */
+typedef struct cf__dispatch_worker {
     double free_at;
     double link_free[2];
     int64_t room_chunks, room_bytes; /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
-    int32_t *coming, *fresh, *begun, *replays, *returning, *weights;
-    int64_t n_coming, n_fresh, n_begun, n_replays, n_returning, n_weights;
+    cf__dispatch_queue queues[CF__DISPATCH_QUEUES];
     int32_t *done;                   /* passes in the order in which they were taken */
     int64_t n_done;
-} cf__worker;
+} cf__dispatch_worker;
 
 typedef struct cf__dispatch {
-    const cf__maker *maker;
+    const cf__schedule_maker *maker;
     const cf__pipeline *pipe;
-    const cf__paths *paths;
-    cf__policy policy;
-    int64_t most_room_chunks, most_room_bytes;
-    int64_t per_stage;    /* passes of a stage at most */
+    const cf__bounds_paths *paths;
+    cf__dispatch_policy policy;
     int32_t *unit_of;     /* (n) by chunk */
     double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
-    uint8_t *missing;     /* (passes) what must come before and has not been taken */
+    uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
-    const double *nudges; /* (passes) added to that; or NULL */
+    const double *nudges; /* (passes) added to that, B's to I as well; or NULL */
     double give_up_at;
-    cf__worker *workers;  /* (n_stages) */
+    cf__dispatch_worker *workers; /* (n_stages) */
     double *wake;         /* (n_stages) when to look at the stage again */
     int32_t *winners;     /* a tournament over wake: winners[1] is the stage to look at next */
     int64_t n_leaves;
@@ -7012,38 +6959,41 @@ typedef struct cf__dispatch {
     double makespan;
 } cf__dispatch;
 
-static int64_t cf__leaves(int64_t n_stages) {
+static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF_COMPUTE_PASS_COUNT; }
+
+static int64_t cf__dispatch_leaves(int64_t n_stages) {
     int64_t n = 1;
     while (n < n_stages) n *= 2;
     return n;
 }
 
-static void cf__layout_dispatch(cf__dispatch *d, const cf__maker *m, cf__carver *carver) {
-    int64_t passes = m->pipe.n * m->pipe.n_v * CF__KINDS, cells = m->pipe.n * m->desc.n_virtual, s;
+static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
+    int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
+    int64_t per_stage = cells * 4; /* F, R, and B or I and W */
+    int q;
     d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
     d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
-    d->workers = (cf__worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__worker));
+    d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
     d->wake = (double *)cf__take(carver, m->desc.n_stages, sizeof(double));
-    d->winners = (int32_t *)cf__take(carver, 2 * cf__leaves(m->desc.n_stages), sizeof(int32_t));
+    d->winners = (int32_t *)cf__take(carver, 2 * cf__dispatch_leaves(m->desc.n_stages), sizeof(int32_t));
     d->started = (uint8_t *)cf__take(carver, m->n_units * m->desc.n_stages, sizeof(uint8_t));
-    d->per_stage = cells * CF__KINDS;
     for (s = 0; s < m->desc.n_stages; s++) {
-        cf__worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
-        worker->coming = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
-        worker->fresh = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
-        worker->begun = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-        worker->replays = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-        worker->returning = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-        worker->weights = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-        worker->done = (int32_t *)cf__take(carver, d->per_stage, sizeof(int32_t));
+        cf__dispatch_worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
+        for (q = 0; q < CF__DISPATCH_QUEUES; q++) {
+            int64_t n = q == CF__DISPATCH_COMING ? per_stage : q == CF__DISPATCH_FRESH ? m->n_units : cells;
+            worker->queues[q].heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+        }
+        worker->done = (int32_t *)cf__take(carver, per_stage, sizeof(int32_t));
     }
 }
 
+/* ---- stages that wait ---- */
+
 /* Sets when a stage is to be looked at again. Of equal times the lower stage comes first. */
-static void cf__set_wake(cf__dispatch *d, int64_t stage, double when) {
+static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     int64_t node = (d->n_leaves + stage) / 2;
     d->wake[stage] = when;
     for (; node > 0; node /= 2) {
@@ -7052,329 +7002,340 @@ static void cf__set_wake(cf__dispatch *d, int64_t stage, double when) {
     }
 }
 
-static void cf__start_wakes(cf__dispatch *d) {
+static void cf__dispatch_start_wakes(cf__dispatch *d) {
     int64_t i;
-    d->n_leaves = cf__leaves(d->pipe->n_stages);
+    d->n_leaves = cf__dispatch_leaves(d->pipe->n_stages);
     for (i = 0; i < d->n_leaves; i++) {
         d->winners[d->n_leaves + i] = i < d->pipe->n_stages ? (int32_t)i : -1;
         if (i < d->pipe->n_stages) d->wake[i] = DBL_MAX;
     }
     for (i = d->n_leaves - 1; i > 0; i--) d->winners[i] = d->winners[2 * i];
-    for (i = 0; i < d->pipe->n_stages; i++) cf__set_wake(d, i, DBL_MAX);
+    for (i = 0; i < d->pipe->n_stages; i++) cf__dispatch_set_wake(d, i, DBL_MAX);
 }
 
-static int32_t cf__pass_id(int64_t cell, int kind) { return (int32_t)(cell * CF__KINDS + kind); }
+/* ---- passes that wait ---- */
+
+static void cf__dispatch_push(cf__dispatch_worker *worker, int queue, int32_t id, const double *keys) {
+    cf__dispatch_queue *q = &worker->queues[queue];
+    cf__heap_push(q->heap, q->n++, id, keys);
+}
+
+static int32_t cf__dispatch_pop(cf__dispatch_worker *worker, int queue, const double *keys) {
+    cf__dispatch_queue *q = &worker->queues[queue];
+    return cf__heap_pop(q->heap, q->n--, keys);
+}
+
+/* The first of a queue; -1: it is empty. */
+static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
+    return worker->queues[queue].n > 0 ? worker->queues[queue].heap[0] : -1;
+}
+
+/* Where a pass waits once it is ready, unless it starts a unit. */
+static int cf__dispatch_queue_of(cf_pass pass) {
+    switch (pass) {
+        case CF_F: return CF__DISPATCH_BEGUN;
+        case CF_R: return CF__DISPATCH_REPLAYS;
+        case CF_W: return CF__DISPATCH_WEIGHTS;
+        default: return CF__DISPATCH_RETURNING;
+    }
+}
+
+static const cf__pipe_unit *cf__dispatch_unit(const cf__dispatch *d, int64_t chunk) {
+    return &d->maker->units[d->unit_of[chunk]];
+}
 
 /* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
-static void cf__supply(cf__dispatch *d, int64_t cell, int kind, int64_t stage, double when) {
-    int32_t pass = cf__pass_id(cell, kind);
-    cf__worker *worker = &d->workers[stage];
-    if (when > d->ready_at[pass]) d->ready_at[pass] = when;
-    if (--d->missing[pass] > 0) return;
-    if (kind == CF__WEIGHT) {
-        cf__heap_push(worker->weights, worker->n_weights++, pass, d->urgency);
+static void cf__dispatch_supply(cf__dispatch *d, int64_t cell, cf_pass pass, int64_t stage, double when) {
+    int32_t id = cf__dispatch_id(cell, pass);
+    cf__dispatch_worker *worker = &d->workers[stage];
+    if (when > d->ready_at[id]) d->ready_at[id] = when;
+    if (--d->missing[id] > 0) return;
+    if (pass == CF_W) {
+        cf__dispatch_push(worker, CF__DISPATCH_WEIGHTS, id, d->urgency);
         return;
     }
-    cf__heap_push(worker->coming, worker->n_coming++, pass, d->ready_at);
-    when = cf__most(d->ready_at[pass], worker->free_at);
-    if (when < d->wake[stage]) cf__set_wake(d, stage, when);
+    cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
+    when = cf__most(d->ready_at[id], worker->free_at);
+    if (when < d->wake[stage]) cf__dispatch_set_wake(d, stage, when);
 }
 
-/* What a pass still waits for, before anything has run. */
-static void cf__count_missing(cf__dispatch *d) {
+/* ---- the start ---- */
+
+/* How much a pass of a chunk waits for, before anything has run. */
+static void cf__dispatch_count_missing(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
-    int64_t v, i;
+    cf__need needs[CF__MOST_NEEDS];
+    int n = cf__pipe_follow(&pipe->links[d->policy.split][CF__PIPE_WAITS_FOR], pass, cf__dispatch_unit(d, chunk), chunk,
+                            needs);
+    int i, n_first = 0, n_last = 0; /* of those, how many the first and the last virtual stage do without */
+    int64_t v;
+    for (i = 0; i < n; i++) {
+        n_first += needs[i].stage < 0;
+        n_last += needs[i].stage > 0;
+    }
     for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < pipe->n; i++) {
-            const cf__work_unit *unit = &d->maker->units[d->unit_of[i]];
-            int64_t index = i - unit->first, cell = v * pipe->n + i;
-            uint8_t *missing = &d->missing[cf__pass_id(cell, 0)];
-            int dropped = cf__is_dropped(unit, index);
-            missing[CF__FORWARD] = (uint8_t)((v > 0) + (index > 0));
-            /* its own F, the slot, the replay of the next chunk, the input */
-            missing[CF__AGAIN] = (uint8_t)(2 + cf__is_dropped(unit, index + 1) + (v > 0 && !pipe->local));
-            if (!dropped) missing[CF__AGAIN] = UINT8_MAX;
-            /* its activations, the state gradient, the gradient */
-            missing[CF__BACKWARD] = (uint8_t)(1 + (index + 1 < unit->n) + (v + 1 < pipe->n_v));
-            missing[CF__WEIGHT] = 1;
-        }
+        d->missing[cf__dispatch_id(v * pipe->n + chunk, pass)] =
+            (uint8_t)(n - (v == 0 ? n_first : 0) - (v == pipe->n_v - 1 ? n_last : 0));
 }
 
 /* A W that nothing waits for is the least urgent of all. */
-static double cf__urgency_of(const cf__dispatch *d, int kind, int64_t cell) {
-    double urgency = -cf__latest_start(d->paths, kind, cell);
-    if (kind == CF__FORWARD)
+static double cf__dispatch_urgency(const cf__dispatch *d, cf_pass pass, int64_t cell) {
+    double urgency = -cf__bounds_latest_start(d->paths, pass, cell);
+    if (pass == CF_F)
         return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
-    return kind == CF__WEIGHT && !(d->paths->tail[kind][cell] > 0) ? 0 : urgency - d->policy.bias;
+    return pass == CF_W && !(d->paths->tail[pass][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
-static void cf__set_urgency(cf__dispatch *d) {
+static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t cells = d->pipe->n * d->pipe->n_v, i;
-    int kind, n_kinds = d->policy.split ? CF__KINDS : CF__WEIGHT;
+    int pass;
+    memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
+    for (i = 0; i < d->pipe->n; i++)
+        for (pass = CF_F; pass <= CF_W; pass++)
+            if (cf__pipe_occurs(cf__dispatch_unit(d, i), (cf_pass)pass, i, d->policy.split))
+                cf__dispatch_count_missing(d, (cf_pass)pass, i);
     for (i = 0; i < cells; i++)
-        for (kind = 0; kind < n_kinds; kind++) {
-            int32_t pass = cf__pass_id(i, kind);
-            d->urgency[pass] = cf__urgency_of(d, kind, i) + (d->nudges != NULL ? d->nudges[pass] : 0);
+        for (pass = CF_F; pass <= CF_W; pass++) {
+            if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
+            d->urgency[cf__dispatch_id(i, pass)] = cf__dispatch_urgency(d, (cf_pass)pass, i);
+            if (d->nudges != NULL)
+                d->urgency[cf__dispatch_id(i, pass)] += d->nudges[cf__dispatch_id(i, pass == CF_I ? CF_B : pass)];
         }
 }
 
-static void cf__start_workers(cf__dispatch *d) {
-    const cf__maker *m = d->maker;
-    int64_t s;
-    for (s = 0; s < d->pipe->n_stages; s++) {
-        cf__worker *worker = &d->workers[s];
-        cf__limits limits = cf__limits_of(&m->desc, s);
-        int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, d->most_room_chunks) : INT64_MAX;
-        worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
-        worker->room_chunks = cf__min(limits.chunks, depth);
-        worker->room_bytes = limits.bytes;
-        worker->next_unit = worker->n_ahead = 0;
-        worker->n_coming = worker->n_fresh = worker->n_begun = worker->n_replays = worker->n_returning = 0;
-        worker->n_weights = worker->n_done = 0;
-    }
-}
-
-static int64_t cf__room_chunks(const cf__dispatch *d, int64_t unit) {
+/* What a unit may ever hold on a stage. */
+static int64_t cf__dispatch_room_chunks(const cf__dispatch *d, int64_t unit) {
     return d->maker->units[unit].k * d->maker->desc.n_virtual;
 }
 
-static int64_t cf__room_bytes(const cf__dispatch *d, int64_t unit) {
-    const cf__maker *m = d->maker;
+static int64_t cf__dispatch_room_bytes(const cf__dispatch *d, int64_t unit) {
+    const cf__schedule_maker *m = d->maker;
     return m->needs != NULL ? m->needs[m->units[unit].first + m->units[unit].n - 1] * m->desc.n_virtual : 0;
 }
 
-static void cf__start_dispatch(cf__dispatch *d) {
-    const cf__maker *m = d->maker;
-    int64_t u, i;
-    d->most_room_chunks = d->most_room_bytes = 0;
-    for (u = 0; u < m->n_units; u++) {
-        d->place[u] = (double)u;
-        for (i = 0; i < m->units[u].n; i++) d->unit_of[m->units[u].first + i] = (int32_t)u;
-        d->most_room_chunks = cf__max(d->most_room_chunks, cf__room_chunks(d, u));
-        d->most_room_bytes = cf__max(d->most_room_bytes, cf__room_bytes(d, u));
-    }
-    memset(d->ready_at, 0, (size_t)(d->pipe->n * d->pipe->n_v * CF__KINDS) * sizeof(double));
-    memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
-    d->makespan = 0;
-    cf__count_missing(d);
-    cf__set_urgency(d);
-    cf__start_workers(d);
-    cf__start_wakes(d);
-    for (u = 0; u < m->n_units; u++) {
-        d->missing[cf__pass_id(m->units[u].first, CF__FORWARD)] = 1;
-        cf__supply(d, m->units[u].first, CF__FORWARD, 0, 0);
+static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks) {
+    int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, most_room_chunks) : INT64_MAX, s;
+    int q;
+    for (s = 0; s < d->pipe->n_stages; s++) {
+        cf__dispatch_worker *worker = &d->workers[s];
+        cf__schedule_limits limits = cf__schedule_limits_of(&d->maker->desc, s);
+        worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
+        worker->room_chunks = cf__min(limits.chunks, depth);
+        worker->room_bytes = limits.bytes;
+        worker->next_unit = worker->n_ahead = worker->n_done = 0;
+        for (q = 0; q < CF__DISPATCH_QUEUES; q++) worker->queues[q].n = 0;
     }
 }
 
+static void cf__dispatch_start(cf__dispatch *d) {
+    const cf__schedule_maker *m = d->maker;
+    int64_t u, i, most_room_chunks = 0;
+    for (u = 0; u < m->n_units; u++) {
+        d->place[u] = (double)u;
+        for (i = 0; i < m->units[u].n; i++) d->unit_of[m->units[u].first + i] = (int32_t)u;
+        most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room_chunks(d, u));
+    }
+    memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
+    d->makespan = 0;
+    cf__dispatch_start_passes(d);
+    cf__dispatch_start_workers(d, most_room_chunks);
+    cf__dispatch_start_wakes(d);
+    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
+        d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
+        cf__dispatch_supply(d, m->units[u].first, CF_F, 0, 0);
+    }
+}
+
+/* ---- room ---- */
+
 /* Whether a unit may start on a stage: see above. */
-static int cf__may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
-    const cf__worker *worker = &d->workers[stage];
-    int64_t chunks = cf__room_chunks(d, unit), bytes = cf__room_bytes(d, unit), first = worker->next_unit;
+static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t chunks = cf__dispatch_room_chunks(d, unit), bytes = cf__dispatch_room_bytes(d, unit);
+    int64_t first = worker->next_unit;
     if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
     if (d->policy.risk) return bytes <= worker->room_bytes;
     if (unit != first) {
-        chunks += cf__room_chunks(d, first);
-        bytes += cf__room_bytes(d, first);
+        chunks += cf__dispatch_room_chunks(d, first);
+        bytes += cf__dispatch_room_bytes(d, first);
     }
     return chunks <= worker->room_chunks && bytes <= worker->room_bytes;
 }
 
-static void cf__start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
-    cf__worker *worker = &d->workers[stage];
-    if (!d->policy.risk) worker->room_chunks -= cf__room_chunks(d, unit);
-    worker->room_bytes -= cf__room_bytes(d, unit);
+static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    if (!d->policy.risk) worker->room_chunks -= cf__dispatch_room_chunks(d, unit);
+    worker->room_bytes -= cf__dispatch_room_bytes(d, unit);
     d->started[unit * d->pipe->n_stages + stage] = 1;
     while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
         worker->next_unit++;
 }
 
-/* The slot of a chunk is free: it goes to the chunk k before it, if that was dropped, or back to the stage. */
-static void cf__free_slot(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t cell, double when) {
-    const cf__maker *m = d->maker;
-    const cf__work_unit *unit = &m->units[d->unit_of[chunk]];
-    int64_t index = chunk - unit->first;
-    cf__worker *worker = &d->workers[stage];
-    if (index >= unit->k) cf__supply(d, cell - unit->k, CF__AGAIN, stage, when);
-    worker->room_chunks += d->policy.risk || index < unit->k;
-    if (m->needs != NULL) worker->room_bytes += m->needs[chunk] - (index > 0 ? m->needs[chunk - 1] : 0);
+/* A chunk has ended on a stage: its place goes to the chunk k before it, if that was dropped, or back to the stage. */
+static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
+    const int64_t *needs = d->maker->needs;
+    cf__dispatch_worker *worker = &d->workers[stage];
+    worker->room_chunks += d->policy.risk || chunk - unit->first < unit->k;
+    if (needs != NULL) worker->room_bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
-/* Sends a result on; cf__send says how. */
-static void cf__pass_on(cf__dispatch *d, int64_t stage, int direction, int64_t cell, int kind, double end,
-                        double transfer) {
-    cf__worker *worker = &d->workers[stage];
-    int64_t to = stage + (direction == 0 ? 1 : -1), n = d->pipe->n_stages;
-    double begin = cf__most(end, worker->link_free[direction]);
-    if (to == n) to = 0;
-    if (to < 0) to = n - 1;
+/* Whether there is a slot for a pass, where slots are taken one by one. */
+static int cf__dispatch_finds_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
+    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
+    return !d->policy.risk || d->workers[stage].room_chunks > 0 ||
+           !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(id), chunk);
+}
+
+/* ---- taking a pass ---- */
+
+/* Sends a result on to a neighbouring virtual stage; cf__send says how. */
+static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, const cf__need *to, int64_t v, double end) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t next = v + to->stage;
+    double transfer = cf__transfer_seconds(d->pipe, to->chunk), *link_free = &worker->link_free[to->stage < 0];
+    double begin = cf__most(end, *link_free);
     if (transfer > 0 && d->pipe->timing->no_overlap) {
         worker->free_at = end + transfer;
         begin = end - transfer;
     }
-    worker->link_free[direction] = begin + transfer;
-    cf__supply(d, cell, kind, to, begin + transfer);
+    *link_free = begin + transfer;
+    cf__dispatch_supply(d, next * d->pipe->n + to->chunk, to->pass, next % d->pipe->n_stages, begin + transfer);
 }
 
 /* What comes after a pass that ends at `end`. */
-static void cf__conclude(cf__dispatch *d, int64_t stage, int64_t cell, int kind, double end) {
+static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int64_t v, int64_t chunk, cf_pass pass, double end) {
     const cf__pipeline *pipe = d->pipe;
-    int64_t v = cell / pipe->n, chunk = cell % pipe->n;
-    const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
-    int64_t index = chunk - unit->first;
-    int dropped = cf__is_dropped(unit, index);
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    switch (kind) {
-        case CF__FORWARD:
-            d->workers[stage].n_ahead += !dropped;
-            if (index + 1 < unit->n) cf__supply(d, cell + 1, CF__FORWARD, stage, end);
-            cf__supply(d, cell, dropped ? CF__AGAIN : CF__BACKWARD, stage, end);
-            if (v + 1 < pipe->n_v) cf__pass_on(d, stage, 0, cell + pipe->n, CF__FORWARD, end, transfer);
-            break;
-        case CF__AGAIN:
-            cf__supply(d, cell, CF__BACKWARD, stage, end);
-            if (index > 0) cf__supply(d, cell - 1, CF__AGAIN, stage, end);
-            if (v + 1 < pipe->n_v && !pipe->local) cf__pass_on(d, stage, 0, cell + pipe->n, CF__AGAIN, end, transfer);
-            break;
-        case CF__BACKWARD:
-            d->workers[stage].n_ahead -= !dropped;
-            if (index > 0) cf__supply(d, cell - 1, CF__BACKWARD, stage, end);
-            if (d->policy.split) cf__supply(d, cell, CF__WEIGHT, stage, end);
-            else cf__free_slot(d, stage, chunk, cell, end);
-            if (v > 0) cf__pass_on(d, stage, 1, cell - pipe->n, CF__BACKWARD, end, transfer);
-            break;
-        default: cf__free_slot(d, stage, chunk, cell, end); break;
+    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    cf__need needs[CF__MOST_NEEDS];
+    int n = cf__pipe_follow(&pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], pass, unit, chunk, needs), i;
+    if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
+    if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
+    if (pass == CF_B || pass == CF_W) cf__dispatch_free_room(d, stage, unit, chunk);
+    for (i = 0; i < n; i++) {
+        if (needs[i].stage == 0)
+            cf__dispatch_supply(d, v * pipe->n + needs[i].chunk, needs[i].pass, stage, end);
+        else if (v + needs[i].stage >= 0 && v + needs[i].stage < pipe->n_v)
+            cf__dispatch_pass_on(d, stage, &needs[i], v, end);
     }
 }
 
-/* F of a kept chunk, and R. */
-static int cf__takes_slot(const cf__dispatch *d, int32_t pass) {
-    int64_t chunk = pass / CF__KINDS % d->pipe->n;
-    const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
-    if (pass % CF__KINDS == CF__FORWARD) return !cf__is_dropped(unit, chunk - unit->first);
-    return pass % CF__KINDS == CF__AGAIN;
+/* Seconds that a stage is busy with taking in what a pass needs from other stages. */
+static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t v, int64_t chunk) {
+    cf__need needs[CF__MOST_NEEDS];
+    double seconds = 0;
+    int n, i;
+    if (d->pipe->timing == NULL || !d->pipe->timing->no_overlap) return 0;
+    n = cf__needs(d->pipe, pass, chunk, v, d->policy.split, cf__dispatch_unit(d, chunk)->k, needs);
+    for (i = 0; i < n; i++) seconds += cf__need_seconds(d->pipe, &needs[i]);
+    return seconds;
 }
 
 /* Runs a pass on a free stage. */
-static void cf__take_pass(cf__dispatch *d, int64_t stage, int32_t pass, double now) {
-    const cf__pipeline *pipe = d->pipe;
-    cf__worker *worker = &d->workers[stage];
-    int64_t cell = pass / CF__KINDS, v = cell / pipe->n, chunk = cell % pipe->n;
-    int kind = (int)(pass % CF__KINDS);
-    int gets = (kind == CF__FORWARD && v > 0) || (kind == CF__AGAIN && v > 0 && !pipe->local) ||
-               (kind == CF__BACKWARD && v + 1 < pipe->n_v);
-    double end = now + d->paths->seconds[kind][cell];
-    if (gets && pipe->timing != NULL && pipe->timing->no_overlap) end += cf__transfer_seconds(pipe, chunk);
-    if (d->policy.risk) worker->room_chunks -= cf__takes_slot(d, pass);
-    worker->done[worker->n_done++] = pass;
+static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
+    cf_pass pass = cf__dispatch_pass(id);
+    double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
+    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
+    worker->done[worker->n_done++] = id;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
-    if (end + d->paths->tail[kind][cell] > d->give_up_at) d->makespan = DBL_MAX;
-    cf__conclude(d, stage, cell, kind, end);
-    cf__set_wake(d, stage, worker->free_at);
+    if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
+    cf__dispatch_conclude(d, stage, v, chunk, pass, end);
+    cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
+/* ---- choosing a pass ---- */
+
 /* What has arrived by now becomes a choice. */
-static void cf__receive(cf__dispatch *d, int64_t stage, double now) {
-    cf__worker *worker = &d->workers[stage];
-    while (worker->n_coming > 0 && d->ready_at[worker->coming[0]] <= now) {
-        int32_t pass = cf__heap_pop(worker->coming, worker->n_coming--, d->ready_at);
-        int64_t cell = pass / CF__KINDS, chunk = cell % d->pipe->n;
-        int32_t unit = d->unit_of[chunk];
-        if (pass % CF__KINDS == CF__BACKWARD) cf__heap_push(worker->returning, worker->n_returning++, pass, d->urgency);
-        else if (pass % CF__KINDS == CF__AGAIN) cf__heap_push(worker->replays, worker->n_replays++, pass, d->urgency);
-        else if (cell < d->pipe->n * d->pipe->n_stages && chunk == d->maker->units[unit].first)
-            cf__heap_push(worker->fresh, worker->n_fresh++, unit, d->place);
-        else cf__heap_push(worker->begun, worker->n_begun++, pass, d->urgency);
+static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    const cf__dispatch_queue *coming = &worker->queues[CF__DISPATCH_COMING];
+    while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now) {
+        int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
+        int64_t cell = cf__dispatch_cell(id), chunk = cell % d->pipe->n;
+        cf_pass pass = cf__dispatch_pass(id);
+        int starts = pass == CF_F && cell < d->pipe->n * d->pipe->n_stages && chunk == cf__dispatch_unit(d, chunk)->first;
+        if (starts) cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
+        else cf__dispatch_push(worker, cf__dispatch_queue_of(pass), id, d->urgency);
     }
 }
 
 /* The time at which a pass on its way here is worth waiting for although there is another to run; -1: none is. */
-static double cf__worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
-    const cf__worker *worker = &d->workers[stage];
-    int32_t coming;
-    double seconds = d->paths->seconds[at_hand % CF__KINDS][at_hand / CF__KINDS];
-    if (worker->n_coming == 0 || !(d->policy.patience > 0)) return -1;
-    coming = worker->coming[0];
+static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
+    int32_t coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
+    cf_pass pass = cf__dispatch_pass(at_hand);
+    double seconds = d->paths->seconds[pass][cf__dispatch_cell(at_hand)];
+    if (coming < 0 || !(d->policy.patience > 0)) return -1;
     if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
-    if (at_hand % CF__KINDS != CF__WEIGHT && d->urgency[coming] >= d->urgency[at_hand]) return -1;
+    if (pass != CF_W && d->urgency[coming] >= d->urgency[at_hand]) return -1;
     return d->ready_at[coming];
 }
 
-/* Whether there is a slot for a pass, where slots are taken one by one. */
-static int cf__finds_slot(const cf__dispatch *d, int64_t stage, int32_t pass) {
-    return !d->policy.risk || d->workers[stage].room_chunks > 0 || !cf__takes_slot(d, pass);
-}
-
 /* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
-static int32_t cf__best_forward(const cf__dispatch *d, int64_t stage) {
-    const cf__worker *worker = &d->workers[stage];
-    int32_t fresh = -1, begun = worker->n_begun > 0 ? worker->begun[0] : -1;
-    if (worker->n_fresh > 0 && cf__may_start(d, stage, worker->fresh[0]))
-        fresh = cf__pass_id(stage * d->pipe->n + d->maker->units[worker->fresh[0]].first, CF__FORWARD);
-    if (fresh >= 0 && !cf__finds_slot(d, stage, fresh)) fresh = -1;
-    if (begun >= 0 && !cf__finds_slot(d, stage, begun)) begun = -1;
+static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t unit = cf__dispatch_top(worker, CF__DISPATCH_FRESH), begun = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
+    int32_t fresh = -1;
+    if (unit >= 0 && cf__dispatch_may_start(d, stage, unit))
+        fresh = cf__dispatch_id(stage * d->pipe->n + d->maker->units[unit].first, CF_F);
+    if (fresh >= 0 && !cf__dispatch_finds_slot(d, stage, fresh)) fresh = -1;
+    if (begun >= 0 && !cf__dispatch_finds_slot(d, stage, begun)) begun = -1;
     if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
     return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
 }
 
 /* The replay or backward to take next; -1: none. */
-static int32_t cf__best_return(const cf__dispatch *d, int64_t stage) {
-    const cf__worker *worker = &d->workers[stage];
-    int32_t replay = worker->n_replays > 0 ? worker->replays[0] : -1;
-    int32_t backward = worker->n_returning > 0 ? worker->returning[0] : -1;
-    if (replay >= 0 && !cf__finds_slot(d, stage, replay)) replay = -1;
+static int32_t cf__dispatch_best_return(const cf__dispatch *d, int64_t stage) {
+    int32_t replay = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_REPLAYS);
+    int32_t backward = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_RETURNING);
+    if (replay >= 0 && !cf__dispatch_finds_slot(d, stage, replay)) replay = -1;
     if (replay < 0 || backward < 0) return (int32_t)cf__max(replay, backward);
     return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
 }
 
 /* The pass that a free stage likes best; -1: none is ready. */
-static int32_t cf__best_pass(const cf__dispatch *d, int64_t stage) {
-    const cf__worker *worker = &d->workers[stage];
-    int32_t forward = cf__best_forward(d, stage), returning = cf__best_return(d, stage), best;
+static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t forward = cf__dispatch_best_forward(d, stage), returning = cf__dispatch_best_return(d, stage), best;
+    int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
     if (forward < 0 || returning < 0) best = (int32_t)cf__max(forward, returning);
     else if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
     else best = d->urgency[returning] <= d->urgency[forward] ? returning : forward;
-    if (worker->n_weights == 0) return best;
-    return best < 0 || d->urgency[worker->weights[0]] < d->urgency[best] ? worker->weights[0] : best;
+    if (weight < 0) return best;
+    return best < 0 || d->urgency[weight] < d->urgency[best] ? weight : best;
 }
 
 /* Takes a chosen pass out of where it waited. */
-static void cf__claim(cf__dispatch *d, int64_t stage, int32_t pass) {
-    cf__worker *worker = &d->workers[stage];
-    int kind = (int)(pass % CF__KINDS);
-    if (kind == CF__WEIGHT) {
-        cf__heap_pop(worker->weights, worker->n_weights--, d->urgency);
-    } else if (kind == CF__BACKWARD) {
-        cf__heap_pop(worker->returning, worker->n_returning--, d->urgency);
-    } else if (kind == CF__AGAIN) {
-        cf__heap_pop(worker->replays, worker->n_replays--, d->urgency);
-    } else if (worker->n_begun > 0 && pass == worker->begun[0]) {
-        cf__heap_pop(worker->begun, worker->n_begun--, d->urgency);
-    } else {
-        cf__start_unit(d, stage, cf__heap_pop(worker->fresh, worker->n_fresh--, d->place));
-    }
+static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int queue = cf__dispatch_queue_of(cf__dispatch_pass(id));
+    if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
+    else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH, d->place));
 }
 
 /* A stage that is free at `now` takes a pass, or waits. */
-static void cf__decide(cf__dispatch *d, int64_t stage, double now) {
-    cf__worker *worker = &d->workers[stage];
-    int32_t pass;
+static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
+    int32_t id, coming;
     double wait;
-    cf__receive(d, stage, now);
-    pass = cf__best_pass(d, stage);
-    if (pass < 0) {
-        cf__set_wake(d, stage, worker->n_coming > 0 ? d->ready_at[worker->coming[0]] : DBL_MAX);
-    } else if ((wait = cf__worth_waiting(d, stage, pass, now)) >= 0) {
-        cf__set_wake(d, stage, wait);
+    cf__dispatch_receive(d, stage, now);
+    id = cf__dispatch_best(d, stage);
+    coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
+    if (id < 0) {
+        cf__dispatch_set_wake(d, stage, coming >= 0 ? d->ready_at[coming] : DBL_MAX);
+    } else if ((wait = cf__dispatch_worth_waiting(d, stage, id, now)) >= 0) {
+        cf__dispatch_set_wake(d, stage, wait);
     } else {
-        cf__claim(d, stage, pass);
-        cf__take_pass(d, stage, pass, now);
+        cf__dispatch_claim(d, stage, id);
+        cf__dispatch_take(d, stage, id, now);
     }
 }
 
+/* ---- the whole dispatch ---- */
+
 /* Whether every stage has run all of its passes. */
-static int cf__is_complete(const cf__dispatch *d) {
-    const cf__maker *m = d->maker;
+static int cf__dispatch_is_complete(const cf__dispatch *d) {
+    const cf__schedule_maker *m = d->maker;
     int64_t u, s, passes = d->pipe->n * (d->policy.split ? 3 : 2);
     for (u = 0; u < m->n_units; u++) passes += m->units[u].n - m->units[u].k;
     for (s = 0; s < d->pipe->n_stages; s++)
@@ -7383,37 +7344,31 @@ static int cf__is_complete(const cf__dispatch *d) {
 }
 
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
-static int cf__run_dispatch(cf__dispatch *d, double give_up_at) {
-    cf__start_dispatch(d);
+static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
+    cf__dispatch_start(d);
     d->give_up_at = give_up_at;
     for (;;) {
         int64_t stage = d->winners[1];
         double now = d->wake[stage];
-        if (now >= DBL_MAX) return !d->policy.risk || cf__is_complete(d);
-        cf__decide(d, stage, now);
+        if (now >= DBL_MAX) return !d->policy.risk || cf__dispatch_is_complete(d);
+        cf__dispatch_decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
     }
 }
 
-static cf_pass cf__pass_of_kind(const cf__dispatch *d, int kind) {
-    static const cf_pass passes[CF__KINDS] = {CF_F, CF_R, CF_B, CF_W};
-    return kind == CF__BACKWARD && d->policy.split ? CF_I : passes[kind];
-}
-
 /* Writes down what was dispatched; returns the number of actions. */
-static int64_t cf__write_dispatch(const cf__dispatch *d, cf_schedule *schedule) {
+static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
     const cf__pipeline *pipe = d->pipe;
     cf_action *next = schedule->actions;
     int64_t s, i;
     for (s = 0; s < pipe->n_stages; s++) {
-        const cf__worker *worker = &d->workers[s];
+        const cf__dispatch_worker *worker = &d->workers[s];
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
-            int64_t cell = worker->done[i] / CF__KINDS, chunk = cell % pipe->n;
-            int kind = (int)(worker->done[i] % CF__KINDS);
-            const cf__work_unit *unit = &d->maker->units[d->unit_of[chunk]];
-            int keep = kind == CF__AGAIN || (kind == CF__FORWARD && !cf__is_dropped(unit, chunk - unit->first));
-            cf__put_action(&next, cf__pass_of_kind(d, kind), pipe->first_chunk + chunk, cell / pipe->n, keep);
+            int64_t cell = cf__dispatch_cell(worker->done[i]), chunk = cell % pipe->n;
+            cf_pass pass = cf__dispatch_pass(worker->done[i]);
+            int keep = cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
+            cf__schedule_put(&next, pass, pipe->first_chunk + chunk, cell / pipe->n, keep);
         }
     }
     schedule->first[pipe->n_stages] = next - schedule->actions;
@@ -7427,7 +7382,7 @@ static int64_t cf__write_dispatch(const cf__dispatch *d, cf_schedule *schedule) 
    follows from the problem and the budget, so the same call gives the same schedule. */
 
 typedef struct cf__search {
-    cf__maker maker;
+    cf__schedule_maker maker;
     cf_schedule *schedule;  /* holds the best so far, unless that is a fixed pattern */
     cf__clock clock;        /* times the fixed schedules */
     cf__bounds bounds[2];   /* whole and split backwards; bounds[1] only if they may be split */
@@ -7437,71 +7392,72 @@ typedef struct cf__search {
     uint64_t random;
     int64_t budget;
     double goal;            /* no schedule is shorter */
-    cf__policy best_policy; /* of the best dispatch so far */
+    cf__dispatch_policy best_policy; /* of the best dispatch so far */
     cf_schedule_kind holder; /* whose the best schedule is */
     cf_search_report report;
 } cf__search;
 
-enum { CF__FIXED_KINDS = 3, CF__WALK = 1000 /* candidates of one walk */ };
+enum { CF__SEARCH_FIXED = 3, CF__SEARCH_WALK = 1000 /* candidates of one walk */ };
 
 /* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed
    schedules alone. */
-static int64_t cf__default_budget(const cf__maker *m) {
-    if (m->n_actions > 1 << 21) return CF__FIXED_KINDS;
+static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
+    if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 50000; /* what is small enough to be checked by hand deserves to be optimal */
-    return cf__max(CF__FIXED_KINDS + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
+    return cf__max(CF__SEARCH_FIXED + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
    dispatch. */
-static int cf__dispatches(const cf__maker *m) {
-    int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__default_budget(m);
+static int cf__search_dispatches(const cf__schedule_maker *m) {
+    int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m);
     if (m->desc.kind == CF_SCHEDULE_INTERLEAVED || m->desc.kind == CF_SCHEDULE_ZERO_BUBBLE) return 1;
     if (m->desc.kind != CF_SCHEDULE_BEST) return 0;
-    return m->desc.n_virtual > 1 || m->desc.split_backward || budget > CF__FIXED_KINDS;
+    return m->desc.n_virtual > 1 || m->desc.split_backward || budget > CF__SEARCH_FIXED;
 }
 
-static void cf__layout_search(cf__search *search, cf__carver *carver) {
-    cf__maker *m = &search->maker;
+static void cf__search_scratch(void *job, cf__carver *carver) {
+    cf__search *search = (cf__search *)job;
+    cf__schedule_maker *m = &search->maker;
     int64_t cells = m->pipe.n * m->pipe.n_v;
-    int best = m->desc.kind == CF_SCHEDULE_BEST, dispatches = cf__dispatches(m);
-    if (cf__is_plain(&m->desc)) return;
-    cf__layout_maker(m, carver);
+    int best = m->desc.kind == CF_SCHEDULE_BEST, dispatches = cf__search_dispatches(m);
+    if (cf__schedule_is_plain(&m->desc)) return;
+    cf__schedule_layout_maker(m, carver);
     if (best) {
         search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
         cf__layout_clock(&search->clock, cells, m->pipe.n_stages, carver);
     }
     if (best || m->desc.kind == CF_SCHEDULE_INTERLEAVED) cf__layout_bounds(&search->bounds[0], &m->pipe, 0, carver);
-    if (cf__splits(&m->desc)) cf__layout_bounds(&search->bounds[1], &m->pipe, 1, carver);
+    if (cf__schedule_splits(&m->desc)) cf__layout_bounds(&search->bounds[1], &m->pipe, 1, carver);
     if (!dispatches) return;
-    cf__layout_dispatch(&search->dispatch, m, carver);
-    search->nudges = best ? (double *)cf__take(carver, cells * CF__KINDS, sizeof(double)) : NULL;
+    cf__dispatch_layout(&search->dispatch, m, carver);
+    search->nudges = best ? (double *)cf__take(carver, cf__dispatch_passes(&m->pipe), sizeof(double)) : NULL;
     search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
-static int64_t cf__below(cf__search *search, int64_t n) { return (int64_t)(cf__draw(&search->random) % (uint64_t)n); }
+static int64_t cf__search_below(cf__search *search, int64_t n) { return (int64_t)(cf__draw(&search->random) % (uint64_t)n); }
 
 /* In [-1, 1), a multiple of 2^-20. */
-static double cf__unit_random(cf__search *search) { return (double)cf__below(search, 1 << 21) / (1 << 20) - 1; }
+static double cf__search_random(cf__search *search) { return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1; }
 
-static int cf__is_over(const cf__search *search) {
+static int cf__search_is_over(const cf__search *search) {
     return search->report.n_tried >= search->budget || search->report.makespan <= search->goal * (1 + 1e-12);
 }
 
 /* ---- the fixed schedules as candidates ---- */
 
-static void cf__write_fixed(cf__search *search, cf_schedule_kind kind) {
-    cf__maker *m = &search->maker;
+static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind) {
+    cf__schedule_maker *m = &search->maker;
     m->pattern.kind = kind;
-    cf__collect_units(m);
-    if (kind == CF_SCHEDULE_1F1B) cf__sort_units(m);
-    cf__build_pattern(m);
-    search->schedule->n_actions = cf__write_pattern(m, search->schedule);
+    cf__schedule_collect_units(m);
+    if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
+    cf__pattern_build(m);
+    search->schedule->n_actions = cf__pattern_write(m, search->schedule);
 }
 
 /* The best schedule so far has this makespan and comes from this kind. */
-static void cf__note_best(cf__search *search, cf_schedule_kind kind, double makespan) {
+static void cf__search_note_best(cf__search *search, cf_schedule_kind kind, double makespan) {
     search->report.n_improved++;
     search->report.makespan = makespan;
     search->holder = kind;
@@ -7510,19 +7466,18 @@ static void cf__note_best(cf__search *search, cf_schedule_kind kind, double make
     search->report.fixed_makespan = makespan;
 }
 
-static cf_result cf__try_patterns(cf__search *search) {
-    static const cf_schedule_kind kinds[CF__FIXED_KINDS] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_GPIPE};
+static cf_result cf__search_try_patterns(cf__search *search) {
+    static const cf_schedule_kind kinds[CF__SEARCH_FIXED] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_GPIPE};
     cf__clock *clock = &search->clock;
     int i;
     clock->pipe = &search->maker.pipe;
     clock->schedule = search->schedule;
     clock->error = search->maker.error;
-    for (i = 0; i < CF__FIXED_KINDS; i++) {
-        cf_result result;
-        cf__write_fixed(search, kinds[i]);
-        if ((result = cf__run_clock(clock)) != CF_OK) return result;
+    for (i = 0; i < CF__SEARCH_FIXED; i++) {
+        cf__search_write_fixed(search, kinds[i]);
+        CF__TRY(cf__run_clock(clock));
         search->report.n_tried++;
-        if (clock->makespan < search->report.makespan) cf__note_best(search, kinds[i], clock->makespan);
+        if (clock->makespan < search->report.makespan) cf__search_note_best(search, kinds[i], clock->makespan);
     }
     return CF_OK;
 }
@@ -7531,20 +7486,20 @@ static cf_result cf__try_patterns(cf__search *search) {
 
 /* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a
    better one is written down as `kind`. */
-static int cf__try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
+static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
     cf__dispatch *d = &search->dispatch;
     d->paths = &search->bounds[d->policy.split].paths;
     search->report.n_tried++;
-    if (!cf__run_dispatch(d, most)) return 0;
+    if (!cf__dispatch_run(d, most)) return 0;
     search->best_policy = d->policy;
     if (!(d->makespan < search->report.makespan)) return 1;
-    search->schedule->n_actions = cf__write_dispatch(d, search->schedule);
-    cf__note_best(search, kind, d->makespan);
+    search->schedule->n_actions = cf__dispatch_write(d, search->schedule);
+    cf__search_note_best(search, kind, d->makespan);
     return 1;
 }
 
-static cf__policy cf__policy_of(int split, int risk, double bias, double patience) {
-    cf__policy policy;
+static cf__dispatch_policy cf__search_policy(int split, int risk, double bias, double patience) {
+    cf__dispatch_policy policy;
     memset(&policy, 0, sizeof policy);
     policy.split = split;
     policy.risk = risk;
@@ -7554,10 +7509,10 @@ static cf__policy cf__policy_of(int split, int risk, double bias, double patienc
 }
 
 /* The n units reversed from place `first` on. */
-static void cf__reverse_units(cf__work_unit *units, int64_t first, int64_t n) {
+static void cf__search_reverse(cf__pipe_unit *units, int64_t first, int64_t n) {
     int64_t i;
     for (i = 0; i < n / 2; i++) {
-        cf__work_unit swap = units[first + i];
+        cf__pipe_unit swap = units[first + i];
         units[first + i] = units[first + n - 1 - i];
         units[first + n - 1 - i] = swap;
     }
@@ -7565,148 +7520,157 @@ static void cf__reverse_units(cf__work_unit *units, int64_t first, int64_t n) {
 
 /* Starting orders: plan order and its reverse, dearest first and cheapest first, cheap ones at both ends. A short chunk
    fills the pipeline sooner, and empties it sooner. */
-enum { CF__ORDERS = 5 };
+enum { CF__SEARCH_ORDERS = 5 };
 
-static void cf__set_order(cf__maker *m, int order) {
+static void cf__search_set_order(cf__schedule_maker *m, int order) {
     int64_t n = m->n_units, i;
-    cf__collect_units(m);
-    if (order >= 2) cf__sort_units(m);
-    if (order == 1 || order == 3) cf__reverse_units(m->units, 0, n);
+    cf__schedule_collect_units(m);
+    if (order >= 2) cf__schedule_sort_units(m);
+    if (order == 1 || order == 3) cf__search_reverse(m->units, 0, n);
     if (order != 4) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
 /* Each order with each policy, the most promising ones first. Leaves the best order, and its policy in best_policy. */
-static void cf__try_grid(cf__search *search) {
-    static const int orders[CF__ORDERS] = {2, 0, 4, 1, 3};
-    cf__maker *m = &search->maker;
+static void cf__search_try_grid(cf__search *search) {
+    static const int orders[CF__SEARCH_ORDERS] = {2, 0, 4, 1, 3};
+    cf__schedule_maker *m = &search->maker;
     double much = search->bounds[0].critical_path;
-    int risks = cf__is_limited(&m->desc), splits = m->desc.split_backward != 0;
+    int risks = cf__schedule_is_limited(&m->desc), splits = m->desc.split_backward != 0;
     int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
     for (i = 0; i < n; i++)
-        for (o = 0; o < CF__ORDERS && !cf__is_over(search); o++) {
+        for (o = 0; o < CF__SEARCH_ORDERS && !cf__search_is_over(search); o++) {
             double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
             int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
-            cf__set_order(m, orders[o]);
-            search->dispatch.policy = cf__policy_of(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
-            if (cf__try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
+            cf__search_set_order(m, orders[o]);
+            search->dispatch.policy = cf__search_policy(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
+            if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
         }
-    cf__set_order(m, best_order);
+    cf__search_set_order(m, best_order);
 }
 
 /* ---- the walk ---- */
 
-typedef enum cf__move_kind { CF__SWAP = 0, CF__SHIFT, CF__NUDGE, CF__POLICY, CF__KEEP } cf__move_kind;
+typedef enum cf__search_move_kind { CF__SEARCH_SWAP = 0, CF__SEARCH_SHIFT, CF__SEARCH_NUDGE, CF__SEARCH_POLICY, CF__SEARCH_KEEP } cf__search_move_kind;
 
-typedef struct cf__move {
-    cf__move_kind kind;
+typedef struct cf__search_move {
+    cf__search_move_kind kind;
     int64_t from, to;   /* units */
     int64_t k;          /* of unit `from` before the move */
     int64_t pass;
     double nudge;       /* before the move */
-    cf__policy policy;  /* before the move */
-} cf__move;
+    cf__dispatch_policy policy;  /* before the move */
+} cf__search_move;
 
 /* Moves the unit at `from` to `to`; those between close up. */
-static void cf__shift_unit(cf__work_unit *units, int64_t from, int64_t to) {
-    cf__work_unit unit = units[from];
+static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
+    cf__pipe_unit unit = units[from];
     if (from < to) memmove(&units[from], &units[from + 1], (size_t)(to - from) * sizeof unit);
     else memmove(&units[to + 1], &units[to], (size_t)(from - to) * sizeof unit);
     units[to] = unit;
 }
 
-static void cf__swap_units(cf__work_unit *units, int64_t a, int64_t b) {
-    cf__work_unit swap = units[a];
+static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
+    cf__pipe_unit swap = units[a];
     units[a] = units[b];
     units[b] = swap;
 }
 
-static void cf__change_policy(cf__search *search) {
-    cf__policy *policy = &search->dispatch.policy;
+static void cf__search_change_policy(cf__search *search) {
+    cf__dispatch_policy *policy = &search->dispatch.policy;
     double much = search->bounds[0].critical_path;
-    if (cf__is_limited(&search->maker.desc) && cf__below(search, 2)) policy->risk = !policy->risk;
-    switch (cf__below(search, 3)) {
-        case 0: policy->bias = cf__product(much, cf__unit_random(search)); break;
-        case 1: policy->patience = cf__below(search, 2) ? cf__most(0, cf__unit_random(search)) : 0; break;
+    if (cf__schedule_is_limited(&search->maker.desc) && cf__search_below(search, 2)) policy->risk = !policy->risk;
+    switch (cf__search_below(search, 3)) {
+        case 0: policy->bias = cf__product(much, cf__search_random(search)); break;
+        case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
         default:
             policy->bias = 0;
-            if (search->maker.desc.split_backward) policy->split = (int)cf__below(search, 2);
+            if (search->maker.desc.split_backward) policy->split = (int)cf__search_below(search, 2);
             break;
     }
 }
 
-static cf__move cf__make_move(cf__search *search) {
-    cf__maker *m = &search->maker;
+/* One pass, with backwards alike whether they are split, becomes more or less urgent. The draws stand in lines of their
+   own, since in one expression compilers differ in which they make first. */
+static void cf__search_nudge(cf__search *search, cf__search_move *move) {
+    static const cf_pass nudged[] = {CF_F, CF_R, CF_B, CF_W};
+    const cf__pipeline *pipe = &search->maker.pipe;
+    int64_t drawn = cf__search_below(search, pipe->n * pipe->n_v * CF__COUNT(nudged));
+    double part = cf__search_random(search);
+    int64_t halvings = cf__search_below(search, 5);
+    move->pass = cf__dispatch_id(drawn / CF__COUNT(nudged), nudged[drawn % CF__COUNT(nudged)]);
+    move->nudge = search->nudges[move->pass];
+    search->nudges[move->pass] += cf__product(search->bounds[0].critical_path / (double)(1 << halvings), part);
+}
+
+static cf__search_move cf__search_make_move(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
     cf__dispatch *d = &search->dispatch;
-    int64_t chance = cf__below(search, 16), passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
-    cf__move move;
+    int64_t chance = cf__search_below(search, 16), bytes;
+    cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = d->policy;
-    move.kind = chance < 4 ? CF__SWAP : chance < 8 ? CF__SHIFT : chance < 14 ? CF__NUDGE : CF__POLICY;
-    if (m->n_units < 2 && (move.kind == CF__SWAP || move.kind == CF__SHIFT)) move.kind = CF__NUDGE;
-    if (chance % 4 == 0 && cf__is_limited(&m->desc)) move.kind = CF__KEEP;
+    move.kind = chance < 4 ? CF__SEARCH_SWAP : chance < 8 ? CF__SEARCH_SHIFT : chance < 14 ? CF__SEARCH_NUDGE : CF__SEARCH_POLICY;
+    if (m->n_units < 2 && (move.kind == CF__SEARCH_SWAP || move.kind == CF__SEARCH_SHIFT)) move.kind = CF__SEARCH_NUDGE;
+    if (chance % 4 == 0 && cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_KEEP;
     switch (move.kind) {
-        case CF__KEEP:
-            move.from = cf__below(search, m->n_units);
+        case CF__SEARCH_KEEP:
+            move.from = cf__search_below(search, m->n_units);
             move.k = m->units[move.from].k;
-            cf__set_k(m, &m->units[move.from], 1 + cf__below(search, m->units[move.from].most_k));
+            cf__schedule_set_k(m, &m->units[move.from],
+                               1 + cf__search_below(search, cf__schedule_fitting_k(m, &m->units[move.from], &bytes)));
             break;
-        case CF__SWAP:
-        case CF__SHIFT:
-            move.from = cf__below(search, m->n_units);
-            move.to = (move.from + 1 + cf__below(search, m->n_units - 1)) % m->n_units;
-            if (move.kind == CF__SWAP) cf__swap_units(m->units, move.from, move.to);
-            else cf__shift_unit(m->units, move.from, move.to);
+        case CF__SEARCH_SWAP:
+        case CF__SEARCH_SHIFT:
+            move.from = cf__search_below(search, m->n_units);
+            move.to = (move.from + 1 + cf__search_below(search, m->n_units - 1)) % m->n_units;
+            if (move.kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move.from, move.to);
+            else cf__search_shift(m->units, move.from, move.to);
             break;
-        case CF__NUDGE:
-            move.pass = cf__below(search, passes);
-            move.nudge = search->nudges[move.pass];
-            search->nudges[move.pass] += cf__product(
-                search->bounds[0].critical_path / (double)(1 << cf__below(search, 5)), cf__unit_random(search));
-            break;
-        default: cf__change_policy(search); break;
+        case CF__SEARCH_NUDGE: cf__search_nudge(search, &move); break;
+        default: cf__search_change_policy(search); break;
     }
     return move;
 }
 
-static void cf__undo_move(cf__search *search, const cf__move *move) {
-    cf__maker *m = &search->maker;
-    if (move->kind == CF__SWAP) cf__swap_units(m->units, move->from, move->to);
-    if (move->kind == CF__SHIFT) cf__shift_unit(m->units, move->to, move->from);
-    if (move->kind == CF__KEEP) cf__set_k(m, &m->units[move->from], move->k);
-    if (move->kind == CF__NUDGE) search->nudges[move->pass] = move->nudge;
+static void cf__search_undo_move(cf__search *search, const cf__search_move *move) {
+    cf__schedule_maker *m = &search->maker;
+    if (move->kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move->from, move->to);
+    if (move->kind == CF__SEARCH_SHIFT) cf__search_shift(m->units, move->to, move->from);
+    if (move->kind == CF__SEARCH_KEEP) cf__schedule_set_k(m, &m->units[move->from], move->k);
+    if (move->kind == CF__SEARCH_NUDGE) search->nudges[move->pass] = move->nudge;
     search->dispatch.policy = move->policy;
 }
 
 /* One walk, up to candidate `until`, from where the search stands; `current` is the makespan there. */
-static void cf__walk(cf__search *search, int64_t until, double current) {
-    while (!cf__is_over(search) && search->report.n_tried < until) {
-        cf__move move = cf__make_move(search);
-        if (cf__try_dispatch(search, CF_SCHEDULE_BEST, current)) current = search->dispatch.makespan;
-        else cf__undo_move(search, &move);
+static void cf__search_walk(cf__search *search, int64_t until, double current) {
+    while (!cf__search_is_over(search) && search->report.n_tried < until) {
+        cf__search_move move = cf__search_make_move(search);
+        if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, current)) current = search->dispatch.makespan;
+        else cf__search_undo_move(search, &move);
     }
 }
 
 /* Another point to walk from, far from the best. */
-static void cf__jump(cf__search *search) {
-    cf__maker *m = &search->maker;
+static void cf__search_jump(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
     double much = search->bounds[0].critical_path;
-    int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
-    int risk = cf__is_limited(&m->desc) && cf__below(search, 2), split = m->desc.split_backward && cf__below(search, 2);
-    for (i = 0; i < passes; i++) search->nudges[i] = 0;
-    cf__set_order(m, (int)cf__below(search, CF__ORDERS));
-    search->dispatch.policy = cf__policy_of(split, risk, cf__product(much, cf__unit_random(search)), 0);
+    int64_t i;
+    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2), split = m->desc.split_backward && cf__search_below(search, 2);
+    for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
+    cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
+    search->dispatch.policy = cf__search_policy(split, risk, cf__product(much, cf__search_random(search)), 0);
 }
 
 /* The first walk starts at the best point so far, later ones, where the budget is ample, at others. */
-static void cf__walk_about(cf__search *search) {
-    int64_t left = search->budget - search->report.n_tried, n_walks = 1 + left / CF__WALK, i;
+static void cf__search_walk_about(cf__search *search) {
+    int64_t left = search->budget - search->report.n_tried, n_walks = 1 + left / CF__SEARCH_WALK, i;
     search->dispatch.policy = search->best_policy;
     for (i = 0; i < n_walks; i++) {
         int64_t until = search->budget - left / n_walks * (n_walks - 1 - i);
-        if (i > 0) cf__jump(search);
-        cf__walk(search, until, i == 0 ? search->report.makespan : DBL_MAX);
+        if (i > 0) cf__search_jump(search);
+        cf__search_walk(search, until, i == 0 ? search->report.makespan : DBL_MAX);
     }
 }
 
@@ -7715,67 +7679,62 @@ static void cf__walk_about(cf__search *search) {
 /* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
    (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
    and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
-static void cf__set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
-    cf__maker *m = &search->maker;
-    cf__policy *policy = &search->dispatch.policy;
+static void cf__search_set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
+    cf__schedule_maker *m = &search->maker;
+    cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds[split].critical_path;
-    *policy = cf__policy_of(split, 0, cf__product(much, (double)(n + 1)), 0);
+    *policy = cf__search_policy(split, 0, cf__product(much, (double)(n + 1)), 0);
     policy->deep = much;
     policy->depth = split ? p * n : 0;
     policy->ahead = search->ahead;
     for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
-    cf__collect_units(m);
+    cf__schedule_collect_units(m);
 }
 
-static void cf__dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
-    cf__set_fixed_policy(search, kind);
-    cf__try_dispatch(search, kind, search->report.makespan);
+static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
+    cf__search_set_fixed_policy(search, kind);
+    cf__search_try_dispatch(search, kind, search->report.makespan);
 }
 
 /* ---- the whole search ---- */
 
-static void cf__start_search(cf__search *search, cf_schedule *schedule) {
-    cf__maker *m = &search->maker;
+static void cf__search_start(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
     const cf_schedule_desc *desc = &m->desc;
-    int64_t i, passes = m->pipe.n * m->pipe.n_v * CF__KINDS;
+    int64_t i;
     int split;
-    search->schedule = schedule;
-    search->budget = desc->budget > 0 ? desc->budget : cf__default_budget(m);
+    search->budget = desc->budget > 0 ? desc->budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = &m->pipe;
     search->report.makespan = DBL_MAX;
     search->goal = DBL_MAX;
-    if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__find_critical_path(&search->bounds[0], &m->pipe, 0);
-    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) cf__find_critical_path(&search->bounds[1], &m->pipe, 1);
+    if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__bounds_find_critical(&search->bounds[0], &m->pipe, 0);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) cf__bounds_find_critical(&search->bounds[1], &m->pipe, 1);
     if (desc->kind != CF_SCHEDULE_BEST) return;
     for (split = 0; split <= (desc->split_backward != 0); split++) {
         cf__find_bounds(&search->bounds[split], &m->pipe, split, desc->limit, desc->limits);
-        if (cf__strongest_bound(&search->bounds[split]) < search->goal)
-            search->goal = cf__strongest_bound(&search->bounds[split]);
+        if (cf__bounds_strongest(&search->bounds[split]) < search->goal)
+            search->goal = cf__bounds_strongest(&search->bounds[split]);
     }
     if (search->nudges == NULL) return;
-    for (i = 0; i < passes; i++) search->nudges[i] = 0;
+    for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
     search->dispatch.nudges = search->nudges;
 }
 
 static cf_result cf__search_best(cf__search *search) {
     const cf_schedule_desc *desc = &search->maker.desc;
     cf_search_report *report = &search->report;
-    cf_result result;
-    if (desc->n_virtual == 1) {
-        if ((result = cf__try_patterns(search)) != CF_OK) return result;
-    } else {
-        cf__dispatch_fixed(search, CF_SCHEDULE_INTERLEAVED);
-    }
-    if (desc->split_backward) cf__dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
-    if (cf__dispatches(&search->maker) && !cf__is_over(search)) {
-        cf__try_grid(search);
-        cf__walk_about(search);
+    if (desc->n_virtual == 1) CF__TRY(cf__search_try_patterns(search));
+    else cf__search_dispatch_fixed(search, CF_SCHEDULE_INTERLEAVED);
+    if (desc->split_backward) cf__search_dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
+    if (cf__search_dispatches(&search->maker) && !cf__search_is_over(search)) {
+        cf__search_try_grid(search);
+        cf__search_walk_about(search);
     }
     if (desc->n_virtual == 1 && search->holder != CF_SCHEDULE_BEST && search->holder != CF_SCHEDULE_ZERO_BUBBLE)
-        cf__write_fixed(search, search->holder);
+        cf__search_write_fixed(search, search->holder);
     report->budget = search->budget;
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
@@ -7788,119 +7747,89 @@ static cf_result cf__search_best(cf__search *search) {
 /* Everything that can be refused without working space is refused here. */
 static cf_result cf__schedule_start(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
                                     cf_error *error) {
-    cf__maker *m = &search->maker;
-    cf_result result;
+    cf__schedule_maker *m = &search->maker;
     memset(search, 0, sizeof *search);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_desc(plan, &m->desc, error)) != CF_OK) return result;
-    if ((result = cf__check_units(plan, m->desc.rank, error)) != CF_OK) return result;
-    m->tightest = cf__tightest(&m->desc);
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
+    CF__TRY(cf__check_units(plan, m->desc.rank, error));
+    m->tightest = cf__schedule_tightest(&m->desc);
     m->pipe = cf__pipeline_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
                               m->desc.timing);
-    return cf__count_actions(m, plan);
+    return cf__schedule_count(m);
+}
+
+static cf_block *cf__schedule_object(void *job, cf__carver *carver) {
+    cf__search *search = (cf__search *)job;
+    const cf__schedule_maker *m = &search->maker;
+    cf_schedule schedule;
+    memset(&schedule, 0, sizeof schedule);
+    schedule.kind = m->desc.kind;
+    schedule.replay = m->desc.replay;
+    schedule.n_stages = m->desc.n_stages;
+    schedule.n_virtual = m->desc.n_virtual;
+    schedule.k = m->desc.k;
+    schedule.rank = m->desc.rank;
+    schedule.n_chunks = m->pipe.plan->n_chunks;
+    schedule.n_actions = m->n_actions;
+    search->schedule = cf__layout_schedule(&schedule, carver);
+    if (search->schedule == NULL) return NULL;
+    *search->schedule = schedule;
+    return &search->schedule->block;
 }
 
 /* Writes actions and first, and sets n_actions to what was written. */
-static cf_result cf__write_schedule(cf__search *search, cf_schedule *schedule) {
-    cf__maker *m = &search->maker;
-    cf_result result;
-    if (cf__is_plain(&m->desc)) {
-        cf__write_plain(m, schedule);
+static cf_result cf__schedule_fill(void *job) {
+    cf__search *search = (cf__search *)job;
+    cf__schedule_maker *m = &search->maker;
+    if (cf__schedule_is_plain(&m->desc)) {
+        cf__schedule_write_plain(m, search->schedule);
         return CF_OK;
     }
     cf__fill_pipeline(&m->pipe);
-    if ((result = cf__check_total_time(&m->pipe, m->error)) != CF_OK) return result;
-    cf__start_search(search, schedule);
+    CF__TRY(cf__check_total_time(&m->pipe, m->error));
+    cf__search_start(search);
     if (m->desc.kind == CF_SCHEDULE_BEST) return cf__search_best(search);
-    if (cf__dispatches(m)) cf__dispatch_fixed(search, m->desc.kind);
-    else cf__write_fixed(search, m->desc.kind);
+    if (cf__search_dispatches(m)) cf__search_dispatch_fixed(search, m->desc.kind);
+    else cf__search_write_fixed(search, m->desc.kind);
     return CF_OK;
 }
+
+static const cf__recipe cf__schedule_recipe = {"n_actions", 0, cf__search_scratch, NULL, cf__schedule_object,
+                                               cf__schedule_fill};
 
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {
     cf__search search;
-    cf_schedule header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__schedule_start(&search, plan, desc, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    header = cf__schedule_header(&search.maker);
-    cf__layout_schedule(&header, &carver);
-    cf__layout_search(&search, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_actions");
-    *bytes = carver.used;
-    return CF_OK;
+    CF__TRY(cf__schedule_start(&search, plan, desc, error));
+    return cf__size_job(&cf__schedule_recipe, &search, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error) {
     cf__search search;
-    cf_schedule header, *schedule;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__schedule_start(&search, plan, desc, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__schedule_start(&search, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    header = cf__schedule_header(&search.maker);
-    cf__layout_schedule(&header, &carver);
-    cf__layout_search(&search, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_actions");
-    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    schedule = cf__layout_schedule(&header, &carver);
-    cf__layout_search(&search, &carver);
-    *schedule = header;
-    if ((result = cf__write_schedule(&search, schedule)) != CF_OK) return result;
-    *out = schedule;
+    CF__TRY(cf__make_into(&cf__schedule_recipe, &search, memory, bytes, error));
+    *out = search.schedule;
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error) {
     cf__search search;
-    cf_allocator allocator;
-    cf_schedule header, *schedule;
-    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
-    void *memory, *scratch = NULL;
-    cf_result result = cf__schedule_start(&search, plan, desc, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__schedule_start(&search, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(desc->allocator, &allocator, error)) != CF_OK) return result;
-    header = cf__schedule_header(&search.maker);
-    cf__layout_schedule(&header, &block);
-    cf__layout_search(&search, &space);
-    if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
-    if (space.used > 0 && (scratch = allocator.alloc(space.used, allocator.user)) == NULL)
-        return cf__fail_memory(error, space.used);
-    memory = allocator.alloc(block.used, allocator.user);
-    if (memory == NULL) {
-        if (scratch != NULL) allocator.release(scratch, allocator.user);
-        return cf__fail_memory(error, block.used);
-    }
-    block.base = (unsigned char *)memory;
-    space.base = (unsigned char *)scratch;
-    block.used = space.used = 0;
-    schedule = cf__layout_schedule(&header, &block);
-    cf__layout_search(&search, &space);
-    *schedule = header;
-    schedule->allocator = allocator;
-    result = cf__write_schedule(&search, schedule);
-    if (scratch != NULL) allocator.release(scratch, allocator.user);
-    if (result == CF_OK) *out = schedule;
-    else allocator.release(memory, allocator.user);
-    return result;
+    CF__TRY(cf__make(&cf__schedule_recipe, &search, desc->allocator, error));
+    *out = search.schedule;
+    return CF_OK;
 }
 
 CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
-    if (schedule != NULL && schedule->allocator.release != NULL) {
-        cf_allocator allocator = schedule->allocator;
-        allocator.release(schedule, allocator.user);
-    }
+    if (schedule != NULL) cf__free_object(schedule, &schedule->block);
 }
 
 /* ================================================================================================================
@@ -7955,7 +7884,6 @@ static cf_result cf__check_lists(const cf_schedule *schedule, cf_error *error) {
 
 static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, const cf_plan *plan,
                                     const cf_schedule *schedule, const cf_simulate_desc *desc, cf_error *error) {
-    cf_schedule_desc limits;
     int64_t i, n_v, cells;
     cf_result result;
     memset(sim, 0, sizeof *sim);
@@ -7979,12 +7907,8 @@ static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, co
     if (cells > schedule->n_actions / 2)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions,
                         "passes are missing");
-    memset(&limits, 0, sizeof limits);
-    limits.n_stages = schedule->n_stages;
-    limits.limit = sim->desc.limit;
-    limits.limits = sim->desc.limits;
-    limits.bytes = sim->desc.bytes;
-    if ((result = cf__check_limits(&limits, error)) != CF_OK) return result;
+    result = cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, &sim->desc.bytes, schedule->n_stages, error);
+    if (result != CF_OK) return result;
     if (sim->desc.timing != NULL && (result = cf__check_timing(sim->desc.timing, n_v, error)) != CF_OK) return result;
     if ((result = cf__check_bytes(plan, schedule->rank, &sim->desc.bytes, schedule->n_virtual, error)) != CF_OK)
         return result;
@@ -9080,7 +9004,6 @@ static cf_result cf__lower(cf__lowerer *l, const cf_allocator *allocator, cf_sch
     header.n_actions += 2 * n_transfers + 2 * l->n_moves;
     if (header.n_actions > CF_MAX_ACTIONS)
         return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, header.n_actions, "too many");
-    header.allocator = *allocator;
     cf__layout_schedule(&header, &carver);
     if (carver.overflow) return cf__too_large(l->error, "n_actions");
     carver.base = (unsigned char *)allocator->alloc(carver.used, allocator->user);
@@ -9088,6 +9011,8 @@ static cf_result cf__lower(cf__lowerer *l, const cf_allocator *allocator, cf_sch
     carver.used = 0;
     schedule = cf__layout_schedule(&header, &carver);
     *schedule = header;
+    schedule->block.allocator = *allocator;
+    schedule->block.bytes = carver.used;
     cf__write_lists(l, schedule);
     *out = schedule;
     return CF_OK;
@@ -10298,7 +10223,8 @@ CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, con
     carver.used = 0;
     schedule = cf__layout_csv(&r, &header, &live, &carver);
     *schedule = header;
-    schedule->allocator = allocator;
+    schedule->block.allocator = allocator;
+    schedule->block.bytes = carver.used;
     result = cf__fill_from_csv(&r, schedule);
     if (result == CF_OK) {
         cf__find_keeps(plan, schedule, live, r.desc.k);
