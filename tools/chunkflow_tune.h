@@ -1102,6 +1102,12 @@ typedef struct cft__place {
     int64_t split, size, k, kind, replay, offload;
 } cft__place;
 
+/* When a stage holds most. */
+typedef struct cft__moment {
+    cf_action action;
+    int64_t before; /* how many passes the stage's list has before it */
+} cft__moment;
+
 /* A candidate's turn in the search. */
 typedef struct cft__turn {
     int64_t id;
@@ -1123,7 +1129,6 @@ typedef struct cft__tuner {
     int32_t *pool;           /* (n) the list, being shuffled */
     double *bounds;          /* (n_points x n_batches) */
     double *split_bounds;    /* (n_points x n_batches) for kinds that cut backwards; NULL: there are none */
-    uint8_t *is_bounded;     /* (n_points) 1: these bounds are its own; 0: those of the largest K, which hold for all */
     cft__turn *turns;        /* (n_candidates) */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
     double *threshold;       /* (n_exact) the best times, rising */
@@ -1141,6 +1146,12 @@ typedef struct cft__tuner {
     int64_t *chunk_limits;   /* (most_virtual) and of chunks */
     cf_memory_load *loads;   /* (most_virtual) */
     cf_memory_report *reports; /* (most_virtual) */
+
+    /* of the batch and schedule at hand; each lives until the next one is made */
+    cf_plan *plan;
+    cf_schedule *schedule, *lowered;
+    cf_timeline *timeline;
+    cft__moment *heaviest;   /* (most_virtual) of each stage */
     cf_memory_load *moments; /* (n_moments) what a stage holds while each action runs; grows */
     int64_t n_moments;
 
@@ -1421,7 +1432,6 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
     t->bounds = (double *)cft__take(carver, times, sizeof(double));
     t->split_bounds = splits ? (double *)cft__take(carver, times, sizeof(double)) : NULL;
-    t->is_bounded = (uint8_t *)cft__take(carver, t->n_points, sizeof(uint8_t));
     t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
     t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
     t->threshold = (double *)cft__take(carver, cft__min(t->desc.n_exact, t->tuning->n_candidates), sizeof(double));
@@ -1433,6 +1443,7 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     t->chunk_limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
     t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
     t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
+    t->heaviest = (cft__moment *)cft__take(carver, v, sizeof(cft__moment));
 }
 
 /* ---- batches ---- */
@@ -1477,13 +1488,14 @@ static cf_result cft__draw_batches(cft__tuner *t) {
     return CF_OK;
 }
 
-static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch,
-                                 cf_plan **out) {
+static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
     desc.chunk_size = chunk_size;
     desc.n_ranks = split->dp;
     desc.allocator = &t->allocator;
-    return cf_pack(&t->batches[batch * t->desc.batch], t->desc.batch, &desc, out, t->error);
+    cf_plan_free(t->plan);
+    t->plan = NULL;
+    return cf_pack(&t->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error);
 }
 
 /* ---- memory ---- */
@@ -1585,7 +1597,8 @@ static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64
 }
 
 /* All tokens of a plan on one stage must be countable. */
-static cf_result cft__check_weights(const cft__tuner *t, const cf_plan *plan, const cf_parallel *split) {
+static cf_result cft__check_weights(const cft__tuner *t, const cf_parallel *split) {
+    const cf_plan *plan = t->plan;
     int64_t i, v, tokens = 0, most = 0, sum;
     int fits = 1;
     for (i = 0; i < plan->n_chunks && fits; i++) fits = cft__add(tokens, plan->chunks[i].padded, &tokens);
@@ -1624,8 +1637,8 @@ static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group, or
    standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only the
    backward of its last chunk counts, because they do not come to the others at the same time.) */
-static int64_t cft__least_bytes(const cft__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k,
-                                int local, int64_t *stage) {
+static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, int64_t k, int local, int64_t *stage) {
+    const cf_plan *plan = t->plan;
     int64_t id, n, i, most = 0, at = 0;
     *stage = 0;
     for (id = 0; id < plan->n_chunks; id += n) {
@@ -1721,7 +1734,8 @@ static int64_t cft__kept_weight(const cft__tuner *t, const cf_parallel *split, i
 /* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
    of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else, on every
    stage, is for more chunks. */
-static void cft__limit_chunks(cft__tuner *t, const cf_plan *plan, const cf_parallel *split, cf_schedule_desc *desc) {
+static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+    const cf_plan *plan = t->plan;
     int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
     int64_t most = INT64_MAX / 8 / split->n_virtual, more = most;
     int local = desc->replay == CF_REPLAY_LOCAL;
@@ -1746,16 +1760,8 @@ static void cft__limit_chunks(cft__tuner *t, const cf_plan *plan, const cf_paral
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Where a schedule needs most. */
-typedef struct cft__peak {
-    cf_memory_report memory;
-    int64_t stage;
-    cf_action action;
-    double seconds;
-} cft__peak;
-
 /* Fills t->moments with what the stage holds at every action of its list. */
-static cf_result cft__find_moments(cft__tuner *t, const cf_plan *plan, const cf_schedule *schedule, int64_t stage) {
+static cf_result cft__find_moments(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
     int64_t needed = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
     if (needed > t->n_moments) {
         void *memory;
@@ -1766,18 +1772,16 @@ static cf_result cft__find_moments(cft__tuner *t, const cf_plan *plan, const cf_
         t->moments = (cf_memory_load *)memory;
         t->n_moments = needed;
     }
-    return cf_schedule_loads(plan, schedule, stage, t->moments, needed, t->error);
+    return cf_schedule_loads(t->plan, schedule, stage, t->moments, needed, t->error);
 }
 
-/* Finds the heaviest pass of one stage and puts what is held then into t->loads. *before: how many passes the list has
-   before it. */
-static cf_result cft__find_stage_peak(cft__tuner *t, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                                      cf_action *action, int64_t *before) {
+/* Finds the heaviest pass of one stage and puts what is held then into t->loads. schedule: the one at hand, or the same
+   with its transfers. */
+static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
-    memset(action, 0, sizeof *action);
-    *before = 0;
     for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
-    CFT__TRY(cft__find_moments(t, plan, schedule, stage));
+    memset(&t->heaviest[stage], 0, sizeof *t->heaviest);
+    CFT__TRY(cft__find_moments(t, schedule, stage));
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         const cf_memory_load *held = &t->moments[(id - schedule->first[stage]) * n_virtual];
         int64_t weight = 0;
@@ -1788,28 +1792,12 @@ static cf_result cft__find_stage_peak(cft__tuner *t, const cf_plan *plan, const 
         }
         if (weight > most) {
             most = weight;
-            *before = passes;
-            *action = schedule->actions[id];
+            t->heaviest[stage].before = passes;
+            t->heaviest[stage].action = schedule->actions[id];
             for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = held[j];
         }
         passes++;
     }
-    return CF_OK;
-}
-
-/* The fullest stage at its heaviest moment. walked: the schedule of the timeline, or the same with its transfers. */
-static cf_result cft__find_peak(cft__tuner *t, const cf_parallel *split, const cf_plan *plan,
-                                const cf_schedule *schedule, const cf_schedule *walked, const cf_timeline *timeline,
-                                cft__peak *out) {
-    int64_t s, before;
-    cf_action action;
-    memset(out, 0, sizeof *out);
-    for (s = 0; s < split->pp; s++) CFT__TRY(cft__find_stage_peak(t, plan, walked, s, &action, &before));
-    CFT__TRY(cft__report_stages(t, split, "lengths"));
-    out->stage = cft__fullest_report(t, split);
-    out->memory = t->reports[out->stage];
-    CFT__TRY(cft__find_stage_peak(t, plan, walked, out->stage, &out->action, &before));
-    if (plan->n_steps > 0) out->seconds = timeline->start[schedule->first[out->stage] + before];
     return CF_OK;
 }
 
@@ -1835,6 +1823,14 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
     return CF_OK;
 }
 
+static void cft__free_schedule(cft__tuner *t) {
+    cf_schedule_free(t->lowered);
+    cf_timeline_free(t->timeline);
+    cf_schedule_free(t->schedule);
+    t->schedule = t->lowered = NULL;
+    t->timeline = NULL;
+}
+
 static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *split, int64_t k, cf_replay replay,
                                        cf_schedule_kind kind, int64_t rank) {
     cf_schedule_desc desc;
@@ -1851,20 +1847,11 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *s
     return desc;
 }
 
-/* What came out of one rank of a batch. */
-typedef struct cft__trial {
-    double makespan, bubble;
-    cft__peak peak;
-} cft__trial;
-
-/* Times a schedule and looks at its memory. */
-static cf_result cft__judge(cft__tuner *t, const cf_parallel *split, const cf_plan *plan, const cf_schedule *schedule,
-                            int offload, cft__trial *trial) {
+/* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
+static cf_result cft__try_schedule(cft__tuner *t, const cf_parallel *split, const cf_schedule_desc *desc, int offload) {
     cf_simulate_desc simulate;
     cf_lower_desc lower;
-    cf_timeline *timeline = NULL;
-    cf_schedule *lowered = NULL;
-    cf_result result;
+    int64_t s;
     memset(&simulate, 0, sizeof simulate);
     simulate.timing = &t->timing;
     simulate.no_bounds = 1;
@@ -1873,27 +1860,12 @@ static cf_result cft__judge(cft__tuner *t, const cf_parallel *split, const cf_pl
     lower.timing = &t->timing;
     lower.offload = 1;
     lower.allocator = &t->allocator;
-    result = cf_simulate(plan, schedule, &simulate, &timeline, t->error);
-    if (result == CF_OK && offload) result = cf_schedule_lower(plan, schedule, &lower, &lowered, t->error);
-    if (result == CF_OK)
-        result = cft__find_peak(t, split, plan, schedule, lowered != NULL ? lowered : schedule, timeline, &trial->peak);
-    if (result == CF_OK) {
-        trial->makespan = timeline->makespan;
-        trial->bubble = timeline->bubble_useful;
-    }
-    cf_schedule_free(lowered);
-    cf_timeline_free(timeline);
-    return result;
-}
-
-static cf_result cft__try_rank(cft__tuner *t, const cf_parallel *split, const cf_plan *plan,
-                               const cf_schedule_desc *desc, int offload, cft__trial *trial) {
-    cf_schedule *schedule;
-    cf_result result;
-    CFT__TRY(cf_schedule_make(plan, desc, &schedule, t->error));
-    result = cft__judge(t, split, plan, schedule, offload, trial);
-    cf_schedule_free(schedule);
-    return result;
+    cft__free_schedule(t);
+    CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
+    CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
+    if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
+    for (s = 0; s < split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
+    return cft__report_stages(t, split, "lengths");
 }
 
 static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
@@ -1904,91 +1876,81 @@ static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t sta
 }
 
 /* Notes the peak of a schedule that fits. */
-static void cft__note_peak(cf_tune_candidate *c, const cft__peak *peak, int64_t batch, int64_t rank) {
-    if (peak->memory.total <= c->bytes) return;
-    c->memory = peak->memory;
-    c->bytes = peak->memory.total;
-    c->stage = peak->stage;
+static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t stage, int64_t batch, int64_t rank) {
+    const cft__moment *moment = &t->heaviest[stage];
+    if (t->reports[stage].total <= c->bytes) return;
+    c->memory = t->reports[stage];
+    c->bytes = c->memory.total;
+    c->stage = stage;
     c->peak_batch = batch;
     c->peak_rank = rank;
-    c->peak_action = peak->action;
-    c->peak_seconds = peak->seconds;
+    c->peak_action = moment->action;
+    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + moment->before] : 0;
 }
 
 /* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
-static cf_result cft__fit_rank(cft__tuner *t, const cf_plan *plan, cf_tune_candidate *c, int64_t batch, int64_t rank,
-                               cft__trial *trial) {
+static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     const cf_parallel *split = &t->tuning->splits[c->split];
     cf_schedule_desc desc = cft__rank_desc(t, split, c->k, c->replay, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     int way;
-    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(plan, split->pp, split->n_virtual);
+    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, split->pp, split->n_virtual);
     for (way = 0; way < 3; way++) {
+        int64_t fullest, total;
         cf_result result;
         if (way == 1) cft__limit_bytes(t, split, &desc);
-        if (way == 2) cft__limit_chunks(t, plan, split, &desc);
+        if (way == 2) cft__limit_chunks(t, split, &desc);
         c->limited |= way > 0;
         t->tuning->n_simulated++;
-        result = cft__try_rank(t, split, plan, &desc, c->offload, trial);
+        result = cft__try_schedule(t, split, &desc, c->offload);
         if (result == CF_ERROR_INFEASIBLE) continue;
         if (result != CF_OK) return result;
-        if (trial->peak.memory.total <= t->tuning->limit_bytes) {
-            cft__note_peak(c, &trial->peak, batch, rank);
+        fullest = cft__fullest_report(t, split);
+        total = t->reports[fullest].total;
+        if (total <= t->tuning->limit_bytes) {
+            cft__note_peak(t, c, fullest, batch, rank);
             return CF_OK;
         }
-        if (trial->peak.memory.total < least) {
-            least = trial->peak.memory.total;
-            stage = trial->peak.stage;
-        }
+        if (total < least) stage = fullest;
+        least = cft__min(least, total);
     }
     cft__set_infeasible(c, least, stage, "no schedule of some batch keeps to the limit");
     return CF_OK;
 }
 
-/* All ranks of a packed batch: the slowest one's time. */
-static cf_result cft__fit_ranks(cft__tuner *t, const cf_plan *plan, cf_tune_candidate *c, int64_t batch,
-                                double *seconds) {
+/* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
+static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
+    const cf_parallel *split = &t->tuning->splits[c->split];
     double slowest = 0, bubble = 0;
     int64_t rank;
-    for (rank = 0; rank < plan->n_ranks; rank++) {
-        cft__trial trial;
-        CFT__TRY(cft__fit_rank(t, plan, c, batch, rank, &trial));
+    CFT__TRY(cft__pack_batch(t, split, c->chunk_size, batch));
+    for (rank = 0; rank < split->dp; rank++) {
+        CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        if (rank > 0 && !(trial.makespan > slowest)) continue;
-        slowest = trial.makespan;
-        bubble = trial.bubble;
+        if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
+        slowest = t->timeline->makespan;
+        bubble = t->timeline->bubble_useful;
     }
     *seconds = slowest + t->step_seconds;
     if (batch == t->desc.n_batches) return CF_OK;
     c->bubble += bubble / (double)t->desc.n_batches;
-    c->chunks += (double)plan->n_steps / (double)t->desc.n_batches;
+    c->chunks += (double)t->plan->n_steps / (double)t->desc.n_batches;
     return CF_OK;
-}
-
-/* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
-static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
-    cf_plan *plan;
-    cf_result result;
-    CFT__TRY(cft__pack_batch(t, &t->tuning->splits[c->split], c->chunk_size, batch, &plan));
-    result = cft__fit_ranks(t, plan, c, batch, seconds);
-    cf_plan_free(plan);
-    return result;
 }
 
 /* ---- bounds ---- */
 
 /* The strongest bound of the slowest rank, for schedules of such a kind. */
-static cf_result cft__bound_kind(cft__tuner *t, const cf_plan *plan, cft__place place, cf_schedule_kind kind,
-                                 int split_backward, double *out) {
+static cf_result cft__bound_kind(cft__tuner *t, cft__place place, cf_schedule_kind kind, int split_backward,
+                                 double *out) {
     const cf_parallel *split = &t->tuning->splits[place.split];
     double slowest = 0;
     int64_t rank, n, i;
     for (rank = 0; rank < split->dp; rank++) {
-        cf_schedule_desc desc =
-            cft__rank_desc(t, split, t->desc.ks[place.k], t->desc.replays[place.replay], kind, rank);
+        cf_schedule_desc desc = cft__rank_desc(t, split, t->desc.ks[place.k], t->desc.replays[place.replay], kind, rank);
         cf_bound bounds[CF_MAX_BOUNDS];
         desc.split_backward = split_backward;
-        CFT__TRY(cf_schedule_bounds(plan, &desc, bounds, &n, t->error));
+        CFT__TRY(cf_schedule_bounds(t->plan, &desc, bounds, &n, t->error));
         for (i = 0; i < n; i++)
             if (bounds[i].value > slowest) slowest = bounds[i].value;
     }
@@ -1997,24 +1959,14 @@ static cf_result cft__bound_kind(cft__tuner *t, const cf_plan *plan, cft__place 
 }
 
 /* Bounds of one point and batch, for whole backwards and for split ones. Only `best` splits those of virtual stages. */
-static cf_result cft__bound_point(cft__tuner *t, const cf_plan *plan, cft__place place, int64_t batch) {
+static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch) {
     int64_t at = cft__point(t, place) * t->desc.n_batches + batch;
     int many = t->tuning->splits[place.split].n_virtual > 1;
     cf_schedule_kind whole = many ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
     cf_schedule_kind split = many ? CF_SCHEDULE_BEST : CF_SCHEDULE_ZERO_BUBBLE;
-    CFT__TRY(cft__bound_kind(t, plan, place, whole, 0, &t->bounds[at]));
+    CFT__TRY(cft__bound_kind(t, place, whole, 0, &t->bounds[at]));
     if (t->split_bounds == NULL) return CF_OK;
-    return cft__bound_kind(t, plan, place, split, 1, &t->split_bounds[at]);
-}
-
-/* Bounds of the largest K hold for the smaller ones too: leaving out replays makes no schedule longer. */
-static void cft__copy_bounds(cft__tuner *t, cft__place place, int64_t from, int64_t batch) {
-    int64_t n = t->desc.n_batches;
-    for (place.k = 0; place.k < t->desc.n_ks; place.k++) {
-        int64_t point = cft__point(t, place);
-        t->bounds[point * n + batch] = t->bounds[from * n + batch];
-        if (t->split_bounds != NULL) t->split_bounds[point * n + batch] = t->split_bounds[from * n + batch];
-    }
+    return cft__bound_kind(t, place, split, 1, &t->split_bounds[at]);
 }
 
 /* A bound of one batch of a candidate. */
@@ -2036,41 +1988,37 @@ static void cft__rule_out_point(cft__tuner *t, cft__place place, int64_t bytes, 
         }
 }
 
-/* The least memory and time that the points of one split, ChunkSize and replay need for a batch. *first: the point whose
-   bounds hold for this one too, if it replays nothing; -1: none yet. */
-static cf_result cft__bound_replay(cft__tuner *t, const cf_plan *plan, cft__place place, int64_t batch,
-                                   int64_t *first) {
+/* The least memory and time that a point needs for the batch at hand. A K beyond the largest group replays nothing, and
+   neither does the other form then: such points share their bounds. */
+static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, int64_t *unreplayed) {
     const cf_parallel *split = &t->tuning->splits[place.split];
-    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL;
-    int64_t stage, largest = cft__largest_group(plan);
-    for (place.k = 0; place.k < t->desc.n_ks; place.k++) {
-        int64_t bytes = cft__least_bytes(t, plan, split, t->desc.ks[place.k], local, &stage);
-        if (bytes > t->tuning->limit_bytes) cft__rule_out_point(t, place, bytes, stage);
+    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, replays;
+    int64_t n = t->desc.n_batches, point = cft__point(t, place), stage, bytes;
+    bytes = cft__least_bytes(t, split, t->desc.ks[place.k], local, &stage);
+    if (bytes > t->tuning->limit_bytes) cft__rule_out_point(t, place, bytes, stage);
+    if (batch == n) return CF_OK;
+    replays = t->desc.ks[place.k] < cft__largest_group(t->plan);
+    if (replays || *unreplayed < 0) CFT__TRY(cft__bound_point(t, place, batch));
+    else {
+        t->bounds[point * n + batch] = t->bounds[*unreplayed * n + batch];
+        if (t->split_bounds != NULL) t->split_bounds[point * n + batch] = t->split_bounds[*unreplayed * n + batch];
     }
-    if (batch == t->desc.n_batches) return CF_OK;
-    place.k = t->desc.n_ks - 1;
-    if (*first < 0 || t->desc.ks[place.k] < largest) {
-        *first = cft__point(t, place);
-        CFT__TRY(cft__bound_point(t, plan, place, batch));
-    }
-    cft__copy_bounds(t, place, *first, batch);
-    cft__report_done(t, t->desc.n_ks);
+    if (!replays && *unreplayed < 0) *unreplayed = point;
+    cft__report_done(t, 1);
     return CF_OK;
 }
 
 /* All points of one split and ChunkSize on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[place.split];
-    int64_t *most = cft__most_chunks(t, place), first = -1;
-    cf_plan *plan;
-    cf_result result;
-    CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch, &plan));
-    result = cft__check_weights(t, plan, split);
-    *most = cft__max(*most, cft__largest_group(plan));
-    for (place.replay = 0; place.replay < t->desc.n_replays && result == CF_OK && !t->stop; place.replay++)
-        result = cft__bound_replay(t, plan, place, batch, &first);
-    cf_plan_free(plan);
-    return result;
+    int64_t *most = cft__most_chunks(t, place), unreplayed = -1;
+    CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
+    CFT__TRY(cft__check_weights(t, split));
+    *most = cft__max(*most, cft__largest_group(t->plan));
+    for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
+        for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
+            CFT__TRY(cft__bound_one(t, place, batch, &unreplayed));
+    return CF_OK;
 }
 
 static void cft__sum_bounds(const cft__tuner *t, int64_t id) {
@@ -2080,25 +2028,6 @@ static void cft__sum_bounds(const cft__tuner *t, int64_t id) {
     c->bound = 0;
     for (batch = 0; batch < t->desc.n_batches; batch++)
         c->bound += cft__candidate_bound(t, place, batch) / (double)t->desc.n_batches;
-}
-
-/* Gives a candidate the bounds of its own K; its costs are set up. */
-static cf_result cft__find_own_bounds(cft__tuner *t, int64_t id) {
-    const cf_tune_candidate *c = &t->tuning->candidates[id];
-    cft__place place = cft__place_of(t, id);
-    uint8_t *is_bounded = &t->is_bounded[cft__point(t, place)];
-    int64_t batch;
-    for (batch = 0; batch < t->desc.n_batches && !*is_bounded; batch++) {
-        cf_plan *plan;
-        cf_result result;
-        CFT__TRY(cft__pack_batch(t, &t->tuning->splits[c->split], c->chunk_size, batch, &plan));
-        result = cft__bound_point(t, plan, place, batch);
-        cf_plan_free(plan);
-        CFT__TRY(result);
-    }
-    *is_bounded = 1;
-    cft__sum_bounds(t, id);
-    return CF_OK;
 }
 
 /* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
@@ -2165,7 +2094,6 @@ static void cft__fill_candidates(cft__tuner *t) {
         c->offload = (int)place.offload;
         c->why = "";
         c->same_as = -1;
-        t->is_bounded[cft__point(t, place)] = place.k == t->desc.n_ks - 1;
     }
     for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) t->tuning->seconds[id] = -1;
     memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
@@ -2235,8 +2163,6 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     double *seconds = cft__batch_seconds(t, id), at_least, unused;
     if (!forced && cft__is_hopeless(t, c)) return CF_OK;
     CFT__TRY(cft__set_up(t, c->split, c->chunk_size));
-    CFT__TRY(cft__find_own_bounds(t, id));
-    if (!forced && cft__is_hopeless(t, c)) return CF_OK;
     at_least = c->bound * (double)n;
     cft__clear_candidate(c);
     if (t->stop) return CF_OK;
@@ -2430,6 +2356,8 @@ static cf_result cft__tune_in(cft__tuner *t, cf_tuning *tuning) {
     t->error = &t->record;
     result = cft__tune_all(t);
     if (result != CF_OK && error != NULL) *error = t->record;
+    cft__free_schedule(t);
+    cf_plan_free(t->plan);
     if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
     t->allocator.release(scratch, t->allocator.user);
     return result;
