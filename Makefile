@@ -70,7 +70,7 @@ $(BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 
 # ---- examples ----
 
-TRAIN_HEADERS := chunkflow.h $(wildcard examples/*.h)
+TRAIN_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard examples/*.h)
 TRAIN_CFLAGS  := -O3 # gcc 12 with -funroll-loops on top of it halves the speed
 
 $(BUILD)/hello $(BUILD)/train_tiny: $(BUILD)/%: examples/%.c chunkflow.h | $(BUILD)
@@ -111,7 +111,7 @@ TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g -O1 $(SANITIZE)
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o)
-TEST_HEADERS := chunkflow.h $(wildcard tests/*.h)
+TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard tests/*.h)
 
 $(TEST_BUILD):
 	mkdir -p $@

@@ -29,6 +29,7 @@
                                cf_schedule_free
        time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
          from your own clock   cf_timeline_measured
+         no faster than        cf_schedule_bounds
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
@@ -36,11 +37,11 @@
        write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
        read                    cf_read_schedule_csv
        errors                  cf_result_name, cf_result_text, the cf_error record
-       cost numbers            cf_cost_seconds, cf_cost_estimate (model x GPU), cf_cost_fit (your measurements)
+       cost numbers            cf_cost_seconds
        describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
-         and a machine         cf_stage_layers, cf_parallel_validate, cf_gpu_find, cf_gpu_at
+         and its split         cf_stage_layers, cf_stage_shard, cf_parallel_validate
        size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_check_limit
-       choose ChunkSize, K     cf_tune, cf_tune_defaults, cf_tuning_free, cf_tune_size + cf_tune_into (your memory)
+         moment by moment      cf_schedule_loads
        attend on a GPU         cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward
          (chunkflow_cuda.cu)
          carry state           cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
@@ -48,6 +49,9 @@
                                cf_padding_clear, cf_boundary_save
          run a pipeline        cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
+
+   What is decided once and not for every batch (seconds estimated from a model and a GPU or fitted to measurements, and
+   the search for ChunkSize and K) is in a second library of the same kind, tools/chunkflow_tune.h.
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -96,7 +100,7 @@
    attention pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a
    data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>tune >>run
+   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>run
    >>write, first declared, then implemented in the same order. A section calls only sections above it. >>cuda is
    declared last and implemented in chunkflow_cuda.cu. */
 
@@ -553,6 +557,25 @@ CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel
                                         int64_t *layers, cf_error *error);
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error);
+
+/* The widths of the model as one GPU of a virtual stage has them: what its matrices, and so its time and memory, are
+   made of. */
+typedef struct cf_shard {
+    int64_t layers;
+    int64_t hidden;
+    int64_t heads;        /* query heads on this GPU */
+    int64_t q;            /* heads x head_dim */
+    int64_t kv;           /* the same for K (or V) heads, replicas included */
+    int64_t ffn;
+    int64_t vocab;        /* rows of the embedding and of the head, padding included */
+    int64_t sequence;     /* over how many GPUs the rows of norms and residuals are split */
+    int64_t mlp_matrices; /* 3, or 2 without a gate */
+    int first, last;      /* 1: the stage has the embedding; it has the output head */
+} cf_shard;
+
+/* Errors: as cf_stage_layers. *out is untouched on failure. */
+CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
+                                       cf_error *error);
 
 /* ================================================================================================================
    >>memory    bytes of a stage
@@ -1089,6 +1112,32 @@ CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_sched
 /* Frees a timeline made by cf_simulate or cf_timeline_measured. NULL is allowed. */
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
+/* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
+   take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
+   chunks adds the bound "memory", and limits on bytes are not looked at. Where `best` may split backwards, the bounds
+   are those of the form, split or whole, whose strongest bound is lower.
+
+   bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
+   passes; working space comes from desc->allocator. */
+CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedule_desc *desc,
+                                           cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error);
+
+/* What a stage holds at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
+   stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
+
+   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what virtual stage
+   j x n_stages + stage holds while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the chunk in
+   the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers and copies. While rows
+   of state move to host memory or back, they count in both places. Only the order of the list decides, so the loads hold
+   for simulated and for measured times alike: timeline->start[first[stage] + i] says when the moment begins.
+
+   loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
+   needed), CF_ERROR_PLAN, CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that
+   gives back what is not held, CF_ERROR_OVERFLOW. Whether the schedule is sound beyond that, only
+   cf_schedule_validate says. */
+CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                          cf_memory_load *loads, int64_t count, cf_error *error);
+
 /* ================================================================================================================
    >>check    is a schedule sound?
    ================================================================================================================ */
@@ -1335,244 +1384,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
    cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
                                              const cf_csv_desc *desc, cf_schedule **out, cf_error *error);
-
-/* ================================================================================================================
-   >>tune    lengths, model and machine -> ChunkSize, K and schedule
-   ================================================================================================================ */
-
-/* ---- measured costs ---- */
-
-/* One measured pass. */
-typedef struct cf_sample {
-    int pass;       /* a cf_pass, CF_F .. CF_W */
-    int64_t tokens; /* padded tokens of the chunk */
-    int64_t pairs;  /* attention pairs of the chunk */
-    double seconds; /* more than 0 */
-} cf_sample;
-
-/* How well the fit of one pass agrees with its samples. Errors are relative: predicted / measured - 1. */
-typedef struct cf_fit {
-    int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
-    double mean_error;    /* signed */
-    double mean_absolute; /* of the absolute errors */
-    double worst_error;   /* signed; the largest in absolute value */
-    int64_t worst_sample; /* its index; -1 if there are no samples */
-} cf_fit;
-
-/* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
-   with no term below zero (all eight sets of terms are tried, so the result is the exact optimum and depends on nothing
-   but the samples and their order). Samples of several passes may be mixed. Passes without samples stay all zero, which
-   cf_timing derives from the others.
-
-   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
-   the member and the sample at fault ("samples.seconds"); or "samples" with the pass in error->item where a pass has
-   fewer than three samples (error->got of them); or "samples.tokens" or "samples.pairs" where these do not vary, or
-   vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double. */
-CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
-                                    cf_error *error);
-
-/* ---- GPUs ---- */
-
-/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions are what good kernels
-   reach. */
-typedef struct cf_gpu {
-    const char *name;
-    double flops;              /* dense bf16 peak, FLOP/s */
-    double gemm;               /* fraction of it in large matrix products */
-    double attention_forward;  /* fraction of it in fused causal attention */
-    double attention_backward;
-    int64_t processors;        /* streaming multiprocessors */
-    double bandwidth;          /* device memory, bytes/s */
-    int64_t memory;            /* device memory, bytes */
-    double nvlink;             /* to GPUs of the same node, bytes/s */
-    double network;            /* to other nodes, bytes/s */
-    double pcie;               /* to host memory, bytes/s */
-    double link;               /* fraction of the three rates above that transfers reach */
-    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. Where Python launches one
-                                  by one, and norms, casts and copies are kernels of their own, 20 to 40 microseconds
-                                  for each that is counted here is closer than the table's 5 */
-    double latency;            /* seconds before the first byte of a collective or a send arrives */
-} cf_gpu;
-
-/* The GPU of this name ("h100-80g"; letter case does not matter), or NULL; number `index` of the table, or NULL. */
-CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name);
-CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index);
-
-/* ---- costs from numbers ---- */
-
-/* What to estimate. Zero means default in every member; model and gpu must be given. */
-typedef struct cf_cost_desc {
-    const cf_model *model;
-    const cf_gpu *gpu;
-    cf_parallel parallel;
-    int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where given, a pair costs what it does in such a
-                                chunk: the carried state is read and its gradient added to once for each chunk, and
-                                forward attention loses half a wave of blocks of 128 queries a head over the
-                                processors */
-} cf_cost_desc;
-
-/* Seconds of every pass on every virtual stage, from FLOPs and rates.
-
-     constant   kernels x launch, collectives x latency, and what a pass reads and writes whatever its tokens are
-                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
-                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
-     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
-                the output head
-     per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
-
-   CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
-
-   stages: (pp x n_virtual), count of them; timing: all else that a schedule needs, with timing->stages = stages;
-   step_seconds (NULL is allowed): once an iteration, the gradient exchange over dp and the optimizer's traffic on the
-   slowest stage. Not modelled: what ZeRO 2 and 3 send within an iteration (gradients scattered and parameters gathered
-   for each pass); they take the time of ZeRO 1. All are untouched on failure. Errors: as cf_model_validate and
-   cf_parallel_validate, or the member. */
-CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
-                                         cf_timing *timing, double *step_seconds, cf_error *error);
-
-#define CF_MAX_CANDIDATES 65536
-#define CF_MAX_TUNE_BATCHES 4096
-
-typedef enum cf_tune_status {
-    CF_TUNE_UNTRIED = 0, /* the search was interrupted before it came to this */
-    CF_TUNE_OK,          /* simulated on every batch; its time is exact for these */
-    CF_TUNE_DOMINATED,   /* cannot be among the best; `why` says how that is known, `bound` how fast it might be */
-    CF_TUNE_INFEASIBLE,  /* does not fit into the limit; `bytes` says what would do */
-    CF_TUNE_STATUS_COUNT
-} cf_tune_status;
-
-/* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
-CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status);
-
-/* One point of the search. Times are means over the batches, in seconds of a whole iteration: the slowest rank's
-   makespan, the gradient exchange and the optimizer. */
-typedef struct cf_tune_candidate {
-    int64_t split;          /* index into tuning->splits */
-    int64_t chunk_size;
-    int64_t k;
-    cf_schedule_kind kind;
-    cf_replay replay;
-    int offload;            /* 1: state goes to host memory where the schedule leaves the time */
-    cf_tune_status status;
-    const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
-    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules; -1: none */
-    int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
-    double seconds;         /* CF_TUNE_OK only, as the four below; else 0 */
-    double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
-    double behind;          /* mean difference to the winner, batch by batch */
-    double behind_confidence;
-    double bubble;          /* mean bubble_useful of the slowest rank */
-    double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
-    double chunks;          /* mean chunks of a rank */
-    int64_t bytes;          /* CF_TUNE_OK: most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
-    int64_t stage;          /* that GPU's stage */
-    cf_memory_report memory; /* CF_TUNE_OK: what they are, at that moment; */
-    int64_t peak_batch;     /* in which batch; n_batches: the one that is only for memory */
-    int64_t peak_rank;
-    cf_action peak_action;  /* while this pass runs */
-    double peak_seconds;    /* which starts then */
-} cf_tune_candidate;
-
-/* Reported after each simulated or skipped batch of a candidate. */
-typedef struct cf_tune_progress {
-    int64_t done, total;            /* batches of candidates, bounds included */
-    const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
-} cf_tune_progress;
-
-/* What to search. Zero means default in every member; model, and gpu or (timing and limit_bytes), must be given. Lists
-   rise. */
-typedef struct cf_tune_desc {
-    const cf_model *model;
-    const cf_gpu *gpu;
-    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for */
-    int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
-                                       more ranks than sequences of a batch. 0: as `parallel` says */
-    int64_t gpus_per_node;          /* 0: 8 */
-    const cf_timing *timing;        /* measured costs of these stages, in place of estimates; only without n_gpus */
-    double step_seconds;            /* with timing: what an iteration costs besides */
-    cf_memory_desc memory;          /* how memory is counted; its model and parallel are not used, and unfused_attention
-                                       must be 0 */
-    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
-    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
-    const int64_t *chunk_sizes;     /* (n_chunk_sizes) 0: 1K, 2K ... 128K */
-    int64_t n_chunk_sizes;
-    const int64_t *ks;              /* (n_ks) 0: 1, 2, 4 ... 32 */
-    int64_t n_ks;
-    const cf_schedule_kind *kinds;  /* (n_kinds) 0: paper, 1f1b, best; with virtual stages interleaved, best */
-    int64_t n_kinds;
-    const cf_replay *replays;       /* (n_replays) 0: pipeline, local */
-    int64_t n_replays;
-    int no_offload;                 /* 1: leave out candidates that move state to host memory */
-    int split_backward;             /* as in cf_schedule_desc, for best */
-    int64_t budget;                 /* of best, for each schedule. 0: 8 to 64, so that a plan stays within milliseconds
-                                       (cf_tune_budget) */
-    int64_t batch;                  /* sequences of a batch. 0: 256 */
-    int64_t n_batches;              /* batches to simulate. 0: 16 */
-    uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all
-                                       but those with the schedules of another */
-    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
-    void *user;
-    const cf_allocator *allocator;  /* also of the working space */
-} cf_tune_desc;
-
-/* The outcome, in one block like a plan. */
-typedef struct cf_tuning {
-    int64_t n_splits, n_candidates, n_batches;
-    cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
-    double *seconds;                /* (n_candidates x n_batches) each batch; -1: not simulated */
-    int64_t *batch_tokens;          /* (n_batches) */
-    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
-    int64_t n_ranked;
-    int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
-    int64_t n_neighbours;
-    int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or offload; a neighbour is exact, or
-                                       infeasible, or has a same_as which is */
-    int64_t limit_bytes;
-    int64_t smallest_limit;         /* no candidate fits: the least of their `bytes`; without it none can do. Else 0 */
-    int64_t n_simulated;            /* schedules that were made and timed, those for bounds not counted */
-    int interrupted;                /* 1: progress asked to stop */
-    cf_allocator allocator;         /* private, as in cf_plan */
-} cf_tuning;
-
-/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
-   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
-   the limit on every batch, and on one more, for memory only: the first with the list's longest sequence in place of
-   its own.
-
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
-   Its memory is the simulated timeline's: on every stage, at every pass, what is held then. The result is exact for
-   these batches: nothing is left out unless a lower bound of its time (cf_simulate's, and the time of the batches
-   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
-   or `best` includes it. The same arguments give the same result, on every platform.
-
-   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
-   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
-   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
-   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
-                                cf_error *error);
-
-/* The same with the outcome in the caller's memory; cf_tune_size is exact for it. Working space still comes from
-   desc->allocator. Rules as for cf_pack_into. */
-CHUNKFLOW_API cf_result cf_tune_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, size_t *bytes,
-                                     cf_error *error);
-CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, void *memory,
-                                     size_t bytes, cf_tuning **out, cf_error *error);
-
-/* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
-CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
-
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
-   some 20,000 passes. A plan of more than 2,500 passes takes longer in proportion: 8 candidates are the least that is
-   good. */
-CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
-
-/* Frees a tuning made by cf_tune. NULL is allowed. */
-CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -4286,19 +4097,7 @@ static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_
     return cf__bounded(stage, 0, last, "stage", "there is no such virtual stage", error);
 }
 
-/* What one GPU of a virtual stage has of the model. */
-typedef struct cf__shard {
-    int64_t layers;
-    int64_t hidden;
-    int64_t q;          /* heads x head_dim on this GPU */
-    int64_t kv;         /* the same for K (or V), replicas included */
-    int64_t heads;
-    int64_t ffn;
-    int64_t vocab;      /* rows of the embedding and of the head */
-    int64_t sequence;   /* over how many GPUs the rows of norms and residuals are split */
-    int64_t mlp_matrices;
-    int first, last;    /* has the embedding; has the head */
-} cf__shard;
+typedef cf_shard cf__shard;
 
 /* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
 static int64_t cf__even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
@@ -4372,6 +4171,16 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
     shard = cf__shard_of(model, &full, stage);
     if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
     *out = counted;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
+                                       cf_error *error) {
+    cf_parallel full;
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
+    CF__TRY(cf__check_stage(&full, stage, error));
+    *out = cf__shard_of(model, &full, stage);
     return CF_OK;
 }
 
@@ -8165,6 +7974,160 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
     }
 }
 
+/* ---- bounds without a schedule ---- */
+
+typedef struct cf__simulate_bounds {
+    cf__simulation sim;
+    int whole, split;   /* whether backwards may stay whole, and whether they may be split */
+    cf_timeline listed; /* only its bounds are used */
+    cf_error *error;
+} cf__simulate_bounds;
+
+static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
+    cf__simulate_bounds *b = (cf__simulate_bounds *)job;
+    cf__layout_pipeline(&b->sim.pipe, carver);
+    cf__layout_bounds(&b->sim.bounds, &b->sim.pipe, b->split, carver);
+}
+
+static cf_result cf__simulate_fill_bounds(void *job) {
+    cf__simulate_bounds *b = (cf__simulate_bounds *)job;
+    int split;
+    cf__fill_pipeline(&b->sim.pipe);
+    CF__TRY(cf__check_total_time(&b->sim.pipe, b->error));
+    for (split = !b->whole; split <= b->split; split++) {
+        cf_timeline found;
+        memset(&found, 0, sizeof found);
+        b->sim.splits = split;
+        cf__add_bounds(&b->sim, &found);
+        if (split == !b->whole || found.bound < b->listed.bound) b->listed = found;
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedule_desc *desc,
+                                           cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error) {
+    static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
+    cf__search search;
+    cf__simulate_bounds b;
+    if (bounds == NULL) return cf__fail_null(error, "bounds");
+    if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
+    CF__TRY(cf__schedule_start(&search, plan, desc, error));
+    memset(&b, 0, sizeof b);
+    b.sim.pipe = search.maker.pipe;
+    b.sim.desc.limit = desc->limit;
+    b.sim.desc.limits = desc->limits;
+    b.whole = search.maker.desc.kind != CF_SCHEDULE_ZERO_BUBBLE;
+    b.split = cf__schedule_splits(&search.maker.desc);
+    b.error = error;
+    CF__TRY(cf__make(&recipe, &b, desc->allocator, error));
+    memcpy(bounds, b.listed.bounds, (size_t)b.listed.n_bounds * sizeof *bounds);
+    *n_bounds = b.listed.n_bounds;
+    return CF_OK;
+}
+
+/* ---- memory at every moment ---- */
+
+/* Rows times keys of a chunk whose attention writes out its scores. */
+static int cf__simulate_scores(const cf_chunk *c, int64_t *scores) {
+    int64_t keys;
+    return cf__add(c->prefix, c->padded, &keys) && cf__mul(c->padded, keys, scores);
+}
+
+/* The counts after something was taken or given back. */
+static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
+    const int64_t most = INT64_MAX / 2; /* one action adds less than the other half */
+    if (load->live_tokens < 0 || load->live_scores < 0 || load->state_tokens < 0 || load->state_gradient_tokens < 0 ||
+        load->offloaded_tokens < 0 || load->input_tokens < 0)
+        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
+    if (load->live_tokens > most || load->live_scores > most || load->state_tokens > most ||
+        load->state_gradient_tokens > most || load->offloaded_tokens > most || load->input_tokens > most)
+        return cf__fail_size(error, "loads");
+    return CF_OK;
+}
+
+/* One action on the virtual stage that it is for: way 1 takes what it takes when it starts, way -1 gives back what goes
+   when it has ended. */
+static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf_memory_load *load,
+                                          cf_error *error) {
+    const cf_action *a = &sim->schedule->actions[id];
+    const cf_chunk *c = &sim->pipe.plan->chunks[a->chunk];
+    int64_t moved = cf_chunk_state_tokens(sim->pipe.plan, a->chunk), scores = 0;
+    int frees = a->pass == CF_B || a->pass == CF_W;
+    cf__held held = {0, 0, 0, 0, 0};
+    if (!cf__simulate_scores(c, &scores) || scores > INT64_MAX / 4) return cf__fail_size(error, "loads.live_scores");
+    held.tokens = load->live_tokens;
+    held.state = load->state_tokens;
+    held.gradient = load->state_gradient_tokens;
+    held.saved = load->input_tokens;
+    if (way > 0) cf__hold(sim, &held, a);
+    else cf__let_go(sim, &held, a);
+    load->live_tokens = held.tokens;
+    load->state_tokens = held.state;
+    load->state_gradient_tokens = held.gradient;
+    load->input_tokens = held.saved;
+    if (way > 0 && a->keep) load->live_scores += scores;
+    if (way < 0 && frees) load->live_scores -= scores;
+    if (way > 0 && a->pass == CF_OFFLOAD) load->offloaded_tokens += moved;
+    if (way < 0 && a->pass == CF_PREFETCH) load->offloaded_tokens -= moved;
+    load->chunk_tokens = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT ? c->padded : 0;
+    load->chunk_scores = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT ? scores : 0;
+    return cf__simulate_check_load(load, id, error);
+}
+
+/* Walks the list of a stage as virtual stage v sees it. loads: where its records go, n_virtual apart; NULL to check
+   only. */
+static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stage, int64_t v, cf_memory_load *loads,
+                                         cf_error *error) {
+    const cf_schedule *schedule = sim->schedule;
+    cf_memory_load load;
+    int64_t id;
+    memset(&load, 0, sizeof load);
+    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
+        int own = schedule->actions[id].stage == v;
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &load, error));
+        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->n_virtual] = load;
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &load, error));
+    }
+    return CF_OK;
+}
+
+/* Every action of the list names a pass of this stage and a chunk of the rank. */
+static cf_result cf__simulate_check_list(const cf__simulation *sim, int64_t stage, cf_error *error) {
+    const cf_schedule *schedule = sim->schedule;
+    int64_t id;
+    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
+        const cf_action *a = &schedule->actions[id];
+        int64_t chunk = a->chunk - sim->pipe.first_chunk;
+        if (a->pass >= CF_PASS_COUNT) return cf__refuse(error, CF_ERROR_SCHEDULE, "pass", id, "there is no such pass");
+        if (chunk < 0 || chunk >= sim->pipe.n)
+            return cf__refuse(error, CF_ERROR_SCHEDULE, "chunk", id, "is no chunk of this rank");
+        if (a->stage < 0 || a->stage >= sim->pipe.n_v || a->stage % schedule->n_stages != stage)
+            return cf__refuse(error, CF_ERROR_SCHEDULE, "stage", id, "is no virtual stage of this stage");
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                          cf_memory_load *loads, int64_t count, cf_error *error) {
+    cf__simulation sim;
+    cf_timeline unused;
+    int64_t n, j;
+    CF__TRY(cf__simulate_start(&sim, &unused, plan, schedule, NULL, error));
+    if (stage < 0 || stage >= schedule->n_stages)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "stage", -1, schedule->n_stages - 1, stage, "there is no such stage");
+    n = schedule->first[stage + 1] - schedule->first[stage];
+    if (n > INT64_MAX / 64 / schedule->n_virtual) return cf__fail_size(error, "loads");
+    if (count < n * schedule->n_virtual)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, n * schedule->n_virtual, count, "is too small");
+    if (loads == NULL && n > 0) return cf__fail_null(error, "loads");
+    CF__TRY(cf__simulate_check_list(&sim, stage, error));
+    for (j = 0; j < schedule->n_virtual; j++) /* nothing is written unless all of it can be */
+        CF__TRY(cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, NULL, error));
+    for (j = 0; j < schedule->n_virtual && n > 0; j++)
+        (void)cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, &loads[j], error);
+    return CF_OK;
+}
+
 /* ================================================================================================================
    >>check
 
@@ -10233,1893 +10196,6 @@ CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, con
     if (result == CF_OK) *out = schedule;
     else cf_schedule_free(schedule);
     return result;
-}
-
-/* ================================================================================================================
-   >>tune
-
-   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
-   do with; then the candidates are simulated, those with the smallest bounds first, until the bounds of the others show
-   that they cannot be among the best; last the neighbours of the winner.
-   ================================================================================================================ */
-
-/* ---- measured costs ----
-
-   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors, and
-   each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero. */
-
-#define CF__TERMS 3               /* constant, tokens, pairs */
-#define CF__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
-#define CF__PASSES 5              /* CF_F .. CF_W */
-
-typedef struct cf__normal {
-    double scale[CF__TERMS];
-    double gram[CF__TERMS][CF__TERMS]; /* columns times columns */
-    double target[CF__TERMS];          /* columns times ones */
-} cf__normal;
-
-static void cf__sample_row(const cf_sample *sample, const double *scale, double *row) {
-    row[0] = 1 / sample->seconds / scale[0];
-    row[1] = (double)sample->tokens / sample->seconds / scale[1];
-    row[2] = (double)sample->pairs / sample->seconds / scale[2];
-}
-
-/* Sums over the samples of one pass. Returns 0 where something is not finite. */
-static int cf__normal_sums(const cf_sample *samples, int64_t n, int pass, cf__normal *normal) {
-    static const double unscaled[CF__TERMS] = {1, 1, 1};
-    double row[CF__TERMS];
-    int64_t s;
-    int i, j;
-    memset(normal, 0, sizeof *normal);
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass != pass) continue;
-        cf__sample_row(&samples[s], unscaled, row);
-        for (i = 0; i < CF__TERMS; i++) {
-            if (!cf__is_cost(row[i])) return 0;
-            if (row[i] > normal->scale[i]) normal->scale[i] = row[i];
-        }
-    }
-    for (i = 0; i < CF__TERMS; i++)
-        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column; found out by its pivot */
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass != pass) continue;
-        cf__sample_row(&samples[s], normal->scale, row);
-        for (i = 0; i < CF__TERMS; i++) {
-            normal->target[i] += row[i];
-            for (j = 0; j < CF__TERMS; j++) normal->gram[i][j] += cf__product(row[i], row[j]);
-        }
-    }
-    return 1;
-}
-
-/* Solves for the terms in `set` (bits), the others being 0. Returns CF__TERMS, or the first term of the set that
-   depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
-static int cf__solve_terms(const cf__normal *normal, int set, double *x) {
-    double a[CF__TERMS][CF__TERMS + 1];
-    int index[CF__TERMS], n = 0, i, j, k;
-    for (i = 0; i < CF__TERMS; i++) {
-        x[i] = 0;
-        if (set >> i & 1) index[n++] = i;
-    }
-    for (i = 0; i < n; i++) {
-        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
-        a[i][n] = normal->target[index[i]];
-    }
-    for (i = 0; i < n; i++) {
-        if (!(a[i][i] > cf__product(CF__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
-        for (k = i + 1; k < n; k++) {
-            double factor = a[k][i] / a[i][i];
-            for (j = i; j <= n; j++) a[k][j] -= cf__product(factor, a[i][j]);
-        }
-    }
-    for (i = n - 1; i >= 0; i--) {
-        double rest = a[i][n];
-        for (j = i + 1; j < n; j++) rest -= cf__product(a[i][j], x[index[j]]);
-        x[index[i]] = rest / a[i][i];
-    }
-    return CF__TERMS;
-}
-
-static double cf__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
-    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
-}
-
-static double cf__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
-    double sum = 0;
-    int64_t s;
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass == pass) {
-            double error = cf__relative_error(cost, &samples[s]);
-            sum += cf__product(error, error);
-        }
-    }
-    return sum;
-}
-
-static void cf__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
-    int64_t s;
-    memset(fit, 0, sizeof *fit);
-    fit->worst_sample = -1;
-    for (s = 0; s < n; s++) {
-        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
-        if (samples[s].pass != pass) continue;
-        error = cf__relative_error(cost, &samples[s]);
-        fit->n_samples++;
-        fit->mean_error += error;
-        fit->mean_absolute += error < 0 ? -error : error;
-        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
-            fit->worst_error = error;
-            fit->worst_sample = s;
-        }
-    }
-    if (fit->n_samples == 0) return;
-    fit->mean_error /= (double)fit->n_samples;
-    fit->mean_absolute /= (double)fit->n_samples;
-}
-
-/* The best terms of one pass that has enough samples. */
-static cf_result cf__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
-    static const char *const fields[CF__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
-    cf__normal normal;
-    cf_pass_cost best = {0, 0, 0};
-    double least = DBL_MAX, x[CF__TERMS];
-    int set, dependent;
-    if (!cf__normal_sums(samples, n, pass, &normal))
-        return cf__fail(error, CF_ERROR_OVERFLOW, "samples.seconds", pass, 0, -1, "too small for the tokens and pairs");
-    dependent = cf__solve_terms(&normal, 7, x);
-    if (dependent < CF__TERMS)
-        return cf__fail(error, CF_ERROR_ARGUMENT, fields[dependent], pass, CF__TERMS, dependent,
-                        "must vary, and not only with the terms before it; independent terms of this pass");
-    for (set = 1; set < 1 << CF__TERMS; set++) {
-        cf_pass_cost cost;
-        double squares;
-        (void)cf__solve_terms(&normal, set, x);
-        if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
-        cost.constant = x[0] / normal.scale[0];
-        cost.per_token = x[1] / normal.scale[1];
-        cost.per_pair = x[2] / normal.scale[2];
-        squares = cf__sum_of_squares(samples, n, pass, &cost);
-        if (squares < least) {
-            least = squares;
-            best = cost;
-        }
-    }
-    *out = best;
-    return CF_OK;
-}
-
-static cf_result cf__check_samples(const cf_sample *samples, int64_t n, int64_t *counts, cf_error *error) {
-    int64_t s;
-    int pass;
-    if (samples == NULL && n != 0) return cf__fail_null(error, "samples");
-    if (n < CF__TERMS) return cf__fail(error, CF_ERROR_ARGUMENT, "n", -1, CF__TERMS, n, "too few samples");
-    for (s = 0; s < n; s++) {
-        const cf_sample *sample = &samples[s];
-        if (sample->pass < 0 || sample->pass >= CF__PASSES)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pass", s, CF__PASSES - 1, sample->pass, "unknown pass");
-        if (sample->tokens < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.tokens", s, 0, sample->tokens, "must not be negative");
-        if (sample->pairs < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.pairs", s, 0, sample->pairs, "must not be negative");
-        if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples.seconds", s, 1, 0, "must be finite and more than 0");
-        counts[sample->pass]++;
-    }
-    for (pass = 0; pass < CF__PASSES; pass++)
-        if (counts[pass] > 0 && counts[pass] < CF__TERMS)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "samples", pass, CF__TERMS, counts[pass],
-                            "too few samples of this pass");
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
-                                    cf_error *error) {
-    cf_pass_cost found[CF__PASSES];
-    int64_t counts[CF__PASSES] = {0, 0, 0, 0, 0};
-    cf_result result;
-    int pass;
-    if (cost == NULL) return cf__fail_null(error, "cost");
-    if ((result = cf__check_samples(samples, n, counts, error)) != CF_OK) return result;
-    memset(found, 0, sizeof found);
-    for (pass = 0; pass < CF__PASSES; pass++)
-        if (counts[pass] > 0 && (result = cf__fit_pass(samples, n, pass, &found[pass], error)) != CF_OK) return result;
-    cost->forward = found[0];
-    cost->replay = found[1];
-    cost->backward = found[2];
-    cost->input = found[3];
-    cost->weight = found[4];
-    for (pass = 0; pass < CF__PASSES && fits != NULL; pass++)
-        cf__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
-    return CF_OK;
-}
-
-/* ---- GPUs ----
-
-   Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
-   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
-   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
-   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
-   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
-   experience rather than anyone's publication: replace them by cf_cost_fit on your own measurements as soon as you have
-   some. */
-static const cf_gpu cf__gpus[] = {
-    /* name, flops, gemm, attention forward and backward, processors,
-       bandwidth, memory, nvlink, network, pcie, link, launch, latency */
-    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 108,
-     1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
-    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 108,
-     2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
-    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
-     3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
-     4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-};
-
-CHUNKFLOW_API const cf_gpu *cf_gpu_at(int64_t index) {
-    const int64_t count = (int64_t)(sizeof cf__gpus / sizeof cf__gpus[0]);
-    return index >= 0 && index < count ? &cf__gpus[index] : NULL;
-}
-
-CHUNKFLOW_API const cf_gpu *cf_gpu_find(const char *name) {
-    const cf_gpu *gpu;
-    int64_t i;
-    for (i = 0; name != NULL && (gpu = cf_gpu_at(i)) != NULL; i++)
-        if (cf__same_name(gpu->name, name)) return gpu;
-    return NULL;
-}
-
-/* ---- costs from numbers ---- */
-
-/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
-   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
-   matrices. */
-#define CF__FORWARD_KERNELS 12
-#define CF__INPUT_KERNELS 14
-#define CF__WEIGHT_KERNELS 7
-#define CF__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
-#define CF__LOSS_KERNELS 6
-
-/* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
-typedef struct cf__work {
-    double kernels, collectives;                /* a pass */
-    double pass_bytes;                          /* device memory, a pass */
-    double token_flops, token_bytes, link_bytes; /* a token */
-    double pair_flops, pair_bytes;              /* an attention pair */
-} cf__work;
-
-static void cf__work_add(cf__work *to, const cf__work *more) {
-    to->kernels += more->kernels;
-    to->collectives += more->collectives;
-    to->pass_bytes += more->pass_bytes;
-    to->token_flops += more->token_flops;
-    to->token_bytes += more->token_bytes;
-    to->link_bytes += more->link_bytes;
-    to->pair_flops += more->pair_flops;
-    to->pair_bytes += more->pair_bytes;
-}
-
-/* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
-static cf_pass_cost cf__work_seconds(const cf__work *work, const cf_gpu *gpu, double attention, double link_rate) {
-    cf_pass_cost cost;
-    cost.constant = cf__product(work->kernels, gpu->launch) + cf__product(work->collectives, gpu->latency);
-    cost.constant += work->pass_bytes / gpu->bandwidth;
-    cost.per_token = work->token_flops / cf__product(gpu->flops, gpu->gemm) + work->token_bytes / gpu->bandwidth;
-    cost.per_token += work->link_bytes / link_rate;
-    cost.per_pair = work->pair_flops / cf__product(gpu->flops, attention) + work->pair_bytes / gpu->bandwidth;
-    return cost;
-}
-
-/* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
-static double cf__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
-
-/* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
-   6 f bytes. Whole numbers below 2^53, so exact. */
-static double cf__elementwise_bytes(const cf__shard *shard) {
-    int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
-    return cf__product((double)shard->layers, (double)bytes);
-}
-
-/* Weights of the layers' matrices on one GPU. */
-static double cf__matrix_weights(const cf__shard *shard) {
-    double a_layer = cf__product((double)shard->hidden, (double)(2 * shard->q + 2 * shard->kv));
-    a_layer += cf__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn));
-    return cf__product((double)shard->layers, a_layer);
-}
-
-/* The layers forward, without loss. */
-static cf__work cf__layers_forward(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
-    double layers = (double)shard->layers, weights = cf__matrix_weights(shard);
-    cf__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CF__FORWARD_KERNELS * layers;
-    work.collectives = tp > 1 ? CF__COLLECTIVES * layers : 0;
-    work.pass_bytes = 2 * weights;
-    work.token_flops = 2 * weights;
-    work.token_bytes = cf__elementwise_bytes(shard);
-    work.link_bytes = cf__product(CF__COLLECTIVES * layers, cf__product(2 * (double)shard->hidden, cf__ring_share(tp)));
-    work.pair_flops = cf__product(4 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 4 * (double)shard->kv) / (double)chunk_size; /* K and V */
-    return work;
-}
-
-/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
-   of keys, of which a prefix has plenty. */
-static double cf__partial_wave(const cf_gpu *gpu, const cf__shard *shard, int64_t chunk_size) {
-    double blocks = cf__product((double)shard->heads, (double)chunk_size) / 128;
-    return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
-}
-
-/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
-   written beside K and V. */
-static cf__work cf__layers_input(const cf__shard *shard, int64_t tp, int64_t chunk_size) {
-    cf__work work = cf__layers_forward(shard, tp, 0);
-    double layers = (double)shard->layers;
-    work.kernels = CF__INPUT_KERNELS * layers;
-    work.token_bytes *= 2;
-    work.pair_flops = cf__product(10 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cf__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
-    return work;
-}
-
-/* The gradient of the weights, added to a float accumulator. */
-static cf__work cf__layers_weight(const cf__shard *shard) {
-    double weights = cf__matrix_weights(shard);
-    cf__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CF__WEIGHT_KERNELS * (double)shard->layers;
-    work.pass_bytes = 8 * weights;
-    work.token_flops = 2 * weights;
-    return work;
-}
-
-/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
-   written and read about twice in 10 bytes each. */
-static cf__work cf__head_work(const cf__shard *shard) {
-    double weights = cf__product((double)shard->hidden, (double)shard->vocab);
-    cf__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CF__LOSS_KERNELS;
-    work.pass_bytes = 2 * weights;
-    work.token_flops = 2 * weights;
-    work.token_bytes = 20 * (double)shard->vocab;
-    return work;
-}
-
-static void cf__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
-    out->constant = a->constant + b->constant;
-    out->per_token = a->per_token + b->per_token;
-    out->per_pair = a->per_pair + b->per_pair;
-}
-
-static cf_stage_cost cf__stage_seconds(const cf_cost_desc *desc, const cf__shard *shard, double link_rate) {
-    const cf_gpu *gpu = desc->gpu;
-    int64_t tp = desc->parallel.tp;
-    cf__work forward = cf__layers_forward(shard, tp, desc->chunk_size);
-    cf__work input = cf__layers_input(shard, tp, desc->chunk_size), weight = cf__layers_weight(shard);
-    cf__work again, head = cf__head_work(shard);
-    cf_pass_cost again_seconds;
-    cf_stage_cost cost;
-    forward.pair_flops = cf__product(forward.pair_flops, cf__partial_wave(gpu, shard, desc->chunk_size));
-    again = forward;
-    if (shard->last) {
-        cf__work_add(&forward, &head);
-        cf__work_add(&input, &head);
-        head.pass_bytes *= 4; /* the float accumulator */
-        head.token_bytes = 0;
-        cf__work_add(&weight, &head);
-    }
-    cost.forward = cf__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    cost.replay = cost.forward;
-    cost.input = cf__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
-    cost.weight = cf__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
-    again_seconds = cf__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
-    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cf__cost_sum(&cost.input, &again_seconds, &cost.input);
-    cf__cost_sum(&cost.input, &cost.weight, &cost.backward);
-    return cost;
-}
-
-static int cf__is_rate(double x) { return x > 0 && x <= DBL_MAX; }
-
-static cf_result cf__check_gpu(const cf_gpu *gpu, cf_error *error) {
-    const char *field = NULL;
-    if (gpu == NULL) return cf__fail_null(error, "gpu");
-    if (!cf__is_rate(gpu->flops)) field = "gpu.flops";
-    else if (!(gpu->gemm > 0 && gpu->gemm <= 1)) field = "gpu.gemm";
-    else if (!(gpu->attention_forward > 0 && gpu->attention_forward <= 1)) field = "gpu.attention_forward";
-    else if (!(gpu->attention_backward > 0 && gpu->attention_backward <= 1)) field = "gpu.attention_backward";
-    else if (!cf__is_rate(gpu->bandwidth)) field = "gpu.bandwidth";
-    else if (!cf__is_rate(gpu->nvlink)) field = "gpu.nvlink";
-    else if (!cf__is_rate(gpu->network)) field = "gpu.network";
-    else if (!cf__is_rate(gpu->pcie)) field = "gpu.pcie";
-    else if (!(gpu->link > 0 && gpu->link <= 1)) field = "gpu.link";
-    if (field != NULL)
-        return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 1, 0, "must be finite and above 0; a fraction at most 1");
-    if (gpu->processors < 1 || gpu->processors > CF_MAX_RANKS)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "gpu.processors", -1, 1, gpu->processors, "out of range");
-    if (!cf__is_cost(gpu->launch)) field = "gpu.launch";
-    if (!cf__is_cost(gpu->latency)) field = "gpu.latency";
-    if (field == NULL) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, 0, -1, "must be finite and not negative");
-}
-
-/* Bytes/s of a group that spans `span` neighbouring ranks. */
-static double cf__link_rate(const cf_cost_desc *desc, int64_t span) {
-    return cf__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
-}
-
-/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
-   writes: a float gradient, three float states both ways, a bf16 parameter. */
-static double cf__step_seconds(const cf_cost_desc *desc, double parameters) {
-    const cf_parallel *parallel = &desc->parallel;
-    double rate = cf__link_rate(desc, parallel->tp * parallel->dp), share = cf__ring_share(parallel->dp);
-    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
-    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
-    double seconds = cf__product(exchanged, share) / rate;
-    return seconds + 30 * owned / desc->gpu->bandwidth;
-}
-
-/* The slowest stage's. */
-static cf_result cf__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
-    int64_t s, v;
-    double slowest = 0;
-    for (s = 0; s < desc->parallel.pp; s++) {
-        double parameters = 0, seconds;
-        for (v = 0; v < desc->parallel.n_virtual; v++) {
-            cf__shard shard = cf__shard_of(desc->model, &desc->parallel, v * desc->parallel.pp + s);
-            cf_parameters counted;
-            if (!cf__count_parameters(desc->model, &shard, &counted)) return cf__fail_size(error, "parameters");
-            parameters += (double)counted.total;
-        }
-        seconds = cf__step_seconds(desc, parameters);
-        if (seconds > slowest) slowest = seconds;
-    }
-    *out = slowest;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
-                                         cf_timing *timing, double *step_seconds, cf_error *error) {
-    cf_cost_desc full;
-    cf__shard shard;
-    cf_result r;
-    int64_t s, span, most_layers = 0;
-    double step = 0;
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    if (stages == NULL) return cf__fail_null(error, "stages");
-    if (timing == NULL) return cf__fail_null(error, "timing");
-    full = *desc;
-    if ((r = cf__resolve_parallel(desc->model, &desc->parallel, &full.parallel, error)) != CF_OK) return r;
-    if ((r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
-    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
-    if ((r = cf__range(full.gpus_per_node, 1, CF_MAX_RANKS, "gpus_per_node", error)) != CF_OK) return r;
-    if ((r = cf__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, "chunk_size", error)) != CF_OK) return r;
-    if (count != full.parallel.pp * full.parallel.n_virtual)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
-                        "must be the number of virtual stages");
-    if ((r = cf__slowest_step(&full, &step, error)) != CF_OK) return r;
-    for (s = 0; s < count; s++) {
-        shard = cf__shard_of(full.model, &full.parallel, s);
-        stages[s] = cf__stage_seconds(&full, &shard, cf__link_rate(&full, full.parallel.tp));
-        most_layers = cf__max(most_layers, shard.layers);
-    }
-    shard = cf__shard_of(full.model, &full.parallel, 0);
-    span = full.parallel.tp * full.parallel.dp * full.parallel.pp;
-    memset(timing, 0, sizeof *timing);
-    timing->all = stages[0];
-    timing->stages = stages;
-    timing->latency = full.gpu->latency;
-    timing->seconds_per_token = (double)cf__div_up(2 * shard.hidden, shard.sequence) / cf__link_rate(&full, span);
-    timing->offload_seconds_per_token = cf__product(4 * (double)shard.kv, (double)most_layers) /
-                                        cf__product(full.gpu->pcie, full.gpu->link);
-    if (step_seconds != NULL) *step_seconds = step;
-    return CF_OK;
-}
-
-CHUNKFLOW_API const char *cf_tune_status_name(cf_tune_status status) {
-    static const char *const names[CF_TUNE_STATUS_COUNT] = {"untried", "ok", "dominated", "infeasible"};
-    return cf__name(names, CF_TUNE_STATUS_COUNT, (int64_t)status);
-}
-
-CHUNKFLOW_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
-    static const int64_t chunk_sizes[] = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
-    static const int64_t ks[] = {1, 2, 4, 8, 16, 32};
-    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
-    static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
-    static const cf_replay replays[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
-    cf_tune_desc full = *desc;
-    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
-    if (full.chunk_sizes == NULL) {
-        full.chunk_sizes = chunk_sizes;
-        full.n_chunk_sizes = sizeof chunk_sizes / sizeof chunk_sizes[0];
-    }
-    if (full.ks == NULL) {
-        full.ks = ks;
-        full.n_ks = sizeof ks / sizeof ks[0];
-    }
-    if (full.kinds == NULL) {
-        int many = full.parallel.n_virtual > 1;
-        full.kinds = many ? virtual_kinds : kinds;
-        full.n_kinds = many ? sizeof virtual_kinds / sizeof kinds[0] : sizeof kinds / sizeof kinds[0];
-    }
-    if (full.replays == NULL) {
-        full.replays = replays;
-        full.n_replays = sizeof replays / sizeof replays[0];
-    }
-    if (full.batch == 0) full.batch = 256;
-    if (full.n_batches == 0) full.n_batches = 16;
-    if (full.n_exact == 0) full.n_exact = 10;
-    return full;
-}
-
-CHUNKFLOW_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
-    int64_t passes = cf__max(1, 2 * plan->n_steps * n_stages * n_virtual);
-    return cf__max(8, cf__min(64, 20000 / passes));
-}
-
-/* ---- statistics ---- */
-
-/* The square root, by Newton's steps from above: the same on every platform, and no libm. */
-static double cf__square_root(double x) {
-    double root = x > 1 ? x : 1, next;
-    if (!(x > 0)) return 0;
-    for (;;) {
-        next = (root + x / root) / 2;
-        if (!(next < root)) return root;
-        root = next;
-    }
-}
-
-/* Half of the 95 % interval of the mean of n numbers that may be taken for normal. */
-static double cf__confidence(const double *sample, const double *minus, int64_t n) {
-    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-                               2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-                               2.080,  2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042};
-    const int64_t tabled = sizeof t / sizeof t[0];
-    double mean = 0, squares = 0, quantile;
-    int64_t i;
-    if (n < 2) return 0;
-    for (i = 0; i < n; i++) mean += (sample[i] - (minus != NULL ? minus[i] : 0)) / (double)n;
-    for (i = 0; i < n; i++) {
-        double off = sample[i] - (minus != NULL ? minus[i] : 0) - mean;
-        squares += cf__product(off, off);
-    }
-    quantile = n - 1 <= tabled ? t[n - 2] : 1.95996 + 2.45 / (double)(n - 1);
-    return quantile * cf__square_root(squares / (double)(n - 1) / (double)n);
-}
-
-static double cf__mean(const double *sample, int64_t n) {
-    double sum = 0;
-    int64_t i;
-    for (i = 0; i < n; i++) sum += sample[i];
-    return sum / (double)n;
-}
-
-/* ---- the search's own books ---- */
-
-/* Memory that is used again and again, and grows. */
-typedef struct cf__buffer {
-    void *memory;
-    size_t bytes;
-} cf__buffer;
-
-/* Bytes for each token, times 100 + the percentage that is lost in gaps: of what one virtual stage holds, and of the
-   chunk that is in a pass. */
-typedef struct cf__weights {
-    int64_t activations, state, gradient, input, chunk;
-} cf__weights;
-
-/* A ChunkSize, K and replay on a split: what bounds are found for. Its candidates lie one after the other, replays
-   apart. */
-typedef struct cf__point {
-    int64_t split, chunk_size, k; /* indices, also replay */
-    int64_t replay;
-} cf__point;
-
-typedef struct cf__tuner {
-    cf_tune_desc desc;
-    const int64_t *lengths;
-    int64_t n;
-    cf_error *error;
-    cf_allocator allocator;
-    cf_tuning *tuning;
-    int64_t most_virtual;   /* virtual stages of the deepest split */
-    int64_t n_kinds, n_offloads, n_points;
-
-    int64_t *batches;       /* (n_batches + 1) x batch: lengths; the last one is for memory only */
-    int32_t *pool;          /* (n) the list, being shuffled */
-    double *bounds;         /* (n_points x n_batches) */
-    double *split_bounds;   /* (n_points x n_batches) for kinds that cut backwards; NULL: there are none */
-    uint8_t *is_bounded;    /* (n_points) 1: these bounds are its own; 0: those of the largest K, which hold for all */
-    double *keys;           /* (n_candidates) to sort by */
-    int32_t *order;         /* (n_candidates) */
-    int64_t *most_chunks;   /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
-    double *threshold;      /* (n_exact) the best times, rising */
-    int64_t n_threshold;
-
-    /* of the split and ChunkSize at hand */
-    cf_memory_desc memory;
-    cf_timing timing;
-    double step_seconds;
-    cf_stage_cost *stages;  /* (most_virtual) */
-    cf__weights *weights;   /* (most_virtual) */
-    int64_t *fixed;         /* (most_virtual) bytes x 100 that a stage holds always */
-    int64_t *room;          /* (most_virtual) bytes x 100 of each stage for all that a schedule can change */
-    int64_t *limits;        /* (most_virtual) for schedules that must keep to one: of bytes, */
-    int64_t *chunk_limits;  /* (most_virtual) and of chunks */
-    cf__held *held, *held_at_peak; /* (most_virtual) */
-    cf_memory_load *loads;  /* (most_virtual) */
-
-    cf__buffer plan, schedule, timeline;
-    cf_error record;        /* where errors go while the search runs: not all of them are failures of it */
-    int64_t done, total;
-    int stop;
-} cf__tuner;
-
-static int64_t cf__tune_offloads(const cf_tune_desc *desc) { return desc->no_offload ? 1 : 2; }
-
-static int64_t cf__kind_place(const cf_tune_desc *desc, cf_schedule_kind kind) {
-    int64_t i;
-    for (i = 0; i < desc->n_kinds; i++)
-        if (desc->kinds[i] == kind) return i;
-    return -1;
-}
-
-static int cf__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
-    return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
-
-static int64_t cf__point_id(const cf__tuner *t, int64_t split, int64_t chunk_size, int64_t k, int64_t replay) {
-    return ((split * t->desc.n_chunk_sizes + chunk_size) * t->desc.n_ks + k) * t->desc.n_replays + replay;
-}
-
-static cf__point cf__point_of(const cf__tuner *t, int64_t id) {
-    const cf_tune_desc *desc = &t->desc;
-    cf__point point;
-    point.replay = id % desc->n_replays;
-    point.k = id / desc->n_replays % desc->n_ks;
-    point.chunk_size = id / desc->n_replays / desc->n_ks % desc->n_chunk_sizes;
-    point.split = id / desc->n_replays / desc->n_ks / desc->n_chunk_sizes;
-    return point;
-}
-
-static int64_t cf__candidate_id(const cf__tuner *t, const cf__point *point, int64_t kind, int64_t offload) {
-    int64_t at = (point->split * t->desc.n_chunk_sizes + point->chunk_size) * t->desc.n_ks + point->k;
-    return ((at * t->n_kinds + kind) * t->desc.n_replays + point->replay) * t->n_offloads + offload;
-}
-
-/* The point of a candidate, and which kind it is. */
-static cf__point cf__candidate_point(const cf__tuner *t, int64_t id, int64_t *kind) {
-    int64_t rest = id / t->n_offloads;
-    int64_t replay = rest % t->desc.n_replays;
-    rest /= t->desc.n_replays;
-    *kind = rest % t->n_kinds;
-    return cf__point_of(t, rest / t->n_kinds * t->desc.n_replays + replay);
-}
-
-static double *cf__batch_seconds(const cf__tuner *t, int64_t id) { return &t->tuning->seconds[id * t->desc.n_batches]; }
-
-static cf_result cf__reserve(cf__tuner *t, cf__buffer *buffer, size_t bytes) {
-    if (bytes <= buffer->bytes) return CF_OK;
-    if (buffer->memory != NULL) t->allocator.release(buffer->memory, t->allocator.user);
-    buffer->bytes = 0;
-    buffer->memory = t->allocator.alloc(bytes, t->allocator.user);
-    if (buffer->memory == NULL) return cf__fail_memory(t->error, bytes);
-    buffer->bytes = bytes;
-    return CF_OK;
-}
-
-static void cf__release_buffer(cf__tuner *t, cf__buffer *buffer) {
-    if (buffer->memory != NULL) t->allocator.release(buffer->memory, t->allocator.user);
-    buffer->memory = NULL;
-}
-
-/* Reports that one more batch of a candidate is done, or `n` of them. */
-static void cf__tune_done(cf__tuner *t, int64_t n) {
-    cf_tune_progress progress;
-    t->done += n;
-    if (t->desc.progress == NULL || t->stop || n == 0) return;
-    progress.done = cf__min(t->done, t->total); /* the winner's neighbours come on top */
-    progress.total = t->total;
-    progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
-    if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
-}
-
-/* ---- splits ---- */
-
-/* Whether the model and the machine allow this split, and it leaves no rank without a sequence. */
-static int cf__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
-    cf_parallel full = cf_parallel_defaults(split);
-    if (desc->parallel.tp == 0 && split->tp > desc->gpus_per_node) return 0;
-    if (desc->parallel.dp == 0 && split->dp > desc->batch) return 0;
-    return cf__check_parallel(desc->model, &full, NULL) == CF_OK;
-}
-
-/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
-static int64_t cf__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
-    int64_t n = 0, tp, pp, gpus = desc->n_gpus;
-    cf_parallel split = desc->parallel;
-    if (gpus == 0) {
-        if (out != NULL) out[0] = cf_parallel_defaults(&split);
-        return 1;
-    }
-    for (tp = 1; tp <= gpus && tp <= desc->model->heads; tp++) {
-        if (gpus % tp != 0 || (desc->parallel.tp > 0 && tp != desc->parallel.tp)) continue;
-        for (pp = 1; pp <= gpus / tp && pp <= desc->model->layers; pp++) {
-            int64_t dp = gpus / tp / pp;
-            if (gpus / tp % pp != 0 || (desc->parallel.pp > 0 && pp != desc->parallel.pp)) continue;
-            if (desc->parallel.dp > 0 && dp != desc->parallel.dp) continue;
-            split.tp = tp;
-            split.pp = pp;
-            split.dp = dp;
-            if (!cf__split_fits(desc, &split)) continue;
-            if (out != NULL) out[n] = cf_parallel_defaults(&split);
-            n++;
-        }
-    }
-    return n;
-}
-
-/* ---- what is asked ---- */
-
-static cf_result cf__check_rising(const int64_t *values, int64_t n, int64_t most, const char *field, const char *count,
-                                  cf_error *error) {
-    int64_t i;
-    cf_result r;
-    if ((r = cf__range(n, 1, CF_MAX_CANDIDATES, count, error)) != CF_OK) return r;
-    for (i = 0; i < n; i++) {
-        int64_t least = i > 0 ? values[i - 1] + 1 : 1;
-        if (values[i] < least)
-            return cf__fail(error, CF_ERROR_ARGUMENT, field, i, least, values[i], i > 0 ? "must rise" : "too small");
-        if (values[i] > most) return cf__fail(error, CF_ERROR_LIMIT, field, i, most, values[i], "too large");
-    }
-    return CF_OK;
-}
-
-static cf_result cf__check_tune_lists(const cf_tune_desc *desc, cf_error *error) {
-    int64_t i, j;
-    int many = desc->parallel.n_virtual > 1;
-    cf_result r;
-    if ((r = cf__check_rising(desc->chunk_sizes, desc->n_chunk_sizes, CF_MAX_CHUNK_SIZE, "chunk_sizes", "n_chunk_sizes",
-                              error)) != CF_OK)
-        return r;
-    if ((r = cf__check_rising(desc->ks, desc->n_ks, INT32_MAX, "ks", "n_ks", error)) != CF_OK) return r;
-    if ((r = cf__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, "n_kinds", error)) != CF_OK) return r;
-    for (i = 0; i < desc->n_kinds; i++) {
-        cf_schedule_kind kind = desc->kinds[i];
-        if ((r = cf__choice((int64_t)kind, 1, CF_SCHEDULE_COUNT - 1, "kinds", error)) != CF_OK) return r;
-        if (many && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
-                            "has no virtual stages");
-        for (j = 0; j < i; j++)
-            if (desc->kinds[j] == kind)
-                return cf__fail(error, CF_ERROR_ARGUMENT, "kinds", i, -1, (int64_t)kind, "is in the list already");
-    }
-    if ((r = cf__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, "n_replays", error)) != CF_OK) return r;
-    for (i = 0; i < desc->n_replays; i++) {
-        if ((r = cf__choice((int64_t)desc->replays[i], 1, CF_REPLAY_COUNT - 1, "replays", error)) != CF_OK) return r;
-        if (i > 0 && desc->replays[0] == desc->replays[i])
-            return cf__fail(error, CF_ERROR_ARGUMENT, "replays", i, -1, (int64_t)desc->replays[i],
-                            "is in the list already");
-    }
-    return CF_OK;
-}
-
-/* Costs: from a GPU, or measured. */
-static cf_result cf__check_tune_costs(const cf_tune_desc *desc, cf_error *error) {
-    cf_parallel split = cf_parallel_defaults(&desc->parallel);
-    cf_result r;
-    if (desc->gpu == NULL && desc->timing == NULL) return cf__fail_null(error, "gpu");
-    if (desc->gpu != NULL && (r = cf__check_gpu(desc->gpu, error)) != CF_OK) return r;
-    if (!cf__is_cost(desc->step_seconds))
-        return cf__fail(error, CF_ERROR_ARGUMENT, "step_seconds", -1, 0, -1, "not a time");
-    if (desc->timing == NULL) return CF_OK;
-    if (desc->n_gpus > 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "timing", -1, 0, 1, "is for one split: without n_gpus only");
-    return cf__check_timing(desc->timing, split.pp * split.n_virtual, error);
-}
-
-static cf_result cf__check_tune_split(const cf_tune_desc *desc, cf_error *error) {
-    int64_t fixed = cf__max(desc->parallel.tp, 1);
-    cf_result r;
-    if ((r = cf_model_validate(desc->model, error)) != CF_OK) return r;
-    if (desc->n_gpus == 0) return cf_parallel_validate(desc->model, &desc->parallel, error);
-    if ((r = cf__range(desc->n_gpus, 1, CF_MAX_RANKS, "n_gpus", error)) != CF_OK) return r;
-    if ((r = cf__range(desc->parallel.tp, 0, CF_MAX_RANKS, "parallel.tp", error)) != CF_OK) return r;
-    if ((r = cf__range(desc->parallel.pp, 0, CF_MAX_LAYERS, "parallel.pp", error)) != CF_OK) return r;
-    if ((r = cf__range(desc->parallel.dp, 0, CF_MAX_RANKS, "parallel.dp", error)) != CF_OK) return r;
-    if (desc->parallel.layers != NULL && desc->parallel.pp == 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, 0, 1, "needs a given parallel.pp");
-    if (cf__list_splits(desc, NULL) > 0) return CF_OK;
-    { /* what is fixed may be wrong by itself, whatever the number of GPUs */
-        cf_parallel alone = desc->parallel;
-        if ((r = cf_parallel_validate(desc->model, &alone, error)) != CF_OK) return r;
-    }
-    if (!cf__mul(fixed, cf__max(desc->parallel.pp, 1), &fixed) ||
-        !cf__mul(fixed, cf__max(desc->parallel.dp, 1), &fixed))
-        return cf__fail_size(error, "parallel.dp");
-    return cf__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cf__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
-                    "there is no way to split the model over so many");
-}
-
-static cf_result cf__check_tune_memory(const cf_tune_desc *desc, cf_error *error) {
-    cf_memory_desc memory = desc->memory, full;
-    cf_parallel split;
-    cf_result r;
-    memset(&split, 0, sizeof split);
-    memory.model = desc->model;
-    memory.parallel = split;
-    if ((r = cf__memory_check_desc(&memory, &full, error)) != CF_OK) return r;
-    if (desc->memory.unfused_attention)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1, 0, desc->memory.unfused_attention,
-                        "long sequences need attention that does not write out its scores");
-    if (desc->limit_bytes == 0 && desc->gpu == NULL)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, 1, 0, "must be given where there is no gpu");
-    return cf__range(desc->limit_bytes, 0, INT64_MAX / 1000, "limit_bytes", error);
-}
-
-/* Fills in desc, n, lengths and the counts of `header`; refuses what can be refused without working space. */
-static cf_result cf__tune_start(cf__tuner *t, cf_tuning *header, const int64_t *lengths, int64_t n,
-                                const cf_tune_desc *desc, cf_error *error) {
-    cf_result r;
-    memset(t, 0, sizeof *t);
-    memset(header, 0, sizeof *header);
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    if (lengths == NULL) return cf__fail_null(error, "lengths");
-    if ((r = cf__range(n, 1, CF_MAX_SEQUENCES, "n", error)) != CF_OK) return r;
-    t->desc = cf_tune_defaults(desc);
-    t->lengths = lengths;
-    t->n = n;
-    t->error = error;
-    if ((r = cf__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, "gpus_per_node", error)) != CF_OK) return r;
-    if ((r = cf__range(t->desc.batch, 1, CF_MAX_SEQUENCES, "batch", error)) != CF_OK) return r;
-    if ((r = cf__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, "n_batches", error)) != CF_OK) return r;
-    if ((r = cf__range(t->desc.n_exact, 1, CF_MAX_CANDIDATES, "n_exact", error)) != CF_OK) return r;
-    if ((r = cf__range(t->desc.budget, 0, INT64_MAX, "budget", error)) != CF_OK) return r;
-    if ((r = cf__check_tune_split(&t->desc, error)) != CF_OK) return r;
-    if ((r = cf__check_tune_lists(&t->desc, error)) != CF_OK) return r;
-    if ((r = cf__check_tune_costs(&t->desc, error)) != CF_OK) return r;
-    if ((r = cf__check_tune_memory(&t->desc, error)) != CF_OK) return r;
-    if ((r = cf__allocator(desc->allocator, &t->allocator, error)) != CF_OK) return r;
-    t->n_kinds = t->desc.n_kinds;
-    t->n_offloads = cf__tune_offloads(&t->desc);
-    header->n_splits = cf__list_splits(&t->desc, NULL);
-    header->n_batches = t->desc.n_batches;
-    if (!cf__mul(header->n_splits * t->desc.n_chunk_sizes, t->desc.n_ks * t->desc.n_replays, &t->n_points) ||
-        t->n_points > CF_MAX_CANDIDATES / (t->n_kinds * t->n_offloads))
-        return cf__fail(error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
-                        CF_MAX_CANDIDATES / (header->n_splits * t->desc.n_replays * t->n_kinds * t->n_offloads) /
-                            t->desc.n_ks,
-                        t->desc.n_chunk_sizes, "too many candidates in all");
-    header->n_candidates = t->n_points * t->n_kinds * t->n_offloads;
-    header->limit_bytes = t->desc.limit_bytes > 0 ? t->desc.limit_bytes : t->desc.gpu->memory;
-    header->winner = -1;
-    return CF_OK;
-}
-
-static cf_tuning *cf__layout_tuning(cf__tuner *t, cf_tuning *header, cf__carver *carver) {
-    int64_t n = header->n_candidates;
-    cf_tuning *tuning = (cf_tuning *)cf__take(carver, 1, sizeof(cf_tuning));
-    header->splits = (cf_parallel *)cf__take(carver, header->n_splits, sizeof(cf_parallel));
-    header->candidates = (cf_tune_candidate *)cf__take(carver, n, sizeof(cf_tune_candidate));
-    header->seconds = (double *)cf__take(carver, n * header->n_batches, sizeof(double));
-    header->batch_tokens = (int64_t *)cf__take(carver, header->n_batches, sizeof(int64_t));
-    header->ranking = (int64_t *)cf__take(carver, n, sizeof(int64_t));
-    header->neighbours = (int64_t *)cf__take(carver, 16 + t->n_kinds, sizeof(int64_t));
-    return tuning;
-}
-
-/* tuning: its splits are there, or NULL to lay out nothing yet. */
-static void cf__layout_tuner(cf__tuner *t, const cf_tuning *header, cf__carver *carver) {
-    int64_t i, times = t->n_points * t->desc.n_batches, n = header->n_candidates, v = t->most_virtual;
-    int splits = 0;
-    for (i = 0; i < t->n_kinds; i++) splits |= cf__kind_splits(&t->desc, t->desc.kinds[i]);
-    t->batches = (int64_t *)cf__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
-    t->pool = (int32_t *)cf__take(carver, t->n, sizeof(int32_t));
-    t->bounds = (double *)cf__take(carver, times, sizeof(double));
-    t->split_bounds = splits ? (double *)cf__take(carver, times, sizeof(double)) : NULL;
-    t->is_bounded = (uint8_t *)cf__take(carver, t->n_points, sizeof(uint8_t));
-    t->keys = (double *)cf__take(carver, n, sizeof(double));
-    t->order = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    t->most_chunks = (int64_t *)cf__take(carver, header->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
-    t->threshold = (double *)cf__take(carver, cf__min(t->desc.n_exact, n), sizeof(double));
-    t->stages = (cf_stage_cost *)cf__take(carver, v, sizeof(cf_stage_cost));
-    t->weights = (cf__weights *)cf__take(carver, v, sizeof(cf__weights));
-    t->fixed = (int64_t *)cf__take(carver, v, sizeof(int64_t));
-    t->room = (int64_t *)cf__take(carver, v, sizeof(int64_t));
-    t->limits = (int64_t *)cf__take(carver, v, sizeof(int64_t));
-    t->chunk_limits = (int64_t *)cf__take(carver, v, sizeof(int64_t));
-    t->held = (cf__held *)cf__take(carver, v, sizeof(cf__held));
-    t->held_at_peak = (cf__held *)cf__take(carver, v, sizeof(cf__held));
-    t->loads = (cf_memory_load *)cf__take(carver, v, sizeof(cf_memory_load));
-}
-
-/* ---- batches ---- */
-
-static int64_t cf__longest_of(const int64_t *lengths, int64_t n) {
-    int64_t i, longest = 0;
-    for (i = 1; i < n; i++)
-        if (lengths[i] > lengths[longest]) longest = i;
-    return longest;
-}
-
-/* As a data loader would: the list is shuffled and handed out from its start, and shuffled anew when it is through. */
-static cf_result cf__draw_batches(cf__tuner *t) {
-    int64_t i, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
-    int64_t *memory_only = &t->batches[count];
-    uint64_t state = t->desc.seed;
-    for (i = 0; i < t->n; i++) {
-        if (t->lengths[i] < 0 || t->lengths[i] > CF_MAX_LENGTH)
-            return cf__fail(t->error, t->lengths[i] < 0 ? CF_ERROR_ARGUMENT : CF_ERROR_LIMIT, "lengths", i,
-                            t->lengths[i] < 0 ? 0 : CF_MAX_LENGTH, t->lengths[i], "out of range");
-        t->pool[i] = (int32_t)i;
-    }
-    memset(t->tuning->batch_tokens, 0, (size_t)t->desc.n_batches * sizeof(int64_t));
-    for (i = 0; i < count; i++) {
-        int64_t other = next + (int64_t)(cf__draw(&state) % (uint64_t)(t->n - next));
-        int32_t drawn = t->pool[other];
-        t->pool[other] = t->pool[next];
-        t->pool[next] = drawn;
-        t->batches[i] = t->lengths[drawn];
-        if (!cf__add(t->tuning->batch_tokens[i / size], t->lengths[drawn], &t->tuning->batch_tokens[i / size]))
-            return cf__fail_size(t->error, "lengths");
-        next = (next + 1) % t->n;
-    }
-    memcpy(memory_only, t->batches, (size_t)size * sizeof *memory_only);
-    memory_only[cf__longest_of(memory_only, size)] = t->lengths[cf__longest_of(t->lengths, t->n)];
-    return CF_OK;
-}
-
-/* Packs a batch; the plan lies in t->plan until the next one. */
-static cf_result cf__pack_batch(cf__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch,
-                                cf_plan **out) {
-    const int64_t *lengths = &t->batches[batch * t->desc.batch];
-    cf_pack_desc desc = t->desc.pack;
-    size_t bytes;
-    cf_result r;
-    desc.chunk_size = chunk_size;
-    desc.n_ranks = split->dp;
-    if ((r = cf_pack_size(lengths, t->desc.batch, &desc, &bytes, t->error)) != CF_OK) return r;
-    if ((r = cf__reserve(t, &t->plan, bytes)) != CF_OK) return r;
-    return cf_pack_into(lengths, t->desc.batch, &desc, t->plan.memory, t->plan.bytes, out, t->error);
-}
-
-/* ---- memory ---- */
-
-/* Sets up what the functions below need to know about a split. */
-static cf_result cf__tune_weights(cf__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t most;
-    cf_memory_desc memory = t->desc.memory;
-    cf_memory_report report;
-    int64_t v, s, n_v = split->pp * split->n_virtual;
-    cf_result r;
-    memory.model = t->desc.model;
-    memory.parallel = *split;
-    if ((r = cf__memory_check_desc(&memory, &t->memory, t->error)) != CF_OK) return r;
-    for (v = 0; v < n_v; v++) {
-        cf__shard shard = cf__shard_of(t->memory.model, &t->memory.parallel, v);
-        cf_token_bytes bytes = cf__token_bytes(&t->memory, &shard);
-        int64_t loose = 100 + t->memory.fragmentation;
-        cf__weights *w = &t->weights[v];
-        w->activations = bytes.activations * loose;
-        w->state = bytes.state * loose;
-        w->gradient = bytes.state_gradient * loose;
-        w->input = bytes.boundary * loose;
-        w->chunk = cf__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
-        if (!cf__mul(cf__max(w->chunk, w->activations), chunk_size, &most) || most > INT64_MAX / 16)
-            return cf__fail_size(t->error, "chunk_sizes");
-    }
-    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
-    for (s = 0; s < split->pp; s++) {
-        if (!cf__memory_stage(&t->memory, s, t->loads, 0, &report) || !cf__mul(report.total, 100, &t->fixed[s]) ||
-            t->fixed[s] > INT64_MAX / 4)
-            return cf__fail_size(t->error, "parameters");
-    }
-    return CF_OK;
-}
-
-/* All tokens of a plan on one stage must be countable. */
-static cf_result cf__check_weights(const cf__tuner *t, const cf_plan *plan, const cf_parallel *split) {
-    int64_t i, v, tokens = 0, most = 0, sum;
-    int fits = 1;
-    for (i = 0; i < plan->n_chunks && fits; i++) fits = cf__add(tokens, plan->chunks[i].padded, &tokens);
-    for (v = 0; v < split->pp * split->n_virtual; v++) {
-        const cf__weights *w = &t->weights[v];
-        most = cf__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
-    }
-    if (fits && cf__mul(tokens, split->n_virtual, &sum) && cf__mul(sum, most, &sum) && sum <= INT64_MAX / 4)
-        return CF_OK;
-    return cf__fail_size(t->error, "lengths");
-}
-
-static int64_t cf__weigh(const cf__weights *w, const cf__held *held) {
-    return held->tokens * w->activations + held->state * w->state + held->gradient * w->gradient +
-           held->saved * w->input;
-}
-
-/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of a chunk of so many rows. */
-static int64_t cf__fullest(const cf__tuner *t, const cf_parallel *split, const cf__held *held, int64_t rows,
-                           int64_t *stage) {
-    int64_t s, v, most = -1;
-    for (s = 0; s < split->pp; s++) {
-        int64_t sum = t->fixed[s], chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp) {
-            sum += cf__weigh(&t->weights[v], held);
-            chunk = cf__max(chunk, rows * t->weights[v].chunk);
-        }
-        if (sum + chunk > most) {
-            most = sum + chunk;
-            *stage = s;
-        }
-    }
-    return most / 100;
-}
-
-/* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any unit by
-   itself, just before the backward of one of its chunks (of its last one where there are virtual stages, because they
-   do not come to the others at the same time). */
-static int64_t cf__least_bytes(const cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k, int local,
-                               int64_t *stage) {
-    int64_t id, n, i, most = 0, at = 0;
-    *stage = 0;
-    for (id = 0; id < plan->n_chunks; id += n) {
-        cf__held held = {0, 0, 0, 0, 0};
-        n = cf__unit_chunks(plan, id);
-        for (i = 0; i < n; i++) {
-            const cf_chunk *c = &plan->chunks[id + i];
-            int64_t bytes;
-            if (i <= n - k) held.tokens = 0; /* a replayed chunk may be alone, and so may be the first one kept */
-            held.tokens += c->padded;
-            if (local && i > 0 && i <= n - k) held.saved += c[-1].padded;
-            held.state += cf_chunk_state_tokens(plan, id + i);
-            held.gradient = held.state;
-            if (split->n_virtual > 1 && i < n - 1) continue;
-            bytes = cf__fullest(t, split, &held, c->padded, &at);
-            if (bytes > most) {
-                most = bytes;
-                *stage = at;
-            }
-        }
-    }
-    return most;
-}
-
-static int64_t cf__largest_group(const cf_plan *plan) {
-    int64_t i, most = 1;
-    for (i = 0; i < plan->n_groups; i++) most = cf__max(most, plan->groups[i].n_chunks);
-    return most;
-}
-
-/* What is left on each stage beside what it holds always and what the largest chunk in a pass needs. */
-static void cf__find_room(cf__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s;
-    for (s = 0; s < split->pp; s++) {
-        int64_t chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp)
-            chunk = cf__max(chunk, t->weights[v].chunk * chunk_size);
-        t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
-    }
-}
-
-/* Limits for the scheduler that make a schedule fit, in one of two ways. It counts the tokens of all stages by the same
-   bytes.
-
-   The first: bytes of the stage whose activations are dearest; the others' limits grow in proportion, and so do the
-   bytes of state, to the largest that any stage would need. That is close where stages are alike. */
-static void cf__limit_bytes(cf__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
-    int64_t n_v = split->pp * split->n_virtual, v, s;
-    double dearest = 0;
-    cf_bytes *bytes = &desc->bytes;
-    for (v = 0; v < n_v; v++) dearest = cf__most(dearest, (double)t->weights[v].activations);
-    bytes->per_token_activations = (int64_t)dearest;
-    for (s = 0; s < split->pp; s++) {
-        double own = 0, scale;
-        for (v = s; v < n_v; v += split->pp) own = cf__most(own, (double)t->weights[v].activations);
-        scale = dearest / own;
-        for (v = s; v < n_v; v += split->pp) {
-            const cf__weights *w = &t->weights[v];
-            bytes->per_token_state = cf__max(bytes->per_token_state, (int64_t)cf__product((double)w->state, scale) + 1);
-            bytes->per_token_state_gradient =
-                cf__max(bytes->per_token_state_gradient, (int64_t)cf__product((double)w->gradient, scale) + 1);
-            bytes->per_token_boundary =
-                cf__max(bytes->per_token_boundary, (int64_t)cf__product((double)w->input, scale) + 1);
-        }
-        t->limits[s] = 1; /* 0 would mean that there is no limit */
-        if (t->room[s] > 0) t->limits[s] = cf__max(1, (int64_t)cf__product((double)t->room[s] * (1 - 1e-9), scale));
-    }
-    desc->limits_bytes = t->limits;
-}
-
-/* Bytes x 100 of a token of state, with its gradient and (local replay) its row of a saved input, and of a chunk that
-   is kept, the dearest on that stage. */
-static int64_t cf__state_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int local) {
-    int64_t v, sum = 0;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
-        sum += t->weights[v].state + t->weights[v].gradient + (local ? t->weights[v].input : 0);
-    return sum;
-}
-
-static int64_t cf__kept_weight(const cf__tuner *t, const cf_parallel *split, int64_t stage, int64_t chunk_size) {
-    int64_t v, most = 1;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
-        most = cf__max(most, t->weights[v].activations * chunk_size);
-    return most;
-}
-
-/* The second, for stages that are not: every stage gets room for the state of the largest group and K chunks; of what
-   is left on the fullest one half is for more state, and all else on each for more chunks. */
-static void cf__limit_chunks(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, cf_schedule_desc *desc) {
-    int64_t at_least = cf__min(desc->k, cf__largest_group(plan)) * split->n_virtual, tokens = 0, more = INT64_MAX, s, i;
-    int local = desc->replay == CF_REPLAY_LOCAL;
-    for (i = 0; i < plan->n_groups; i++) tokens = cf__max(tokens, plan->groups[i].tokens);
-    for (s = 0; s < split->pp; s++) {
-        int64_t state = cf__state_weight(t, split, s, local);
-        int64_t left = t->room[s] - tokens * state - at_least * cf__kept_weight(t, split, s, plan->chunk_size);
-        more = cf__max(0, cf__min(more, left / 2 / state));
-    }
-    tokens = cf__min(tokens + more, INT64_MAX / 8 / split->n_virtual);
-    for (s = 0; s < split->pp; s++) {
-        int64_t left = t->room[s] - tokens * cf__state_weight(t, split, s, local);
-        t->chunk_limits[s] = cf__max(at_least, left / cf__kept_weight(t, split, s, plan->chunk_size));
-    }
-    memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
-    desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
-    desc->bytes.per_token_boundary = local;
-    desc->limits_bytes = NULL;
-    desc->limit_bytes = cf__max(1, tokens * (2 + local) * split->n_virtual);
-    desc->limits = t->chunk_limits;
-}
-
-/* Where a schedule needs most. */
-typedef struct cf__peak {
-    cf_memory_report memory;
-    int64_t stage;
-    cf_action action;
-    double seconds;
-} cf__peak;
-
-/* The heaviest moment of one stage's list; t->held_at_peak says what its virtual stages hold then. Rows in host memory
-   are not held. Returns how many compute passes come before it. */
-static int64_t cf__walk_peak(cf__tuner *t, const cf__simulation *sim, const cf_schedule *schedule, int64_t stage,
-                             cf_action *action, int64_t *rows) {
-    int64_t n_v = schedule->n_stages * schedule->n_virtual, pp = schedule->n_stages, weight = 0, most = -1, at = 0;
-    int64_t passes = 0, id, v;
-    for (v = stage; v < n_v; v += pp) memset(&t->held[v], 0, sizeof t->held[v]);
-    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
-        const cf_action *a = &schedule->actions[id];
-        const cf__weights *w = &t->weights[a->stage];
-        cf__held *held = &t->held[a->stage];
-        int64_t padded = sim->pipe.plan->chunks[a->chunk].padded;
-        int64_t moved = cf_chunk_state_tokens(sim->pipe.plan, a->chunk);
-        if (a->pass == CF_PREFETCH) {
-            held->state += moved;
-            weight += moved * w->state;
-        }
-        if (a->pass < CF_COMPUTE_PASS_COUNT) {
-            weight -= cf__weigh(w, held);
-            cf__hold(sim, held, a);
-            weight += cf__weigh(w, held);
-            if (weight + padded * w->chunk > most) {
-                most = weight + padded * w->chunk;
-                at = passes;
-                *action = *a;
-                *rows = padded;
-                for (v = stage; v < n_v; v += pp) t->held_at_peak[v] = t->held[v];
-            }
-            weight -= cf__weigh(w, held);
-            cf__let_go(sim, held, a);
-            weight += cf__weigh(w, held);
-            passes++;
-        }
-        if (a->pass == CF_OFFLOAD) {
-            held->state -= moved;
-            weight -= moved * w->state;
-        }
-    }
-    return at;
-}
-
-/* The fullest stage at its heaviest moment. walked: the schedule of the timeline, or the same with its transfers. */
-static cf_result cf__find_peak(cf__tuner *t, const cf_plan *plan, const cf_schedule *schedule,
-                               const cf_schedule *walked, const cf_timeline *timeline, cf__peak *out) {
-    int64_t n_v = schedule->n_stages * schedule->n_virtual, s, v;
-    cf__simulation sim;
-    memset(&sim, 0, sizeof sim);
-    memset(out, 0, sizeof *out);
-    sim.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                               schedule->replay, NULL);
-    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
-    for (s = 0; s < schedule->n_stages; s++) {
-        cf_memory_report report;
-        cf_action action;
-        int64_t rows = 0, at;
-        memset(&action, 0, sizeof action);
-        for (v = s; v < n_v; v += schedule->n_stages) memset(&t->held_at_peak[v], 0, sizeof t->held_at_peak[v]);
-        at = cf__walk_peak(t, &sim, walked, s, &action, &rows);
-        for (v = s; v < n_v; v += schedule->n_stages) {
-            t->loads[v].live_tokens = t->held_at_peak[v].tokens;
-            t->loads[v].state_tokens = t->held_at_peak[v].state;
-            t->loads[v].state_gradient_tokens = t->held_at_peak[v].gradient;
-            t->loads[v].input_tokens = t->held_at_peak[v].saved;
-        }
-        t->loads[action.stage].chunk_tokens = rows;
-        if (!cf__memory_stage(&t->memory, s, t->loads, 0, &report)) return cf__fail_size(t->error, "lengths");
-        if (s > 0 && report.total <= out->memory.total) continue;
-        out->memory = report;
-        out->stage = s;
-        out->action = action;
-        out->seconds = plan->n_steps > 0 ? timeline->start[schedule->first[s] + at] : 0;
-    }
-    return CF_OK;
-}
-
-/* ---- one plan: schedule, time, memory ---- */
-
-/* Costs, memory and limits of a split and a ChunkSize. */
-static cf_result cf__set_up(cf__tuner *t, int64_t split_id, int64_t chunk_size) {
-    const cf_parallel *split = &t->tuning->splits[split_id];
-    cf_result r;
-    if (t->desc.timing != NULL) {
-        t->timing = *t->desc.timing;
-        t->step_seconds = t->desc.step_seconds;
-    } else {
-        cf_cost_desc cost;
-        memset(&cost, 0, sizeof cost);
-        cost.model = t->desc.model;
-        cost.gpu = t->desc.gpu;
-        cost.parallel = *split;
-        cost.gpus_per_node = t->desc.gpus_per_node;
-        cost.chunk_size = chunk_size;
-        r = cf_cost_estimate(&cost, t->stages, split->pp * split->n_virtual, &t->timing, &t->step_seconds, t->error);
-        if (r != CF_OK) return r;
-    }
-    if ((r = cf__tune_weights(t, split, chunk_size)) != CF_OK) return r;
-    cf__find_room(t, split, chunk_size);
-    return CF_OK;
-}
-
-static cf_schedule_desc cf__rank_desc(const cf__tuner *t, const cf_parallel *split, int64_t k, cf_replay replay,
-                                      cf_schedule_kind kind, int64_t rank) {
-    cf_schedule_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.kind = kind;
-    desc.replay = replay;
-    desc.n_stages = split->pp;
-    desc.n_virtual = split->n_virtual;
-    desc.k = k;
-    desc.rank = rank;
-    desc.timing = &t->timing;
-    desc.split_backward = t->desc.split_backward;
-    desc.allocator = &t->allocator;
-    return desc;
-}
-
-/* Makes a schedule and its timeline in the buffers. */
-static cf_result cf__time_rank(cf__tuner *t, const cf_plan *plan, const cf_schedule_desc *desc, int bounds,
-                               cf_schedule **schedule, cf_timeline **timeline) {
-    cf_simulate_desc simulate;
-    size_t bytes;
-    cf_result r;
-    if ((r = cf_schedule_size(plan, desc, &bytes, t->error)) != CF_OK) return r;
-    if ((r = cf__reserve(t, &t->schedule, bytes)) != CF_OK) return r;
-    r = cf_schedule_into(plan, desc, t->schedule.memory, t->schedule.bytes, schedule, t->error);
-    if (r != CF_OK) return r;
-    memset(&simulate, 0, sizeof simulate);
-    simulate.timing = &t->timing;
-    simulate.no_bounds = !bounds;
-    if ((r = cf_simulate_size(plan, *schedule, &simulate, &bytes, t->error)) != CF_OK) return r;
-    if ((r = cf__reserve(t, &t->timeline, bytes)) != CF_OK) return r;
-    return cf_simulate_into(plan, *schedule, &simulate, t->timeline.memory, t->timeline.bytes, timeline, t->error);
-}
-
-/* The same, and its memory. */
-static cf_result cf__try_rank(cf__tuner *t, const cf_plan *plan, const cf_schedule_desc *desc, int offload,
-                              cf_timeline **timeline, cf__peak *peak) {
-    cf_schedule *schedule, *lowered = NULL;
-    cf_result r = cf__time_rank(t, plan, desc, 0, &schedule, timeline);
-    if (r == CF_OK && offload) {
-        cf_lower_desc lower;
-        memset(&lower, 0, sizeof lower);
-        lower.timing = &t->timing;
-        lower.offload = 1;
-        lower.allocator = &t->allocator;
-        r = cf_schedule_lower(plan, schedule, &lower, &lowered, t->error);
-    }
-    if (r == CF_OK) r = cf__find_peak(t, plan, schedule, lowered != NULL ? lowered : schedule, *timeline, peak);
-    cf_schedule_free(lowered);
-    return r;
-}
-
-static void cf__not_feasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
-    c->status = CF_TUNE_INFEASIBLE;
-    c->why = why;
-    c->bytes = bytes;
-    c->stage = stage;
-}
-
-/* Notes the peak of a schedule that fits. */
-static void cf__note_peak(cf_tune_candidate *c, const cf__peak *peak, int64_t batch, int64_t rank) {
-    if (peak->memory.total <= c->bytes) return;
-    c->memory = peak->memory;
-    c->bytes = peak->memory.total;
-    c->stage = peak->stage;
-    c->peak_batch = batch;
-    c->peak_rank = rank;
-    c->peak_action = peak->action;
-    c->peak_seconds = peak->seconds;
-}
-
-/* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
-static cf_result cf__fit_rank(cf__tuner *t, const cf_plan *plan, cf_tune_candidate *c, int64_t batch, int64_t rank,
-                              cf_timeline **timeline) {
-    const cf_parallel *split = &t->tuning->splits[c->split];
-    cf_schedule_desc desc = cf__rank_desc(t, split, c->k, c->replay, c->kind, rank);
-    int64_t least = INT64_MAX, stage = 0;
-    int way;
-    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(plan, split->pp, split->n_virtual);
-    for (way = 0; way < 3; way++) {
-        cf__peak peak;
-        cf_result r;
-        if (way == 1) cf__limit_bytes(t, split, &desc);
-        if (way == 2) cf__limit_chunks(t, plan, split, &desc);
-        c->limited |= way > 0;
-        t->tuning->n_simulated++;
-        r = cf__try_rank(t, plan, &desc, c->offload, timeline, &peak);
-        if (r == CF_ERROR_INFEASIBLE) continue;
-        if (r != CF_OK) return r;
-        if (peak.memory.total <= t->tuning->limit_bytes) {
-            cf__note_peak(c, &peak, batch, rank);
-            return CF_OK;
-        }
-        if (peak.memory.total < least) {
-            least = peak.memory.total;
-            stage = peak.stage;
-        }
-    }
-    cf__not_feasible(c, least, stage, "no schedule of some batch keeps to the limit");
-    return CF_OK;
-}
-
-/* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
-static cf_result cf__try_batch(cf__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
-    const cf_parallel *split = &t->tuning->splits[c->split];
-    cf_plan *plan = NULL;
-    cf_timeline *timeline = NULL;
-    double slowest = 0, bubble = 0;
-    int64_t rank;
-    cf_result r = cf__pack_batch(t, split, c->chunk_size, batch, &plan);
-    if (r != CF_OK) return r;
-    for (rank = 0; rank < split->dp; rank++) {
-        if ((r = cf__fit_rank(t, plan, c, batch, rank, &timeline)) != CF_OK) return r;
-        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        if (rank > 0 && !(timeline->makespan > slowest)) continue;
-        slowest = timeline->makespan;
-        bubble = timeline->bubble_useful;
-    }
-    *seconds = slowest + t->step_seconds;
-    if (batch == t->desc.n_batches) return CF_OK;
-    c->bubble += bubble / (double)t->desc.n_batches;
-    c->chunks += (double)plan->n_steps / (double)t->desc.n_batches;
-    return CF_OK;
-}
-
-/* ---- bounds ---- */
-
-/* The strongest bound of the slowest rank for passes as `kind` cuts them. */
-static cf_result cf__bound_plan(cf__tuner *t, const cf_plan *plan, const cf_parallel *split, int64_t k,
-                                cf_replay replay, cf_schedule_kind kind, double *out) {
-    int64_t rank;
-    *out = 0;
-    for (rank = 0; rank < split->dp; rank++) {
-        cf_schedule_desc desc = cf__rank_desc(t, split, k, replay, kind, rank);
-        cf_schedule *schedule;
-        cf_timeline *timeline;
-        cf_result r = cf__time_rank(t, plan, &desc, 1, &schedule, &timeline);
-        if (r != CF_OK) return r;
-        *out = cf__most(*out, timeline->bound);
-    }
-    *out += t->step_seconds;
-    return CF_OK;
-}
-
-/* Bounds of one point and batch. */
-static cf_result cf__bound_point(cf__tuner *t, const cf_plan *plan, int64_t point_id, int64_t batch) {
-    cf__point point = cf__point_of(t, point_id);
-    const cf_parallel *split = &t->tuning->splits[point.split];
-    int64_t at = point_id * t->desc.n_batches + batch, k = t->desc.ks[point.k];
-    cf_replay replay = t->desc.replays[point.replay];
-    cf_schedule_kind probe = split->n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
-    cf_result r = cf__bound_plan(t, plan, split, k, replay, probe, &t->bounds[at]);
-    if (r != CF_OK || t->split_bounds == NULL) return r;
-    t->split_bounds[at] = 0;
-    if (split->n_virtual > 1) return CF_OK; /* no fixed kind cuts the backwards of virtual stages */
-    return cf__bound_plan(t, plan, split, k, replay, CF_SCHEDULE_ZERO_BUBBLE, &t->split_bounds[at]);
-}
-
-/* The bounds of the largest K hold for the smaller ones too: leaving out replays makes no schedule longer. */
-static void cf__copy_bounds(cf__tuner *t, const cf__point *point, int64_t from, int64_t batch) {
-    int64_t k, n = t->desc.n_batches;
-    for (k = 0; k < t->desc.n_ks; k++) {
-        int64_t id = cf__point_id(t, point->split, point->chunk_size, k, point->replay);
-        t->bounds[id * n + batch] = t->bounds[from * n + batch];
-        if (t->split_bounds != NULL) t->split_bounds[id * n + batch] = t->split_bounds[from * n + batch];
-    }
-}
-
-/* A bound of one batch of a candidate. */
-static double cf__candidate_bound(const cf__tuner *t, const cf__point *point, cf_schedule_kind kind, int64_t batch) {
-    int64_t at = cf__point_id(t, point->split, point->chunk_size, point->k, point->replay) * t->desc.n_batches + batch;
-    if (!cf__kind_splits(&t->desc, kind)) return t->bounds[at];
-    if (kind == CF_SCHEDULE_ZERO_BUBBLE || t->split_bounds[at] < t->bounds[at]) return t->split_bounds[at];
-    return t->bounds[at];
-}
-
-/* All candidates of a point that are not infeasible yet become so. */
-static void cf__point_not_feasible(cf__tuner *t, const cf__point *point, int64_t bytes, int64_t stage) {
-    int64_t kind, offload;
-    for (kind = 0; kind < t->n_kinds; kind++)
-        for (offload = 0; offload < t->n_offloads; offload++) {
-            cf_tune_candidate *c = &t->tuning->candidates[cf__candidate_id(t, point, kind, offload)];
-            if (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes)
-                cf__not_feasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
-        }
-}
-
-/* All points of one split and ChunkSize on one batch: the least memory and time that they need. */
-static cf_result cf__bound_batch(cf__tuner *t, int64_t split_id, int64_t chunk_size, int64_t batch) {
-    const cf_parallel *split = &t->tuning->splits[split_id];
-    int64_t k, replay, at_most_k = t->desc.n_ks - 1, largest, first = -1;
-    int64_t *most = &t->most_chunks[split_id * t->desc.n_chunk_sizes + chunk_size];
-    cf_plan *plan = NULL;
-    cf_result r = cf__pack_batch(t, split, t->desc.chunk_sizes[chunk_size], batch, &plan);
-    if (r != CF_OK) return r;
-    if ((r = cf__check_weights(t, plan, split)) != CF_OK) return r;
-    largest = cf__largest_group(plan);
-    *most = cf__max(*most, largest);
-    for (replay = 0; replay < t->desc.n_replays; replay++) {
-        int64_t id = cf__point_id(t, split_id, chunk_size, at_most_k, replay), stage;
-        cf__point point = cf__point_of(t, id);
-        for (k = 0; k < t->desc.n_ks; k++) {
-            int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
-            int64_t bytes = cf__least_bytes(t, plan, split, t->desc.ks[k], local, &stage);
-            point.k = k;
-            if (bytes > t->tuning->limit_bytes) cf__point_not_feasible(t, &point, bytes, stage);
-        }
-        if (batch == t->desc.n_batches) continue;
-        if (first < 0 || t->desc.ks[at_most_k] < largest)
-            first = id; /* else nothing is replayed: the other form's will do */
-        if (first == id && (r = cf__bound_point(t, plan, id, batch)) != CF_OK) return r;
-        cf__copy_bounds(t, &point, first, batch);
-        cf__tune_done(t, t->desc.n_ks);
-        if (t->stop) return CF_OK;
-    }
-    return CF_OK;
-}
-
-static void cf__sum_bounds(const cf__tuner *t, int64_t id) {
-    cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t batch, kind;
-    cf__point point = cf__candidate_point(t, id, &kind);
-    c->bound = 0;
-    for (batch = 0; batch < t->desc.n_batches; batch++)
-        c->bound += cf__candidate_bound(t, &point, c->kind, batch) / (double)t->desc.n_batches;
-}
-
-/* Gives a candidate the bounds of its own K; its costs are set up. */
-static cf_result cf__own_bounds(cf__tuner *t, int64_t id) {
-    const cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t batch, kind, point_id;
-    cf__point point = cf__candidate_point(t, id, &kind);
-    point_id = cf__point_id(t, point.split, point.chunk_size, point.k, point.replay);
-    for (batch = 0; batch < t->desc.n_batches && !t->is_bounded[point_id]; batch++) {
-        cf_plan *plan = NULL;
-        cf_result r = cf__pack_batch(t, &t->tuning->splits[c->split], c->chunk_size, batch, &plan);
-        if (r == CF_OK) r = cf__bound_point(t, plan, point_id, batch);
-        if (r != CF_OK) return r;
-    }
-    t->is_bounded[point_id] = 1;
-    cf__sum_bounds(t, id);
-    return CF_OK;
-}
-
-/* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
-static cf_result cf__check_least_limit(cf__tuner *t) {
-    int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cf__longest_of(t->lengths, t->n)];
-    int64_t tokens = cf__max(1, cf__min(longest, t->desc.chunk_sizes[0]));
-    for (i = 0; i < t->tuning->n_splits; i++) {
-        cf_memory_desc memory = t->desc.memory;
-        cf_error error;
-        cf_result r;
-        memory.model = t->desc.model;
-        memory.parallel = t->tuning->splits[i];
-        r = cf__check_chunk_fits(&memory, 1, 0, t->tuning->limit_bytes, &error);
-        if (r == CF_OK) return CF_OK;
-        if (r != CF_ERROR_LIMIT) {
-            *t->error = error;
-            return r;
-        }
-        (void)cf__check_chunk_fits(&memory, tokens, longest > tokens ? longest : 0, t->tuning->limit_bytes, &error);
-        if (error.wanted >= wanted) continue;
-        wanted = error.wanted;
-        item = error.item;
-    }
-    return cf__fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
-                    "too little for this stage's model state and a chunk of the smallest size");
-}
-
-/* A K beyond the largest group makes the same schedules as the smallest such K. */
-static void cf__drop_copies(cf__tuner *t, int64_t split, int64_t chunk_size) {
-    int64_t most = t->most_chunks[split * t->desc.n_chunk_sizes + chunk_size], enough = 0, k, replay, kind, offload;
-    while (enough < t->desc.n_ks && t->desc.ks[enough] < most) enough++;
-    for (k = enough + 1; k < t->desc.n_ks; k++)
-        for (replay = 0; replay < t->desc.n_replays; replay++) {
-            cf__point copy = cf__point_of(t, cf__point_id(t, split, chunk_size, k, replay)), origin = copy;
-            origin.k = enough;
-            for (kind = 0; kind < t->n_kinds; kind++)
-                for (offload = 0; offload < t->n_offloads; offload++) {
-                    cf_tune_candidate *c = &t->tuning->candidates[cf__candidate_id(t, &copy, kind, offload)];
-                    if (c->status == CF_TUNE_INFEASIBLE) continue;
-                    c->status = CF_TUNE_DOMINATED;
-                    c->why = "no group has so many chunks: the same as a smaller K";
-                    c->same_as = cf__candidate_id(t, &origin, kind, offload);
-                }
-        }
-}
-
-static void cf__fill_candidates(cf__tuner *t) {
-    int64_t id, kind;
-    for (id = 0; id < t->tuning->n_candidates; id++) {
-        cf__point point = cf__candidate_point(t, id, &kind);
-        cf_tune_candidate *c = &t->tuning->candidates[id];
-        memset(c, 0, sizeof *c);
-        c->split = point.split;
-        c->chunk_size = t->desc.chunk_sizes[point.chunk_size];
-        c->k = t->desc.ks[point.k];
-        c->kind = t->desc.kinds[kind];
-        c->replay = t->desc.replays[point.replay];
-        c->offload = (int)(id % t->n_offloads);
-        c->why = "";
-        c->same_as = -1;
-    }
-    for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) t->tuning->seconds[id] = -1;
-}
-
-static cf_result cf__find_all_bounds(cf__tuner *t) {
-    int64_t split, size, batch, id;
-    cf_result r;
-    for (id = 0; id < t->n_points; id++) t->is_bounded[id] = cf__point_of(t, id).k == t->desc.n_ks - 1;
-    memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
-    for (split = 0; split < t->tuning->n_splits; split++)
-        for (size = 0; size < t->desc.n_chunk_sizes; size++) {
-            if ((r = cf__set_up(t, split, t->desc.chunk_sizes[size])) != CF_OK) return r;
-            for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--)
-                if ((r = cf__bound_batch(t, split, size, batch)) != CF_OK) return r;
-            if (t->stop) return CF_OK;
-            cf__drop_copies(t, split, size);
-        }
-    for (id = 0; id < t->tuning->n_candidates; id++) cf__sum_bounds(t, id);
-    return CF_OK;
-}
-
-/* ---- the search ---- */
-
-/* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
-static double cf__to_beat(const cf__tuner *t) {
-    return t->n_threshold < t->desc.n_exact ? DBL_MAX : t->threshold[t->n_threshold - 1] * (1 + 1e-9);
-}
-
-static void cf__note_time(cf__tuner *t, int64_t id) {
-    cf_tuning *tuning = t->tuning;
-    double seconds = tuning->candidates[id].seconds;
-    int64_t room = cf__min(t->desc.n_exact, tuning->n_candidates), i;
-    if (tuning->winner < 0 || seconds < tuning->candidates[tuning->winner].seconds ||
-        (!(seconds > tuning->candidates[tuning->winner].seconds) && id < tuning->winner))
-        tuning->winner = id;
-    if (t->n_threshold == room && !(seconds < t->threshold[room - 1])) return;
-    if (t->n_threshold < room) t->n_threshold++;
-    for (i = t->n_threshold - 1; i > 0 && seconds < t->threshold[i - 1]; i--) t->threshold[i] = t->threshold[i - 1];
-    t->threshold[i] = seconds;
-}
-
-static void cf__give_up(cf_tune_candidate *c, const char *why) {
-    c->status = CF_TUNE_DOMINATED;
-    c->why = why;
-    c->bubble = c->chunks = 0;
-}
-
-/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow. */
-static cf_result cf__try_candidate(cf__tuner *t, int64_t id, int forced) {
-    cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t i, n = t->desc.n_batches, kind;
-    cf__point point = cf__candidate_point(t, id, &kind);
-    double *seconds = cf__batch_seconds(t, id), at_least, ignored;
-    cf_result r;
-    if (!forced && c->bound > cf__to_beat(t)) {
-        cf__give_up(c, "a lower bound of its time is above the best");
-        return CF_OK;
-    }
-    if ((r = cf__set_up(t, c->split, c->chunk_size)) != CF_OK) return r;
-    if ((r = cf__own_bounds(t, id)) != CF_OK) return r;
-    if (!forced && c->bound > cf__to_beat(t)) {
-        cf__give_up(c, "a lower bound of its time is above the best");
-        return CF_OK;
-    }
-    at_least = c->bound * (double)n;
-    c->status = CF_TUNE_UNTRIED;
-    c->why = "";
-    c->bubble = c->chunks = 0;
-    c->bytes = 0;
-    c->limited = 0;
-    for (i = 0; i <= n && !t->stop; i++) {
-        r = i == 0 ? cf__try_batch(t, c, n, &ignored) : cf__try_batch(t, c, i - 1, &seconds[i - 1]);
-        if (r != CF_OK || c->status == CF_TUNE_INFEASIBLE) return r;
-        if (i == 0) continue;
-        at_least += seconds[i - 1] - cf__candidate_bound(t, &point, c->kind, i - 1);
-        if (!forced && i < n && at_least / (double)n > cf__to_beat(t)) {
-            cf__give_up(c, "its first batches and bounds of the others are above the best");
-            return CF_OK;
-        }
-        if (i < n) cf__tune_done(t, 1);
-    }
-    if (i <= n) return CF_OK; /* interrupted */
-    c->status = CF_TUNE_OK;
-    c->why = "";
-    c->seconds = cf__mean(seconds, n);
-    c->confidence = cf__confidence(seconds, NULL, n);
-    cf__note_time(t, id);
-    return CF_OK;
-}
-
-/* Whether it is known how good a candidate is, or that it is not good enough. */
-static int cf__is_settled(const cf_tune_candidate *c) {
-    return c->status == CF_TUNE_OK || c->status == CF_TUNE_DOMINATED;
-}
-
-/* `c` makes the same schedules as `other`. */
-static int cf__give_up_for(const cf__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other, const char *why) {
-    cf__give_up(c, why);
-    c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
-    return 1;
-}
-
-/* In which of three rounds a candidate is looked at: 0 best, or all where there is no best, and kinds that best does
-   not include; 1 the kinds that best tries too; 2 those that offload. */
-static int cf__round_of(const cf__tuner *t, const cf_tune_candidate *c) {
-    int fixed = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
-    if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) fixed = 0;
-    if (c->offload) return 2;
-    return fixed && cf__kind_place(&t->desc, CF_SCHEDULE_BEST) >= 0 ? 1 : 0;
-}
-
-/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. */
-static int cf__is_needless(cf__tuner *t, int64_t id) {
-    cf_tune_candidate *c = &t->tuning->candidates[id], *other;
-    int64_t kind, most;
-    cf__point point = cf__candidate_point(t, id, &kind), origin = point;
-    most = t->most_chunks[point.split * t->desc.n_chunk_sizes + point.chunk_size];
-    origin.replay = 0;
-    if (point.replay > 0 && c->k >= most) {
-        other = &t->tuning->candidates[cf__candidate_id(t, &origin, kind, c->offload)];
-        if (!other->limited && cf__is_settled(other))
-            return cf__give_up_for(t, c, other, "nothing is replayed: the same as the other form");
-    }
-    if (c->offload) {
-        other = &t->tuning->candidates[id - 1];
-        if (!other->limited && cf__is_settled(other)) return cf__give_up_for(t, c, other, "it fits without");
-    }
-    if (t->desc.n_exact == CF_MAX_CANDIDATES || cf__round_of(t, c) != 1) return 0;
-    other = &t->tuning->candidates[cf__candidate_id(t, &point, cf__kind_place(&t->desc, CF_SCHEDULE_BEST), c->offload)];
-    if (other->limited || other->status != CF_TUNE_OK) return 0;
-    cf__give_up(c, "the searched schedule is never slower");
-    return 1;
-}
-
-static cf_result cf__search_round(cf__tuner *t, int round) {
-    cf_tuning *tuning = t->tuning;
-    int64_t i;
-    for (i = 0; i < tuning->n_candidates && !t->stop; i++) {
-        int64_t id = t->order[tuning->n_candidates - 1 - i]; /* falling keys, read backwards */
-        cf_tune_candidate *c = &tuning->candidates[id];
-        int64_t before = t->done;
-        cf_result r = CF_OK;
-        if (cf__round_of(t, c) != round) continue;
-        if (c->status == CF_TUNE_UNTRIED && !cf__is_needless(t, id)) r = cf__try_candidate(t, id, 0);
-        if (r != CF_OK) return r;
-        cf__tune_done(t, t->desc.n_batches - (t->done - before));
-    }
-    return CF_OK;
-}
-
-/* ---- the neighbours of the winner ---- */
-
-static int64_t cf__distance(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
-
-/* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
-static int cf__is_neighbour(const cf__tuner *t, int64_t a, int64_t b) {
-    int64_t kind_a, kind_b;
-    cf__point p = cf__candidate_point(t, a, &kind_a), q = cf__candidate_point(t, b, &kind_b);
-    int64_t sizes = cf__distance(p.chunk_size, q.chunk_size), ks = cf__distance(p.k, q.k);
-    int differences = (sizes != 0) + (ks != 0) + (kind_a != kind_b) + (p.replay != q.replay) +
-                      (a % t->n_offloads != b % t->n_offloads);
-    return p.split == q.split && differences == 1 && sizes <= 2 && ks <= 2;
-}
-
-/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
-static int64_t cf__origin_of(const cf__tuner *t, int64_t id) {
-    while (t->tuning->candidates[id].same_as >= 0) id = t->tuning->candidates[id].same_as;
-    return id;
-}
-
-/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its
-   own. */
-static cf_result cf__try_neighbours(cf__tuner *t) {
-    cf_tuning *tuning = t->tuning;
-    int64_t around = -1, id;
-    while (around != tuning->winner && !t->stop) {
-        around = tuning->winner;
-        tuning->n_neighbours = 0;
-        for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
-            const cf_tune_candidate *c = &tuning->candidates[id];
-            int64_t exact;
-            cf_result r;
-            if (!cf__is_neighbour(t, around, id)) continue;
-            tuning->neighbours[tuning->n_neighbours++] = id;
-            exact = c->same_as >= 0 ? cf__origin_of(t, id) : id;
-            if (tuning->candidates[exact].status == CF_TUNE_DOMINATED ||
-                tuning->candidates[exact].status == CF_TUNE_UNTRIED)
-                if ((r = cf__try_candidate(t, exact, 1)) != CF_OK) return r;
-        }
-    }
-    return CF_OK;
-}
-
-/* ---- the whole of it ---- */
-
-static void cf__rank_candidates(cf__tuner *t) {
-    cf_tuning *tuning = t->tuning;
-    int64_t i, n = t->desc.n_batches, least = INT64_MAX;
-    for (i = 0; i < tuning->n_candidates; i++) {
-        cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->same_as >= 0) c->same_as = cf__origin_of(t, i);
-        if (c->status == CF_TUNE_INFEASIBLE) least = cf__min(least, c->bytes);
-        if (c->status != CF_TUNE_OK) continue;
-        t->keys[i] = c->seconds;
-        t->order[tuning->n_ranked++] = (int32_t)i;
-    }
-    cf__sort_by_key(t->order, tuning->n_ranked, t->keys);
-    for (i = 0; i < tuning->n_ranked; i++) {
-        int64_t id = t->order[tuning->n_ranked - 1 - i]; /* sorted by falling key, of equals the higher index first */
-        cf_tune_candidate *c = &tuning->candidates[id];
-        tuning->ranking[i] = id;
-        c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
-        c->behind_confidence = cf__confidence(cf__batch_seconds(t, id), cf__batch_seconds(t, tuning->winner), n);
-    }
-    if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
-    tuning->interrupted = t->stop;
-}
-
-static cf_result cf__tune_all(cf__tuner *t) {
-    cf_tuning *tuning = t->tuning;
-    int64_t i;
-    int round;
-    cf_result r;
-    (void)cf__list_splits(&t->desc, tuning->splits);
-    cf__fill_candidates(t);
-    t->total = (t->n_points + tuning->n_candidates) * t->desc.n_batches;
-    if ((r = cf__draw_batches(t)) != CF_OK) return r;
-    if ((r = cf__check_least_limit(t)) != CF_OK) return r;
-    if ((r = cf__find_all_bounds(t)) != CF_OK) return r;
-    for (i = 0; i < tuning->n_candidates; i++) {
-        t->keys[i] = tuning->candidates[i].bound;
-        t->order[i] = (int32_t)i;
-    }
-    cf__sort_by_key(t->order, tuning->n_candidates, t->keys);
-    for (round = 0; round < 3; round++)
-        if ((r = cf__search_round(t, round)) != CF_OK) return r;
-    if (tuning->winner >= 0 && (r = cf__try_neighbours(t)) != CF_OK) return r;
-    cf__rank_candidates(t);
-    return CF_OK;
-}
-
-/* The most virtual stages of any split. */
-static cf_result cf__measure_splits(cf__tuner *t, const cf_tuning *header) {
-    cf_parallel *splits =
-        (cf_parallel *)t->allocator.alloc((size_t)header->n_splits * sizeof(cf_parallel), t->allocator.user);
-    int64_t i;
-    if (splits == NULL) return cf__fail_memory(t->error, (size_t)header->n_splits * sizeof(cf_parallel));
-    (void)cf__list_splits(&t->desc, splits);
-    for (i = 0; i < header->n_splits; i++)
-        t->most_virtual = cf__max(t->most_virtual, splits[i].pp * splits[i].n_virtual);
-    t->allocator.release(splits, t->allocator.user);
-    return CF_OK;
-}
-
-/* Everything but the outcome's own memory, which `tuning` points to. */
-static cf_result cf__tune_in(cf__tuner *t, cf_tuning *tuning) {
-    cf__carver space = {NULL, 0, 0};
-    void *scratch;
-    cf_error *error = t->error;
-    cf_result r = cf__measure_splits(t, tuning);
-    if (r != CF_OK) return r;
-    t->tuning = tuning;
-    cf__layout_tuner(t, tuning, &space);
-    if (space.overflow) return cf__too_large(t->error, "batch");
-    scratch = t->allocator.alloc(space.used, t->allocator.user);
-    if (scratch == NULL) return cf__fail_memory(t->error, space.used);
-    space.base = (unsigned char *)scratch;
-    space.used = 0;
-    cf__layout_tuner(t, tuning, &space);
-    t->error = &t->record;
-    r = cf__tune_all(t);
-    if (r != CF_OK && error != NULL) *error = t->record;
-    cf__release_buffer(t, &t->plan);
-    cf__release_buffer(t, &t->schedule);
-    cf__release_buffer(t, &t->timeline);
-    t->allocator.release(scratch, t->allocator.user);
-    return r;
-}
-
-CHUNKFLOW_API cf_result cf_tune_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, size_t *bytes,
-                                     cf_error *error) {
-    cf__tuner t;
-    cf_tuning header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result r = cf__tune_start(&t, &header, lengths, n, desc, error);
-    if (r != CF_OK) return r;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    (void)cf__layout_tuning(&t, &header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_batches");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_tune_into(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, void *memory,
-                                     size_t bytes, cf_tuning **out, cf_error *error) {
-    cf__tuner t;
-    cf_tuning header, *tuning;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result r = cf__tune_start(&t, &header, lengths, n, desc, error);
-    if (r != CF_OK) return r;
-    if (out == NULL) return cf__fail_null(error, "out");
-    (void)cf__layout_tuning(&t, &header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_batches");
-    if ((r = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return r;
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    tuning = cf__layout_tuning(&t, &header, &carver);
-    *tuning = header;
-    if ((r = cf__tune_in(&t, tuning)) == CF_OK) *out = tuning;
-    return r;
-}
-
-CHUNKFLOW_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
-                                cf_error *error) {
-    cf__tuner t;
-    cf_tuning header, *tuning;
-    cf__carver block = {NULL, 0, 0};
-    void *memory;
-    cf_result r = cf__tune_start(&t, &header, lengths, n, desc, error);
-    if (r != CF_OK) return r;
-    if (out == NULL) return cf__fail_null(error, "out");
-    (void)cf__layout_tuning(&t, &header, &block);
-    if (block.overflow) return cf__too_large(error, "n_batches");
-    memory = t.allocator.alloc(block.used, t.allocator.user);
-    if (memory == NULL) return cf__fail_memory(error, block.used);
-    block.base = (unsigned char *)memory;
-    block.used = 0;
-    tuning = cf__layout_tuning(&t, &header, &block);
-    *tuning = header;
-    tuning->allocator = t.allocator;
-    if ((r = cf__tune_in(&t, tuning)) == CF_OK) *out = tuning;
-    else t.allocator.release(memory, t.allocator.user);
-    return r;
-}
-
-CHUNKFLOW_API void cf_tuning_free(cf_tuning *tuning) {
-    if (tuning != NULL && tuning->allocator.release != NULL) {
-        cf_allocator allocator = tuning->allocator;
-        allocator.release(tuning, allocator.user);
-    }
 }
 
 #ifdef __cplusplus

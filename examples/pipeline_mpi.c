@@ -20,6 +20,9 @@
 #define CHUNKFLOW_STATIC
 #include "../chunkflow.h"
 
+#define CHUNKFLOW_TUNE_STATIC
+#include "../tools/chunkflow_tune.h" /* only for cf_cost_fit: costs from the passes that were timed */
+
 #include "arguments.h"
 #include "check.h"
 #include "pipeline.h"

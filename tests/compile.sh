@@ -1,5 +1,5 @@
 #!/bin/sh
-# compile.sh - compiles chunkflow.h in every way that its users do, and looks at what comes out.
+# compile.sh - compiles chunkflow.h and tools/chunkflow_tune.h in every way that their users do, and looks at what comes out.
 #
 #     tests/compile.sh [FILTER]
 #
@@ -139,11 +139,13 @@ static_unused() { # compiler
         ok "$name"
 }
 
-# Names of the functions that the header declares.
-declared() {
-    sed -n '/^#endif \/\* CHUNKFLOW_H \*\//q; s/^CHUNKFLOW_API .*[ *]\(cf_[a-z0-9_]*\)(.*/\1/p' "$TOP/chunkflow.h" |
-        sort -u
+# Names of the functions that a header declares.
+declared() { # prefix of its macros, file
+    sed -n "/^#endif \/\* $1_H \*\//q; s/^$1_API .*[ *]\(cf_[a-z0-9_]*\)(.*/\1/p" "$TOP/$2" | sort -u
 }
+
+# Where the tuner is: beside its own header, and with chunkflow.h on the path.
+TUNE="-I$TOP -I$TOP/tools"
 
 own_linkage() { # compiler
     name=own-linkage-$1
@@ -152,7 +154,7 @@ own_linkage() { # compiler
         "$SOURCES/own_linkage.c" -o "$OUT/$name.so" || return 0
     nm -D --defined-only "$OUT/$name.so" | awk '$2 == "T" { print $3 }' | grep -v -e '^_init$' -e '^_fini$' | sort \
         >"$OUT/$name.exported"
-    declared >"$OUT/$name.declared"
+    declared CHUNKFLOW chunkflow.h >"$OUT/$name.declared"
     if [ ! -s "$OUT/$name.declared" ]; then
         fail "$name" "found no declarations in the header"
     elif ! diff "$OUT/$name.declared" "$OUT/$name.exported" >"$OUT/$name.diff"; then
@@ -163,20 +165,20 @@ own_linkage() { # compiler
 }
 
 # Without position-independent code, so that constant tables of addresses count as what they are: read-only.
-symbols() { # compiler
-    name=symbols-$1
+symbols() { # compiler, name, source, prefix of the header's macros, header
+    name=$2-$1
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) -O2 -fno-pic -fno-pie $WARN -I"$TOP" -c "$SOURCES/implementation.c" \
-        -o "$OUT/$name.o" || return 0
+    build "$name" "$1" $(language_flags c99) -O2 -fno-pic -fno-pie $WARN $TUNE -c "$SOURCES/$3" -o "$OUT/$name.o" ||
+        return 0
     nm "$OUT/$name.o" >"$OUT/$name.nm"
     nm -g --defined-only "$OUT/$name.o" | awk '{ print $3 }' | sort >"$OUT/$name.exported"
-    declared >"$OUT/$name.declared"
+    declared "$4" "$5" >"$OUT/$name.declared"
     grep -v '^cf_' "$OUT/$name.exported" >"$OUT/$name.foreign"
     grep -E ' [BbCDdGgSs] ' "$OUT/$name.nm" >"$OUT/$name.writable"
     if [ ! -s "$OUT/$name.exported" ]; then
         fail "$name" "nm shows no symbols"
-    elif [ -s "$OUT/$name.foreign" ]; then
-        fail "$name" "exported without the prefix cf_:" "$OUT/$name.foreign"
+    elif [ -s "$OUT/$name.foreign" ] || grep -q ' U cf__' "$OUT/$name.nm"; then
+        fail "$name" "exported without the prefix cf_, or private names of another header:" "$OUT/$name.foreign"
     elif [ -s "$OUT/$name.writable" ]; then
         fail "$name" "writable globals:" "$OUT/$name.writable"
     elif ! diff "$OUT/$name.declared" "$OUT/$name.exported" >"$OUT/$name.diff"; then
@@ -205,6 +207,41 @@ header_example() { # compiler
         fail "$name" "did not print its 13 passes" "$OUT/$name.out"
     else
         ok "$name"
+    fi
+}
+
+# The tuner in a file of its own, which sees no more of chunkflow.h than its declarations; both implementations in one
+# file; private to the file; and the program in its comment.
+tune_files() { # compiler, standard, mode
+    name=tune-$1-$2-$3
+    wanted "$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN $TUNE "$SOURCES/tune_user.c" \
+        "$SOURCES/tune_implementation.c" "$SOURCES/implementation.c" -o "$OUT/$name" &&
+        run "$name" "$OUT/$name" "budget 64, h200"
+}
+
+tune_one_file() { # compiler, standard, mode
+    name=tune-one-file-$1-$2-$3
+    wanted "$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN $TUNE \
+        "$SOURCES/tune_one_file.c" -o "$OUT/$name" || return 0
+    if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
+        fail "$name" "a function of a library is visible outside its file"
+        return 0
+    fi
+    run "$name" "$OUT/$name" "budget 64, h200"
+}
+
+tune_example() { # compiler
+    name=tune-example-$1
+    wanted "$name" || return 0
+    awk '/A complete program/ { on = 1; next } on && /^   [^ ]/ { exit } on { print }' "$TOP/tools/chunkflow_tune.h" \
+        >"$OUT/$name.c"
+    build "$name" "$1" -std=c99 -O1 $WARN $TUNE "$OUT/$name.c" -o "$OUT/$name" || return 0
+    if "$OUT/$name" >"$OUT/$name.out" 2>&1 && grep -q '^ChunkSize [0-9]*, K [0-9]*, [a-z0-9]*: ' "$OUT/$name.out"; then
+        ok "$name"
+    else
+        fail "$name" "found no setting" "$OUT/$name.out"
     fi
 }
 
@@ -245,6 +282,8 @@ for compiler in gcc clang; do
         for mode in debug ndebug; do
             one_file $compiler $standard $mode
             static_mode $compiler $standard $mode
+            tune_files $compiler $standard $mode
+            tune_one_file $compiler $standard $mode
         done
         case $standards in *c++11*) cplusplus_user $compiler $standard ;; esac
     done
@@ -252,8 +291,10 @@ for compiler in gcc clang; do
     two_files $compiler ndebug
     static_unused $compiler
     own_linkage $compiler
-    symbols $compiler
+    symbols $compiler symbols implementation.c CHUNKFLOW chunkflow.h
+    symbols $compiler tune-symbols tune_implementation.c CHUNKFLOW_TUNE tools/chunkflow_tune.h
     header_example $compiler
+    tune_example $compiler
     same_bits $compiler
 done
 

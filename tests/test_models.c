@@ -2,6 +2,7 @@
 
 #include "chunkflow.h"
 #include "harness.h"
+#include "tools/chunkflow_tune.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -153,6 +154,37 @@ TEST(stages_add_up_to_the_model) {
         CHECK_INT(sum, count_tensors(&m));
     }
     CHECK(checked > 300);
+}
+
+/* Widths by hand: heads, vocabulary and MLP are cut, hidden is not, and K and V heads are never less than one. */
+TEST(shards_by_hand) {
+    const cf_model *model = cf_model_find("qwen2.5-7b");
+    cf_parallel p = split(4, 2, 1);
+    cf_shard shard;
+    cf_error error;
+    REQUIRE(cf_stage_shard(model, &p, 1, &shard, NULL) == CF_OK);
+    CHECK(!shard.first && shard.last && shard.layers == 14 && shard.hidden == 3584 && shard.mlp_matrices == 3);
+    CHECK(shard.heads == 7 && shard.q == 7 * 128 && shard.kv == 128 && shard.ffn == 4736);
+    CHECK(shard.vocab == 38016 && shard.sequence == 4);
+    p.no_sequence = 1;
+    p.vocab_multiple = 128;
+    REQUIRE(cf_stage_shard(model, &p, 0, &shard, NULL) == CF_OK);
+    CHECK(shard.first && !shard.last && shard.sequence == 1 && shard.vocab == 38016 && 38016 % 128 == 0);
+    p = split(8, 1, 1);
+    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, &shard, NULL) == CF_OK);
+    CHECK(shard.first && shard.last && shard.heads == 8 && shard.kv == 128 && shard.layers == 80);
+    p.tp = 16;
+    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, &shard, NULL) == CF_OK);
+    CHECK(shard.heads == 4 && shard.kv == 128); /* 8 heads of K and V on 16 GPUs */
+    harness_poison(&shard, sizeof shard);
+    CHECK_INT(cf_stage_shard(model, &p, 1, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "parallel.tp");
+    p = split(4, 2, 1);
+    CHECK_INT(cf_stage_shard(model, &p, 2, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "stage");
+    CHECK_POISON(&shard, sizeof shard);
+    CHECK_INT(cf_stage_shard(model, &p, 0, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
 }
 
 TEST(layers_can_be_given_stage_by_stage) {
@@ -707,7 +739,8 @@ TEST(bad_samples_are_named) {
 }
 
 SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_case),
-      CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(layers_can_be_given_stage_by_stage),
+      CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(shards_by_hand),
+      CASE(layers_can_be_given_stage_by_stage),
       CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
       CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link), CASE(small_chunks_leave_processors_idle),

@@ -2,6 +2,7 @@
 
 #include "chunkflow.h"
 #include "harness.h"
+#include "tools/chunkflow_tune.h"
 
 #include <math.h>
 #include <string.h>
@@ -526,27 +527,6 @@ TEST(same_seed_same_answer) {
     cf_tuning_free(c);
 }
 
-TEST(into_memory) {
-    fixture f;
-    cf_tuning *a, *b = NULL;
-    void *memory;
-    size_t bytes = 0;
-    cf_error error;
-    fixture_fill(&f, 6);
-    a = tune(&f);
-    CHECK_INT(cf_tune_size(f.lengths, COUNT(f.lengths), &f.desc, &bytes, &error), CF_OK);
-    memory = harness_guard_new(bytes);
-    CHECK_INT(cf_tune_into(f.lengths, COUNT(f.lengths), &f.desc, memory, bytes - 1, &b, &error), CF_ERROR_SPACE);
-    CHECK_POISON(memory, bytes);
-    CHECK(b == NULL);
-    CHECK_INT(cf_tune_into(f.lengths, COUNT(f.lengths), &f.desc, memory, bytes, &b, &error), CF_OK);
-    check_same(a, b);
-    CHECK(harness_guard_ok(memory));
-    cf_tuning_free(b);
-    harness_guard_free(memory);
-    cf_tuning_free(a);
-}
-
 /* How many must be exact changes neither who wins nor any time. */
 TEST(pruning_changes_nothing) {
     fixture f;
@@ -740,12 +720,136 @@ TEST(measured_costs) {
     cf_tuning_free(tuning);
 }
 
+/* ---- without a model ---- */
+
+/* The fixture's model as the bytes and seconds that a caller without a cf_model would have measured. */
+typedef struct measured {
+    cf_stage_cost stages[MOST_STAGES];
+    cf_stage_bytes bytes[MOST_STAGES];
+    cf_timing timing;
+    double step;
+} measured;
+
+static int measure(const fixture *f, measured *m) {
+    cf_cost_desc cost;
+    cf_memory_desc memory = f->desc.memory;
+    cf_memory_load none[MOST_STAGES];
+    cf_memory_report reports[MOST_STAGES];
+    int64_t pp = f->desc.parallel.pp, s;
+    memset(&cost, 0, sizeof cost);
+    memset(none, 0, sizeof none);
+    memset(m, 0, sizeof *m);
+    cost.model = memory.model = f->desc.model;
+    cost.gpu = f->desc.gpu;
+    cost.parallel = memory.parallel = f->desc.parallel;
+    if (cf_cost_estimate(&cost, m->stages, pp, &m->timing, &m->step, NULL) != CF_OK ||
+        cf_memory_estimate(&memory, none, pp, reports, pp, NULL) != CF_OK)
+        return 0;
+    for (s = 0; s < pp; s++) {
+        cf_token_bytes bytes;
+        if (cf_memory_token_bytes(&memory, s, &bytes, NULL) != CF_OK) return 0;
+        m->bytes[s].held.per_token_activations = bytes.activations;
+        m->bytes[s].held.per_token_state = bytes.state;
+        m->bytes[s].held.per_token_state_gradient = bytes.state_gradient;
+        m->bytes[s].held.per_token_boundary = bytes.boundary;
+        m->bytes[s].per_token_pass = (bytes.logits > bytes.working ? bytes.logits : bytes.working) + bytes.buffers;
+        m->bytes[s].fixed = reports[s].total;
+    }
+    return 1;
+}
+
+/* A search without a model comes to the same as one with a model that has the same bytes and seconds, at limits from
+   plenty to none. */
+TEST(own_bytes_are_as_good_as_a_model) {
+    int64_t step, i, limited = 0, infeasible = 0;
+    for (step = 0; step < 6; step++) {
+        fixture f;
+        measured m;
+        cf_tuning *with, *without;
+        fixture_fill(&f, 3);
+        f.desc.memory.fragmentation = -1;
+        f.desc.n_exact = CF_MAX_CANDIDATES;
+        f.desc.limit_bytes = (64 << 20) + (step << 24);
+        REQUIRE(measure(&f, &m));
+        f.desc.timing = &m.timing;
+        f.desc.step_seconds = m.step;
+        f.desc.gpu = NULL;
+        with = tune(&f);
+        f.desc.model = NULL;
+        f.desc.bytes = m.bytes;
+        memset(&f.desc.memory, 0xff, sizeof f.desc.memory); /* not looked at */
+        without = tune(&f);
+        REQUIRE(with != NULL && without != NULL);
+        check_same(with, without);
+        for (i = 0; i < with->n_candidates; i++) {
+            const cf_tune_candidate *a = &with->candidates[i], *b = &without->candidates[i];
+            const cf_memory_report *r = &b->memory;
+            CHECK_INT(b->stage, a->stage);
+            CHECK_INT(b->limited, a->limited);
+            CHECK_INT(r->host, a->memory.host);
+            CHECK_INT(r->activations, a->memory.activations);
+            CHECK_INT(r->state + r->state_gradient, a->memory.state + a->memory.state_gradient);
+            CHECK_INT(r->activations + r->state + r->state_gradient + r->inputs + r->working + r->runtime, r->total);
+            limited += b->limited && b->status == CF_TUNE_OK;
+            infeasible += b->status == CF_TUNE_INFEASIBLE;
+        }
+        cf_tuning_free(with);
+        cf_tuning_free(without);
+    }
+    CHECK(limited > 0 && infeasible > 0);
+}
+
+/* Stages that keep no state, several virtual ones on each, and a limit by hand: two chunks of 100 tokens of 10 bytes, 7
+   bytes a token for the one in the pass, and twice 1,000 bytes that are always there. */
+TEST(own_bytes_by_hand) {
+    static const int64_t one_size[] = {100}, one_k[] = {1};
+    static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_INTERLEAVED};
+    cf_stage_bytes bytes[2];
+    cf_timing timing;
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i;
+    fixture_fill(&f, 1);
+    for (i = 0; i < COUNT(f.lengths); i++) f.lengths[i] = 100;
+    memset(bytes, 0, sizeof bytes);
+    memset(&timing, 0, sizeof timing);
+    bytes[0].held.per_token_activations = bytes[1].held.per_token_activations = 10;
+    bytes[0].per_token_pass = 3;
+    bytes[1].per_token_pass = 7;
+    bytes[0].fixed = bytes[1].fixed = 1000;
+    timing.all.forward.per_token = 1;
+    f.desc.model = NULL;
+    f.desc.gpu = NULL;
+    f.desc.timing = &timing;
+    f.desc.bytes = bytes;
+    f.desc.parallel.pp = 1;
+    f.desc.parallel.n_virtual = 2;
+    f.desc.chunk_sizes = one_size;
+    f.desc.ks = one_k;
+    f.desc.kinds = one_kind;
+    f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
+    f.desc.batch = 1;
+    f.desc.limit_bytes = 2 * 1000 + 2 * 1000 + 700;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    CHECK_INT(tuning->candidates[tuning->winner].bytes, 4700);
+    CHECK_INT(tuning->candidates[tuning->winner].memory.runtime, 2000);
+    CHECK_INT(tuning->candidates[tuning->winner].memory.working, 700);
+    CHECK(same(tuning->candidates[tuning->winner].seconds, 600)); /* forward 1, backward 2, on two virtual stages */
+    cf_tuning_free(tuning);
+    f.desc.limit_bytes--;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    CHECK_INT(tuning->winner, -1);
+    CHECK_INT(tuning->smallest_limit, 4700);
+    cf_tuning_free(tuning);
+}
+
 /* ---- bad input ---- */
 
 static void refuse(fixture *f, cf_result code, const char *field, int64_t wanted) {
     cf_tuning *tuning = (cf_tuning *)(void *)f;
     cf_error error;
-    size_t bytes = 77;
     memset(&error, 0, sizeof error);
     harness_note("%s", field);
     CHECK_INT(cf_tune(f->lengths, COUNT(f->lengths), &f->desc, &tuning, &error), code);
@@ -753,8 +857,6 @@ static void refuse(fixture *f, cf_result code, const char *field, int64_t wanted
     CHECK_STR(error.field, field);
     CHECK_INT(error.code, code);
     CHECK_INT(error.wanted, wanted);
-    CHECK_INT(cf_tune_size(f->lengths, COUNT(f->lengths), &f->desc, &bytes, NULL), code);
-    CHECK_INT(bytes, 77);
     harness_note("%s", "");
     fixture_fill(f, 1);
 }
@@ -767,9 +869,9 @@ TEST(bad_descriptions) {
     fixture f;
     fixture_fill(&f, 1);
     f.desc.model = NULL;
-    refuse(&f, CF_ERROR_ARGUMENT, "model", 1);
+    refuse(&f, CF_ERROR_ARGUMENT, "model", 0);
     f.desc.gpu = NULL;
-    refuse(&f, CF_ERROR_ARGUMENT, "gpu", 1);
+    refuse(&f, CF_ERROR_ARGUMENT, "gpu", 0);
     f.desc.parallel.tp = 3;
     refuse(&f, CF_ERROR_ARGUMENT, "parallel.tp", 2);
     f.desc.parallel.pp = 9;
@@ -790,7 +892,7 @@ TEST(bad_descriptions) {
     refuse(&f, CF_ERROR_ARGUMENT, "ks", 1);
     f.desc.kinds = twice;
     f.desc.n_kinds = 2;
-    refuse(&f, CF_ERROR_ARGUMENT, "kinds", -1);
+    refuse(&f, CF_ERROR_ARGUMENT, "kinds", 0);
     f.desc.kinds = wrong;
     f.desc.n_kinds = 1;
     refuse(&f, CF_ERROR_ARGUMENT, "kinds", CF_SCHEDULE_BEST);
@@ -798,7 +900,7 @@ TEST(bad_descriptions) {
     refuse(&f, CF_ERROR_ARGUMENT, "kinds", CF_SCHEDULE_BEST);
     f.desc.replays = replays;
     f.desc.n_replays = 2;
-    refuse(&f, CF_ERROR_ARGUMENT, "replays", -1);
+    refuse(&f, CF_ERROR_ARGUMENT, "replays", 0);
     f.desc.batch = -1;
     refuse(&f, CF_ERROR_ARGUMENT, "batch", 1);
     f.desc.n_batches = CF_MAX_TUNE_BATCHES + 1;
@@ -824,7 +926,49 @@ TEST(bad_descriptions) {
     f.desc.timing = &unit;
     f.desc.gpu = NULL;
     f.desc.limit_bytes = 0;
-    refuse(&f, CF_ERROR_ARGUMENT, "limit_bytes", 1);
+    refuse(&f, CF_ERROR_ARGUMENT, "limit_bytes", 0);
+}
+
+TEST(bad_bytes) {
+    fixture f;
+    measured m;
+    cf_stage_bytes *second = &m.bytes[1];
+    int i;
+    for (i = 0; i < 12; i++) {
+        static const struct {
+            cf_result code;
+            const char *field;
+            int64_t wanted;
+        } cases[12] = {{CF_ERROR_ARGUMENT, "bytes", 0},
+                       {CF_ERROR_ARGUMENT, "timing", 0},
+                       {CF_ERROR_ARGUMENT, "n_gpus", 0},
+                       {CF_ERROR_ARGUMENT, "limit_bytes", 0},
+                       {CF_ERROR_ARGUMENT, "parallel.pp", 1},
+                       {CF_ERROR_LIMIT, "parallel.n_virtual", CF_MAX_STAGES / 3},
+                       {CF_ERROR_ARGUMENT, "parallel.dp", 1},
+                       {CF_ERROR_ARGUMENT, "bytes.held.per_token_activations", 1},
+                       {CF_ERROR_ARGUMENT, "bytes.held.per_token_state", 0},
+                       {CF_ERROR_LIMIT, "bytes.per_token_pass", CF_MAX_STAGE_BYTES},
+                       {CF_ERROR_ARGUMENT, "bytes.fixed", 0},
+                       {CF_ERROR_ARGUMENT, "timing.forward.per_token", 0}};
+        fixture_fill(&f, 1);
+        REQUIRE(measure(&f, &m));
+        f.desc.timing = &m.timing;
+        f.desc.bytes = m.bytes;
+        if (i > 0) f.desc.model = NULL;
+        if (i == 1) f.desc.timing = NULL;
+        if (i == 2) f.desc.n_gpus = 3;
+        if (i == 3) f.desc.gpu = NULL, f.desc.limit_bytes = 0;
+        if (i == 4) f.desc.parallel.pp = -1;
+        if (i == 5) f.desc.parallel.n_virtual = CF_MAX_STAGES;
+        if (i == 6) f.desc.parallel.dp = -3;
+        if (i == 7) second->held.per_token_activations = 0;
+        if (i == 8) second->held.per_token_state = -1;
+        if (i == 9) second->per_token_pass = CF_MAX_STAGE_BYTES + 1;
+        if (i == 10) second->fixed = -1;
+        if (i == 11) m.stages[2].forward.per_token = -1;
+        refuse(&f, cases[i].code, cases[i].field, cases[i].wanted);
+    }
 }
 
 TEST(bad_lengths) {
@@ -906,6 +1050,7 @@ TEST(no_memory) {
 SUITE(tune, CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(intervals), CASE(same_seed_same_answer),
-      CASE(into_memory), CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
+      CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
       CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
-      CASE(bad_descriptions), CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory));
+      CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),
+      CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory));

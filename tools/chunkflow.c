@@ -5,6 +5,9 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #include "cli.h"
 
+#define CHUNKFLOW_TUNE_IMPLEMENTATION
+#include "chunkflow_tune.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

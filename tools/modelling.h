@@ -4,6 +4,7 @@
 #ifndef CHUNKFLOW_MODELLING_H
 #define CHUNKFLOW_MODELLING_H
 
+#include "chunkflow_tune.h"
 #include "config_json.h"
 
 typedef struct modelling_options {

@@ -15,6 +15,9 @@
 #define CHUNKFLOW_STATIC
 #include "../../chunkflow.h"
 
+#define CHUNKFLOW_TUNE_STATIC
+#include "../chunkflow_tune.h"
+
 #include "../../examples/check.h"
 #include "../../examples/optimizer.h"
 

@@ -13,6 +13,9 @@
 #define CHUNKFLOW_STATIC
 #include "../cli.h"
 
+#define CHUNKFLOW_TUNE_STATIC
+#include "../chunkflow_tune.h"
+
 #include "../draw.h"
 
 #include <stdlib.h>

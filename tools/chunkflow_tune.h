@@ -1,0 +1,2397 @@
+/* chunkflow_tune.h - what is decided once, before training: pass costs, ChunkSize, K and schedule - MIT or public domain
+
+   What it is. A second library beside chunkflow.h, for the time before the first step. It estimates the seconds of
+   every pass from a model and a GPU, fits them to your own measurements, and searches for the ChunkSize, K and schedule
+   with the shortest iteration that fits into memory. A trainer that has its settings does not need it.
+
+   How to use it. In ONE C or C++ file, which may be the one that holds chunkflow.h's implementation or another:
+
+       #define CHUNKFLOW_TUNE_IMPLEMENTATION
+       #include "chunkflow_tune.h"
+
+   and everywhere else just #include "chunkflow_tune.h". It includes "chunkflow.h" unless that is included already, and
+   calls its public functions only. Define CHUNKFLOW_TUNE_STATIC instead to get functions that are private to the file,
+   implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override the linkage. Needs only
+   libc and chunkflow.h.
+
+   The functions by task
+       fit costs to measured passes     cf_cost_fit
+       estimate them from numbers       cf_cost_estimate, cf_gpu_find, cf_gpu_at
+       choose ChunkSize and K           cf_tune, cf_tune_defaults, cf_tune_budget, cf_tuning_free, cf_tune_status_name
+
+   What it does not do. It measures nothing, reads no files and prints nothing. It knows dense decoders (cf_model); for
+   any other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good for choosing
+   between settings; fit your own as soon as you have some. There is no global state; errors, allocators and checks are
+   as in chunkflow.h, and so is the promise that the same input gives the same bytes out on every platform.
+
+   A complete program (C++ people write {} for {0})
+
+       #define CHUNKFLOW_IMPLEMENTATION
+       #include "chunkflow.h"
+       #define CHUNKFLOW_TUNE_IMPLEMENTATION
+       #include "chunkflow_tune.h"
+       #include <stdio.h>
+       int main(void) {
+           int64_t lengths[1000], i;                      // tokens of each sequence of the data set, or of a sample
+           cf_tune_desc desc = {0}; cf_tuning *tuning = NULL; cf_error error = {0};
+           for (i = 0; i < 1000; i++) lengths[i] = i % 100 == 0 ? 120000 : 300 + 2 * i;
+           desc.model = cf_model_find("qwen2.5-7b");
+           desc.gpu = cf_gpu_find("h100-80g");
+           desc.parallel.tp = 4; desc.parallel.pp = 4;    // 16 GPUs
+           desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+           if (cf_tune(lengths, 1000, &desc, &tuning, &error) != CF_OK) printf("%s\n", error.text);
+           else if (tuning->winner < 0) printf("nothing fits: %lld bytes would\n", (long long)tuning->smallest_limit);
+           else {
+               const cf_tune_candidate *best = &tuning->candidates[tuning->winner];
+               printf("ChunkSize %d, K %d, %s: %.2f s an iteration\n", (int)best->chunk_size, (int)best->k,
+                      cf_schedule_kind_name(best->kind), best->seconds);
+           }
+           cf_tuning_free(tuning);
+           return (int)error.code;
+       }
+
+   Sections, each found by its tag: >>fit >>estimate >>tune, first declared, then implemented in the same order after
+   >>helpers. */
+
+#ifndef CHUNKFLOW_TUNE_H
+#define CHUNKFLOW_TUNE_H
+
+#ifndef CHUNKFLOW_H
+#include "chunkflow.h"
+#endif
+
+#if defined(CHUNKFLOW_TUNE_STATIC) && !defined(CHUNKFLOW_TUNE_IMPLEMENTATION)
+#define CHUNKFLOW_TUNE_IMPLEMENTATION
+#endif
+
+#ifndef CHUNKFLOW_TUNE_API
+#if defined(CHUNKFLOW_TUNE_STATIC)
+#if defined(__GNUC__) || defined(__clang__)
+#define CHUNKFLOW_TUNE_API __attribute__((unused)) static
+#else
+#define CHUNKFLOW_TUNE_API static
+#endif
+#else
+#define CHUNKFLOW_TUNE_API extern
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ================================================================================================================
+   >>fit    measured passes -> costs
+   ================================================================================================================ */
+
+/* One measured pass. */
+typedef struct cf_sample {
+    int pass;       /* a cf_pass, CF_F .. CF_W */
+    int64_t tokens; /* padded tokens of the chunk */
+    int64_t pairs;  /* attention pairs of the chunk */
+    double seconds; /* more than 0 */
+} cf_sample;
+
+/* How well the fit of one pass agrees with its samples. Errors are relative: predicted / measured - 1. */
+typedef struct cf_fit {
+    int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
+    double mean_error;    /* signed */
+    double mean_absolute; /* mean of the absolute errors */
+    double worst_error;   /* the error that is largest in absolute value, with its sign */
+    int64_t worst_sample; /* its index; -1 if there are no samples */
+} cf_fit;
+
+/* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
+   with no term below zero. All eight sets of terms are tried, so the result is the exact optimum and depends on nothing
+   but the samples and their order. Samples of several passes may be mixed. A pass without samples stays all zero, and
+   cf_timing derives its cost from the others.
+
+   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
+   the member and the sample at fault ("samples.seconds"), or "samples" with the pass in error->item where a pass has
+   fewer than three samples (error->got says how many), or "samples.tokens" or "samples.pairs" where these do not vary,
+   or vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double.
+   */
+CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
+                                         cf_error *error);
+
+/* ================================================================================================================
+   >>estimate    model and GPU -> costs
+   ================================================================================================================ */
+
+/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions say how much of them good
+   kernels reach. */
+typedef struct cf_gpu {
+    const char *name;
+    double flops;              /* dense bf16 peak, FLOP/s */
+    double gemm;               /* fraction of it in large matrix products */
+    double attention_forward;  /* fraction of it in fused causal attention */
+    double attention_backward;
+    int64_t processors;        /* streaming multiprocessors */
+    double bandwidth;          /* device memory, bytes/s */
+    int64_t memory;            /* device memory, bytes */
+    double nvlink;             /* to GPUs of the same node, bytes/s */
+    double network;            /* to other nodes, bytes/s */
+    double pcie;               /* to host memory, bytes/s */
+    double link;               /* fraction of the three rates above that transfers reach */
+    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. The table's 5 microseconds
+                                  are for fused kernels that are launched from C. Where Python launches them one by one,
+                                  and norms, casts and copies are kernels of their own, 20 to 40 microseconds for each
+                                  kernel that is counted here come closer */
+    double latency;            /* seconds before the first byte of a collective or a send arrives */
+} cf_gpu;
+
+/* The GPU of this name ("h100-80g"; letter case does not matter), or NULL. cf_gpu_at: number `index` of the table, NULL
+   past its end. Both return static data. */
+CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name);
+CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_at(int64_t index);
+
+/* What to estimate. Zero means default in every member; model and gpu must be given. */
+typedef struct cf_cost_desc {
+    const cf_model *model;
+    const cf_gpu *gpu;
+    cf_parallel parallel;
+    int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where it is given, a pair costs what it costs in such a
+                                chunk: the carried state is read and its gradient added to once for each chunk, and
+                                forward attention loses half a wave of its blocks of 128 queries a head */
+} cf_cost_desc;
+
+/* Seconds of every pass on every virtual stage, from FLOPs and rates.
+
+     constant   kernels x launch, collectives x latency, and what a pass reads and writes however few its tokens are
+                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
+                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
+     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
+                the output head
+     per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
+
+   CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
+
+   stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
+   step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
+   optimizer's traffic on the slowest stage. What ZeRO 2 and 3 send within an iteration (gradients scattered and
+   parameters gathered for each pass) is not modelled; they take the time of ZeRO 1. All three are untouched on failure.
+   Errors: as cf_model_validate and cf_parallel_validate, or the member. */
+CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
+                                              cf_timing *timing, double *step_seconds, cf_error *error);
+
+/* ================================================================================================================
+   >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
+   ================================================================================================================ */
+
+#define CF_MAX_CANDIDATES 65536
+#define CF_MAX_TUNE_BATCHES 4096
+#define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
+
+/* What is known of a candidate. */
+#define CF_TUNE_STATUSES(X)                                                                                       \
+    X(CF_TUNE_UNTRIED, "untried")       /* the search was interrupted before it came to this one */               \
+    X(CF_TUNE_OK, "ok")                 /* simulated on every batch; its time is exact for these */               \
+    X(CF_TUNE_DOMINATED, "dominated")   /* cannot be among the best; `why` says how that is known, `bound` how */ \
+                                        /* fast it might be */                                                    \
+    X(CF_TUNE_INFEASIBLE, "infeasible") /* does not fit into the limit; `bytes` says what would do */
+
+typedef enum cf_tune_status {
+#define CFT__ENUM(name, text) name,
+    CF_TUNE_STATUSES(CFT__ENUM)
+#undef CFT__ENUM
+    CF_TUNE_STATUS_COUNT
+} cf_tune_status;
+
+/* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
+CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
+
+/* Bytes on one GPU of a virtual stage, for a model that no cf_model describes. Measure them, or count them from your own
+   code. */
+typedef struct cf_stage_bytes {
+    cf_bytes held;         /* for each token that is held: of kept activations (more than 0), state, state gradient and,
+                              for local replay, the saved input of a dropped chunk */
+    int64_t per_token_pass; /* for each token of the chunk that is in a pass, beside the above: logits, gradients of
+                              activations, buffers. Of the virtual stages of one stage the dearest counts */
+    int64_t fixed;         /* whatever runs: parameters, gradients, optimizer states, the runtime */
+} cf_stage_bytes;
+
+/* One point of the search. Times are means over the batches, in seconds of a whole iteration: the slowest rank's
+   makespan, the gradient exchange and the optimizer. */
+typedef struct cf_tune_candidate {
+    int64_t split;          /* index into tuning->splits */
+    int64_t chunk_size;
+    int64_t k;
+    cf_schedule_kind kind;
+    cf_replay replay;
+    int offload;            /* 1: state goes to host memory where the schedule leaves the time */
+    cf_tune_status status;
+    const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules; -1: none */
+    int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
+    double seconds;         /* for CF_TUNE_OK only, as the four below; else 0 */
+    double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
+    double behind;          /* mean difference to the winner, batch by batch */
+    double behind_confidence;
+    double bubble;          /* mean bubble_useful of the slowest rank */
+    double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
+    double chunks;          /* mean number of chunks of a rank */
+    int64_t bytes;          /* CF_TUNE_OK: the most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
+    int64_t stage;          /* the stage of that GPU */
+    cf_memory_report memory; /* CF_TUNE_OK: what these bytes go to. Without a model the fixed bytes stand under
+                               `runtime` and those of the chunk in a pass under `working` */
+    int64_t peak_batch;     /* CF_TUNE_OK: the batch with that moment; n_batches: the one that is only for memory */
+    int64_t peak_rank;
+    cf_action peak_action;  /* the pass that runs then */
+    double peak_seconds;    /* when it starts */
+} cf_tune_candidate;
+
+/* Reported after each simulated or skipped batch of a candidate. */
+typedef struct cf_tune_progress {
+    int64_t done, total;            /* batches of candidates, bounds included */
+    const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
+} cf_tune_progress;
+
+/* What to search. Zero means default in every member. What must be given: a model with a gpu, or with timing and a limit;
+   or, for models that cf_model does not describe, timing, bytes and a limit. Lists must rise. */
+typedef struct cf_tune_desc {
+    const cf_model *model;
+    const cf_gpu *gpu;
+    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for */
+    int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
+                                       more ranks than sequences of a batch. 0: as `parallel` says */
+    int64_t gpus_per_node;          /* 0: 8 */
+    const cf_timing *timing;        /* measured costs of these stages, in place of estimates; only without n_gpus */
+    double step_seconds;            /* with timing: what an iteration costs besides */
+    cf_memory_desc memory;          /* how a model's memory is counted; its model and parallel are not used, and
+                                       unfused_attention must be 0 */
+    const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: in place of model and memory; without n_gpus.
+                                       Of `parallel` only pp, n_virtual and dp are used then */
+    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
+    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
+    const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K */
+    int64_t n_chunk_sizes;
+    const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
+    int64_t n_ks;
+    const cf_schedule_kind *kinds;  /* (n_kinds) NULL: paper, 1f1b, best; with virtual stages interleaved, best */
+    int64_t n_kinds;
+    const cf_replay *replays;       /* (n_replays) NULL: pipeline, local */
+    int64_t n_replays;
+    int no_offload;                 /* 1: leave out candidates that move state to host memory */
+    int split_backward;             /* as in cf_schedule_desc, for best */
+    int64_t budget;                 /* of best, for each schedule. 0: 8 to 64, so that a plan stays within milliseconds
+                                       (cf_tune_budget) */
+    int64_t batch;                  /* sequences of a batch. 0: 256 */
+    int64_t n_batches;              /* batches to simulate. 0: 16 */
+    uint64_t seed;                  /* which batches are drawn */
+    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all
+                                       but those with the schedules of another */
+    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
+    void *user;
+    const cf_allocator *allocator;  /* also of the working space */
+} cf_tune_desc;
+
+/* The outcome, in one block like a plan. */
+typedef struct cf_tuning {
+    int64_t n_splits, n_candidates, n_batches;
+    cf_parallel *splits;            /* (n_splits) */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
+    double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
+    int64_t *batch_tokens;          /* (n_batches) */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
+    int64_t n_ranked;
+    int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
+    int64_t n_neighbours;
+    int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
+                                       chunk_size or k, or kind, replay or offload. A neighbour is exact, or infeasible,
+                                       or has a same_as which is */
+    int64_t limit_bytes;
+    int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`, below which none can. Else 0 */
+    int64_t n_simulated;            /* schedules that were made and timed */
+    int interrupted;                /* 1: progress asked to stop */
+    cf_allocator allocator;         /* private: how to give the block back */
+} cf_tuning;
+
+/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
+   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
+   the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence in
+   place of its own.
+
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
+   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. The result is exact for
+   these batches. Nothing is left out unless a lower bound of its time (cf_schedule_bounds, and the time of the batches
+   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
+   or `best` includes it. The same arguments give the same result, on every platform.
+
+   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
+   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
+   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
+   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
+CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
+                                     cf_error *error);
+
+/* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
+CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
+
+/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
+   some 20,000 passes. A plan of more than 2,500 passes takes longer in proportion, because fewer than 8 candidates find
+   too little. */
+CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
+
+/* Frees a tuning made by cf_tune. NULL is allowed. */
+CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CHUNKFLOW_TUNE_H */
+
+/* ================================================================================================================
+   The implementation
+   ================================================================================================================ */
+
+#if defined(CHUNKFLOW_TUNE_IMPLEMENTATION) && !defined(CHUNKFLOW_TUNE_IMPLEMENTED)
+#define CHUNKFLOW_TUNE_IMPLEMENTED
+
+#include <float.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ================================================================================================================
+   >>helpers    failing, arithmetic, memory
+   ================================================================================================================ */
+
+/* Returns from the function that it stands in, with the result of `call`, unless that is CF_OK. */
+#define CFT__TRY(call)                                \
+    do {                                              \
+        cf_result cft__result = (call);               \
+        if (cft__result != CF_OK) return cft__result; \
+    } while (0)
+
+#define CFT__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+
+/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. */
+static void cft__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
+                        const char *found) {
+    char place[32] = "";
+    if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
+    error->code = code;
+    error->item = item;
+    error->field = field;
+    error->wanted = error->got = 0;
+    (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
+}
+
+/* Each of these returns the code, so that a failing function can return in one line. cft__fail is for two whole numbers
+   that say what is wrong: the nearest acceptable value and the value found. */
+static cf_result cft__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                           int64_t got, const char *why) {
+    char found[64];
+    if (error == NULL) return code;
+    (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
+    cft__record(error, code, field, item, why, found);
+    error->wanted = wanted;
+    error->got = got;
+    return code;
+}
+
+/* For what no pair of numbers describes. */
+static cf_result cft__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
+    if (error != NULL) cft__record(error, code, field, item, why, "");
+    return code;
+}
+
+static cf_result cft__fail_null(cf_error *error, const char *field) {
+    return cft__refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
+}
+
+static cf_result cft__fail_size(cf_error *error, const char *field) {
+    return cft__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in 64 bits");
+}
+
+/* For a real number. */
+static cf_result cft__fail_real(cf_error *error, const char *field, int64_t item, double got, const char *why) {
+    char found[48];
+    if (error == NULL) return CF_ERROR_ARGUMENT;
+    if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
+    else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
+    else (void)snprintf(found, sizeof found, " (got NaN)");
+    cft__record(error, CF_ERROR_ARGUMENT, field, item, why, found);
+    return CF_ERROR_ARGUMENT;
+}
+
+static int cft__is_time(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
+
+static cf_result cft__check_time(double x, const char *field, cf_error *error) {
+    return cft__is_time(x) ? CF_OK : cft__fail_real(error, field, -1, x, "must be finite and not negative");
+}
+
+/* past: the code for a value above the range. */
+static cf_result cft__range(int64_t value, int64_t least, int64_t most, cf_result past, const char *field,
+                            int64_t item, cf_error *error) {
+    if (value < least) return cft__fail(error, CF_ERROR_ARGUMENT, field, item, least, value, "is too small");
+    if (value > most) return cft__fail(error, past, field, item, most, value, "is too large");
+    return CF_OK;
+}
+
+static int64_t cft__min(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t cft__max(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t cft__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
+static int cft__add(int64_t a, int64_t b, int64_t *out) {
+    if (a > INT64_MAX - b) return 0;
+    *out = a + b;
+    return 1;
+}
+
+static int cft__mul(int64_t a, int64_t b, int64_t *out) {
+    if (b != 0 && a > INT64_MAX / b) return 0;
+    *out = a * b;
+    return 1;
+}
+
+/* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then
+   results would differ between machines with and without that instruction. */
+static double cft__product(double a, double b) {
+    volatile double product = a * b;
+    return product;
+}
+
+static void *cft__malloc(size_t bytes, void *user) {
+    (void)user;
+    return malloc(bytes);
+}
+
+static void cft__free(void *memory, void *user) {
+    (void)user;
+    free(memory);
+}
+
+/* The caller's allocator, or malloc and free in the same form. */
+static cf_result cft__allocator(const cf_allocator *given, cf_allocator *out, cf_error *error) {
+    const cf_allocator standard = {cft__malloc, cft__free, NULL};
+    *out = standard;
+    if (given == NULL || (given->alloc == NULL && given->release == NULL)) return CF_OK;
+    if (given->alloc == NULL) return cft__fail_null(error, "allocator.alloc");
+    if (given->release == NULL) return cft__fail_null(error, "allocator.release");
+    *out = *given;
+    return CF_OK;
+}
+
+static cf_result cft__allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error) {
+    char found[48];
+    *out = allocator->alloc(bytes, allocator->user);
+    if (*out != NULL) return CF_OK;
+    (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
+    if (error == NULL) return CF_ERROR_MEMORY;
+    cft__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
+    error->wanted = (int64_t)bytes;
+    return CF_ERROR_MEMORY;
+}
+
+/* Cuts one block into arrays. With base == NULL it only adds up, so that measuring and laying out are one function.
+   overflow stays set once a size did not fit. */
+typedef struct cft__carver {
+    unsigned char *base;
+    size_t used;
+    int overflow;
+} cft__carver;
+
+static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
+    size_t start = carver->used;
+    if (count < 0 || (uint64_t)count > (SIZE_MAX / 2 - start) / item_bytes) {
+        carver->overflow = 1;
+        return NULL;
+    }
+    carver->used += ((size_t)count * item_bytes + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
+    return carver->base != NULL ? carver->base + start : NULL;
+}
+
+/* ================================================================================================================
+   >>fit
+
+   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors, and
+   each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero.
+   ================================================================================================================ */
+
+#define CFT__TERMS 3               /* constant, tokens, pairs */
+#define CFT__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
+
+typedef struct cft__normal {
+    double scale[CFT__TERMS];
+    double gram[CFT__TERMS][CFT__TERMS]; /* columns times columns */
+    double target[CFT__TERMS];          /* columns times ones */
+} cft__normal;
+
+static void cft__sample_row(const cf_sample *sample, const double *scale, double *row) {
+    row[0] = 1 / sample->seconds / scale[0];
+    row[1] = (double)sample->tokens / sample->seconds / scale[1];
+    row[2] = (double)sample->pairs / sample->seconds / scale[2];
+}
+
+/* Adds up the samples of one pass. Returns 0 where something is not finite. */
+static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__normal *normal) {
+    static const double unscaled[CFT__TERMS] = {1, 1, 1};
+    double row[CFT__TERMS];
+    int64_t s;
+    int i, j;
+    memset(normal, 0, sizeof *normal);
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass != pass) continue;
+        cft__sample_row(&samples[s], unscaled, row);
+        for (i = 0; i < CFT__TERMS; i++) {
+            if (!cft__is_time(row[i])) return 0;
+            if (row[i] > normal->scale[i]) normal->scale[i] = row[i];
+        }
+    }
+    for (i = 0; i < CFT__TERMS; i++)
+        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column; found out by its pivot */
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass != pass) continue;
+        cft__sample_row(&samples[s], normal->scale, row);
+        for (i = 0; i < CFT__TERMS; i++) {
+            normal->target[i] += row[i];
+            for (j = 0; j < CFT__TERMS; j++) normal->gram[i][j] += cft__product(row[i], row[j]);
+        }
+    }
+    return 1;
+}
+
+/* Solves for the terms in `set` (bits), the others being 0. Returns CFT__TERMS, or the first term of the set that
+   depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
+static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
+    double a[CFT__TERMS][CFT__TERMS + 1];
+    int index[CFT__TERMS], n = 0, i, j, k;
+    for (i = 0; i < CFT__TERMS; i++) {
+        x[i] = 0;
+        if (set >> i & 1) index[n++] = i;
+    }
+    for (i = 0; i < n; i++) {
+        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
+        a[i][n] = normal->target[index[i]];
+    }
+    for (i = 0; i < n; i++) {
+        if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
+        for (k = i + 1; k < n; k++) {
+            double factor = a[k][i] / a[i][i];
+            for (j = i; j <= n; j++) a[k][j] -= cft__product(factor, a[i][j]);
+        }
+    }
+    for (i = n - 1; i >= 0; i--) {
+        double rest = a[i][n];
+        for (j = i + 1; j < n; j++) rest -= cft__product(a[i][j], x[index[j]]);
+        x[index[i]] = rest / a[i][i];
+    }
+    return CFT__TERMS;
+}
+
+static double cft__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
+    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
+}
+
+static double cft__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
+    double sum = 0;
+    int64_t s;
+    for (s = 0; s < n; s++) {
+        if (samples[s].pass == pass) {
+            double error = cft__relative_error(cost, &samples[s]);
+            sum += cft__product(error, error);
+        }
+    }
+    return sum;
+}
+
+static void cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
+    int64_t s;
+    memset(fit, 0, sizeof *fit);
+    fit->worst_sample = -1;
+    for (s = 0; s < n; s++) {
+        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
+        if (samples[s].pass != pass) continue;
+        error = cft__relative_error(cost, &samples[s]);
+        fit->n_samples++;
+        fit->mean_error += error;
+        fit->mean_absolute += error < 0 ? -error : error;
+        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
+            fit->worst_error = error;
+            fit->worst_sample = s;
+        }
+    }
+    if (fit->n_samples == 0) return;
+    fit->mean_error /= (double)fit->n_samples;
+    fit->mean_absolute /= (double)fit->n_samples;
+}
+
+/* The best terms of one pass that has enough samples. */
+static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
+    static const char *const fields[CFT__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
+    cft__normal normal;
+    cf_pass_cost best = {0, 0, 0};
+    double least = DBL_MAX, x[CFT__TERMS];
+    int set, dependent;
+    if (!cft__normal_sums(samples, n, pass, &normal))
+        return cft__refuse(error, CF_ERROR_OVERFLOW, "samples.seconds", pass,
+                           "is too small beside the tokens and pairs of this pass");
+    dependent = cft__solve_terms(&normal, 7, x);
+    if (dependent < CFT__TERMS)
+        return cft__refuse(error, CF_ERROR_ARGUMENT, fields[dependent], pass,
+                           "must vary among the samples of this pass, and not only as the other terms do");
+    for (set = 1; set < 1 << CFT__TERMS; set++) {
+        cf_pass_cost cost;
+        double squares;
+        (void)cft__solve_terms(&normal, set, x);
+        if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
+        cost.constant = x[0] / normal.scale[0];
+        cost.per_token = x[1] / normal.scale[1];
+        cost.per_pair = x[2] / normal.scale[2];
+        squares = cft__sum_of_squares(samples, n, pass, &cost);
+        if (squares < least) {
+            least = squares;
+            best = cost;
+        }
+    }
+    *out = best;
+    return CF_OK;
+}
+
+static cf_result cft__check_samples(const cf_sample *samples, int64_t n, int64_t *counts, cf_error *error) {
+    int64_t s;
+    int pass;
+    if (samples == NULL && n != 0) return cft__fail_null(error, "samples");
+    CFT__TRY(cft__range(n, CFT__TERMS, INT64_MAX, CF_ERROR_ARGUMENT, "n", -1, error));
+    for (s = 0; s < n; s++) {
+        const cf_sample *sample = &samples[s];
+        CFT__TRY(cft__range(sample->pass, 0, CF_COMPUTE_PASS_COUNT - 1, CF_ERROR_ARGUMENT, "samples.pass", s, error));
+        CFT__TRY(cft__range(sample->tokens, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.tokens", s, error));
+        CFT__TRY(cft__range(sample->pairs, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.pairs", s, error));
+        if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
+            return cft__fail_real(error, "samples.seconds", s, sample->seconds, "must be finite and more than 0");
+        counts[sample->pass]++;
+    }
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (counts[pass] > 0 && counts[pass] < CFT__TERMS)
+            return cft__fail(error, CF_ERROR_ARGUMENT, "samples", pass, CFT__TERMS, counts[pass],
+                             "there are too few samples of this pass");
+    return CF_OK;
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
+                                         cf_error *error) {
+    cf_pass_cost found[CF_COMPUTE_PASS_COUNT];
+    int64_t counts[CF_COMPUTE_PASS_COUNT] = {0, 0, 0, 0, 0};
+    int pass;
+    if (cost == NULL) return cft__fail_null(error, "cost");
+    CFT__TRY(cft__check_samples(samples, n, counts, error));
+    memset(found, 0, sizeof found);
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (counts[pass] > 0) CFT__TRY(cft__fit_pass(samples, n, pass, &found[pass], error));
+    cost->forward = found[CF_F];
+    cost->replay = found[CF_R];
+    cost->backward = found[CF_B];
+    cost->input = found[CF_I];
+    cost->weight = found[CF_W];
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT && fits != NULL; pass++)
+        cft__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>estimate
+   ================================================================================================================ */
+
+/* Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
+   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
+   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
+   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
+   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
+   experience and nobody's publication: replace them by cf_cost_fit on your own measurements as soon as you have some. */
+static const cf_gpu cft__gpus[] = {
+    /* name, flops, gemm, attention forward and backward, processors,
+       bandwidth, memory, nvlink, network, pcie, link, launch, latency */
+    {"a100-40g", 312e12, 0.80, 0.60, 0.55, 108,
+     1.555e12, (int64_t)40960 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"a100-80g", 312e12, 0.80, 0.60, 0.55, 108,
+     2.039e12, (int64_t)81920 << 20, 300e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"h100-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
+     3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
+     4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+};
+
+CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_at(int64_t index) {
+    return index >= 0 && index < CFT__COUNT(cft__gpus) ? &cft__gpus[index] : NULL;
+}
+
+static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* whatever the locale */
+
+CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
+    int64_t i;
+    for (i = 0; name != NULL && i < CFT__COUNT(cft__gpus); i++) {
+        const char *own = cft__gpus[i].name, *asked = name;
+        while (*own != '\0' && *own == cft__lower(*asked)) own++, asked++;
+        if (*own == *asked) return &cft__gpus[i]; /* both at their end */
+    }
+    return NULL;
+}
+
+/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
+   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
+   matrices. */
+#define CFT__FORWARD_KERNELS 12
+#define CFT__INPUT_KERNELS 14
+#define CFT__WEIGHT_KERNELS 7
+#define CFT__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
+#define CFT__LOSS_KERNELS 6
+
+/* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
+typedef struct cft__work {
+    double kernels, collectives;                /* a pass */
+    double pass_bytes;                          /* device memory, a pass */
+    double token_flops, token_bytes, link_bytes; /* a token */
+    double pair_flops, pair_bytes;              /* an attention pair */
+} cft__work;
+
+static void cft__work_add(cft__work *to, const cft__work *more) {
+    to->kernels += more->kernels;
+    to->collectives += more->collectives;
+    to->pass_bytes += more->pass_bytes;
+    to->token_flops += more->token_flops;
+    to->token_bytes += more->token_bytes;
+    to->link_bytes += more->link_bytes;
+    to->pair_flops += more->pair_flops;
+    to->pair_bytes += more->pair_bytes;
+}
+
+/* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
+static cf_pass_cost cft__work_seconds(const cft__work *work, const cf_gpu *gpu, double attention, double link_rate) {
+    cf_pass_cost cost;
+    cost.constant = cft__product(work->kernels, gpu->launch) + cft__product(work->collectives, gpu->latency);
+    cost.constant += work->pass_bytes / gpu->bandwidth;
+    cost.per_token = work->token_flops / cft__product(gpu->flops, gpu->gemm) + work->token_bytes / gpu->bandwidth;
+    cost.per_token += work->link_bytes / link_rate;
+    cost.per_pair = work->pair_flops / cft__product(gpu->flops, attention) + work->pair_bytes / gpu->bandwidth;
+    return cost;
+}
+
+/* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
+static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
+
+/* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
+   6 f bytes. Whole numbers below 2^53, so exact. */
+static double cft__elementwise_bytes(const cf_shard *shard) {
+    int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
+    return cft__product((double)shard->layers, (double)bytes);
+}
+
+/* Weights of the layers' matrices on one GPU. */
+static double cft__matrix_weights(const cf_shard *shard) {
+    double a_layer = cft__product((double)shard->hidden, (double)(2 * shard->q + 2 * shard->kv));
+    a_layer += cft__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn));
+    return cft__product((double)shard->layers, a_layer);
+}
+
+/* The layers forward, without loss. */
+static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
+    double layers = (double)shard->layers, weights = cft__matrix_weights(shard);
+    cft__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CFT__FORWARD_KERNELS * layers;
+    work.collectives = tp > 1 ? CFT__COLLECTIVES * layers : 0;
+    work.pass_bytes = 2 * weights;
+    work.token_flops = 2 * weights;
+    work.token_bytes = cft__elementwise_bytes(shard);
+    work.link_bytes =
+        cft__product(CFT__COLLECTIVES * layers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
+    work.pair_flops = cft__product(4 * layers, (double)shard->q);
+    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 4 * (double)shard->kv) / (double)chunk_size; /* K and V */
+    return work;
+}
+
+/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
+   of keys, of which a prefix has plenty. */
+static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
+    double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
+    return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
+}
+
+/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
+   written beside K and V. */
+static cft__work cft__layers_input(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
+    cft__work work = cft__layers_forward(shard, tp, 0);
+    double layers = (double)shard->layers;
+    work.kernels = CFT__INPUT_KERNELS * layers;
+    work.token_bytes *= 2;
+    work.pair_flops = cft__product(10 * layers, (double)shard->q);
+    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
+    return work;
+}
+
+/* The gradient of the weights, added to a float accumulator. */
+static cft__work cft__layers_weight(const cf_shard *shard) {
+    double weights = cft__matrix_weights(shard);
+    cft__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CFT__WEIGHT_KERNELS * (double)shard->layers;
+    work.pass_bytes = 8 * weights;
+    work.token_flops = 2 * weights;
+    return work;
+}
+
+/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
+   written and read about twice in 10 bytes each. */
+static cft__work cft__head_work(const cf_shard *shard) {
+    double weights = cft__product((double)shard->hidden, (double)shard->vocab);
+    cft__work work;
+    memset(&work, 0, sizeof work);
+    work.kernels = CFT__LOSS_KERNELS;
+    work.pass_bytes = 2 * weights;
+    work.token_flops = 2 * weights;
+    work.token_bytes = 20 * (double)shard->vocab;
+    return work;
+}
+
+static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
+    out->constant = a->constant + b->constant;
+    out->per_token = a->per_token + b->per_token;
+    out->per_pair = a->per_pair + b->per_pair;
+}
+
+static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard, double link_rate) {
+    const cf_gpu *gpu = desc->gpu;
+    int64_t tp = desc->parallel.tp;
+    cft__work forward = cft__layers_forward(shard, tp, desc->chunk_size);
+    cft__work input = cft__layers_input(shard, tp, desc->chunk_size), weight = cft__layers_weight(shard);
+    cft__work again, head = cft__head_work(shard);
+    cf_pass_cost again_seconds;
+    cf_stage_cost cost;
+    forward.pair_flops = cft__product(forward.pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
+    again = forward;
+    if (shard->last) {
+        cft__work_add(&forward, &head);
+        cft__work_add(&input, &head);
+        head.pass_bytes *= 4; /* the float accumulator */
+        head.token_bytes = 0;
+        cft__work_add(&weight, &head);
+    }
+    cost.forward = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
+    cost.replay = cost.forward;
+    cost.input = cft__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
+    cost.weight = cft__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
+    again_seconds = cft__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
+    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again_seconds, &cost.input);
+    cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
+    return cost;
+}
+
+/* A rate or a fraction, which must be above 0 and at most `most`. */
+typedef struct cft__rate {
+    const char *field;
+    double x, most;
+} cft__rate;
+
+static cf_result cft__check_rates(const cf_gpu *gpu, cf_error *error) {
+    const cft__rate rates[] = {{"gpu.flops", gpu->flops, DBL_MAX},
+                               {"gpu.gemm", gpu->gemm, 1},
+                               {"gpu.attention_forward", gpu->attention_forward, 1},
+                               {"gpu.attention_backward", gpu->attention_backward, 1},
+                               {"gpu.bandwidth", gpu->bandwidth, DBL_MAX},
+                               {"gpu.nvlink", gpu->nvlink, DBL_MAX},
+                               {"gpu.network", gpu->network, DBL_MAX},
+                               {"gpu.pcie", gpu->pcie, DBL_MAX},
+                               {"gpu.link", gpu->link, 1}};
+    int64_t i;
+    for (i = 0; i < CFT__COUNT(rates); i++)
+        if (!(rates[i].x > 0 && rates[i].x <= rates[i].most))
+            return cft__fail_real(error, rates[i].field, -1, rates[i].x,
+                                  rates[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
+    return CF_OK;
+}
+
+static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
+    if (gpu == NULL) return cft__fail_null(error, "gpu");
+    CFT__TRY(cft__check_rates(gpu, error));
+    CFT__TRY(cft__range(gpu->processors, 1, CF_MAX_RANKS, CF_ERROR_ARGUMENT, "gpu.processors", -1, error));
+    CFT__TRY(cft__check_time(gpu->launch, "gpu.launch", error));
+    return cft__check_time(gpu->latency, "gpu.latency", error);
+}
+
+/* Bytes/s of a group that spans `span` neighbouring ranks. */
+static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
+    return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
+}
+
+/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
+   writes: a float gradient, three float states both ways, a bf16 parameter. */
+static double cft__step_seconds(const cf_cost_desc *desc, double parameters) {
+    const cf_parallel *parallel = &desc->parallel;
+    double rate = cft__link_rate(desc, parallel->tp * parallel->dp), share = cft__ring_share(parallel->dp);
+    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
+    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
+    double seconds = cft__product(exchanged, share) / rate;
+    return seconds + 30 * owned / desc->gpu->bandwidth;
+}
+
+/* That of the slowest stage. */
+static cf_result cft__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
+    int64_t s, v;
+    double slowest = 0;
+    for (s = 0; s < desc->parallel.pp; s++) {
+        double parameters = 0, seconds;
+        for (v = 0; v < desc->parallel.n_virtual; v++) {
+            cf_parameters counted;
+            CFT__TRY(cf_stage_parameters(desc->model, &desc->parallel, v * desc->parallel.pp + s, &counted, error));
+            parameters += (double)counted.total;
+        }
+        seconds = cft__step_seconds(desc, parameters);
+        if (seconds > slowest) slowest = seconds;
+    }
+    *out = slowest;
+    return CF_OK;
+}
+
+/* All else that a schedule needs: transfers between stages, and of state to host memory from the stage with the most
+   layers. shard: of the first stage. */
+static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *shard, int64_t most_layers) {
+    const cf_parallel *parallel = &desc->parallel;
+    double rate = cft__link_rate(desc, parallel->tp * parallel->dp * parallel->pp);
+    cf_timing timing;
+    memset(&timing, 0, sizeof timing);
+    timing.latency = desc->gpu->latency;
+    timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
+    timing.offload_seconds_per_token =
+        cft__product(4 * (double)shard->kv, (double)most_layers) / cft__product(desc->gpu->pcie, desc->gpu->link);
+    return timing;
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
+                                              cf_timing *timing, double *step_seconds, cf_error *error) {
+    cf_cost_desc full;
+    cf_shard shard, first;
+    int64_t s, most_layers = 0;
+    double step = 0;
+    if (desc == NULL) return cft__fail_null(error, "desc");
+    if (stages == NULL) return cft__fail_null(error, "stages");
+    if (timing == NULL) return cft__fail_null(error, "timing");
+    full = *desc;
+    CFT__TRY(cf_parallel_validate(desc->model, &desc->parallel, error));
+    full.parallel = cf_parallel_defaults(&desc->parallel);
+    CFT__TRY(cft__check_gpu(desc->gpu, error));
+    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
+    CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
+    CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
+    if (count != full.parallel.pp * full.parallel.n_virtual)
+        return cft__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
+                         "must be the number of virtual stages");
+    CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, &first, error));
+    CFT__TRY(cft__slowest_step(&full, &step, error));
+    for (s = 0; s < count; s++) {
+        (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* the first one was found, so this is too */
+        stages[s] = cft__stage_seconds(&full, &shard, cft__link_rate(&full, full.parallel.tp));
+        most_layers = cft__max(most_layers, shard.layers);
+    }
+    *timing = cft__transfer_timing(&full, &first, most_layers);
+    timing->all = stages[0];
+    timing->stages = stages;
+    if (step_seconds != NULL) *step_seconds = step;
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>tune
+
+   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
+   do with. Then the candidates are simulated, those with the smallest bounds first, until the bounds of the others show
+   that they cannot be among the best. Last come the neighbours of the winner.
+   ================================================================================================================ */
+
+CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
+#define CFT__NAME(name, text) case name: return text;
+    switch ((int)status) { CF_TUNE_STATUSES(CFT__NAME) }
+#undef CFT__NAME
+    return "?";
+}
+
+CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
+    static const int64_t chunk_sizes[] = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
+    static const int64_t ks[] = {1, 2, 4, 8, 16, 32};
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
+    static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
+    static const cf_replay replays[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
+    cf_tune_desc full = *desc;
+    if (full.gpus_per_node == 0) full.gpus_per_node = 8;
+    if (full.chunk_sizes == NULL) {
+        full.chunk_sizes = chunk_sizes;
+        full.n_chunk_sizes = CFT__COUNT(chunk_sizes);
+    }
+    if (full.ks == NULL) {
+        full.ks = ks;
+        full.n_ks = CFT__COUNT(ks);
+    }
+    if (full.kinds == NULL) {
+        int many = full.parallel.n_virtual > 1;
+        full.kinds = many ? virtual_kinds : kinds;
+        full.n_kinds = many ? CFT__COUNT(virtual_kinds) : CFT__COUNT(kinds);
+    }
+    if (full.replays == NULL) {
+        full.replays = replays;
+        full.n_replays = CFT__COUNT(replays);
+    }
+    if (full.batch == 0) full.batch = 256;
+    if (full.n_batches == 0) full.n_batches = 16;
+    if (full.n_exact == 0) full.n_exact = 10;
+    return full;
+}
+
+CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
+    int64_t passes = cft__max(1, 2 * plan->n_steps * n_stages * n_virtual);
+    return cft__max(8, cft__min(64, 20000 / passes));
+}
+
+/* ---- statistics ---- */
+
+/* The square root, by Newton's steps from above: the same on every platform, and no libm. */
+static double cft__square_root(double x) {
+    double root = x > 1 ? x : 1, next;
+    if (!(x > 0)) return 0;
+    for (;;) {
+        next = (root + x / root) / 2;
+        if (!(next < root)) return root;
+        root = next;
+    }
+}
+
+/* Half of the 95 % interval of the mean of n numbers that may be taken for normal. minus (NULL is allowed): what is
+   subtracted from each. */
+static double cft__confidence(const double *sample, const double *minus, int64_t n) {
+    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+                               2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+                               2.080,  2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042};
+    double mean = 0, squares = 0, quantile;
+    int64_t i;
+    if (n < 2) return 0;
+    for (i = 0; i < n; i++) mean += (sample[i] - (minus != NULL ? minus[i] : 0)) / (double)n;
+    for (i = 0; i < n; i++) {
+        double off = sample[i] - (minus != NULL ? minus[i] : 0) - mean;
+        squares += cft__product(off, off);
+    }
+    quantile = n - 1 <= CFT__COUNT(t) ? t[n - 2] : 1.95996 + 2.45 / (double)(n - 1);
+    return quantile * cft__square_root(squares / (double)(n - 1) / (double)n);
+}
+
+static double cft__mean(const double *sample, int64_t n) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += sample[i];
+    return sum / (double)n;
+}
+
+/* ---- the search's own books ---- */
+
+/* Bytes x 100 for each token that one virtual stage holds, and (`chunk`) of the chunk that is in a pass. Times 100
+   because what the allocator loses in gaps is given in percent. */
+typedef struct cft__weights {
+    int64_t activations, state, gradient, input, chunk;
+} cft__weights;
+
+/* Where a candidate stands in the lists of what is tried: indices. A "point" is a candidate without its kind and
+   offload: what bounds of time and memory are found for. */
+typedef struct cft__place {
+    int64_t split, size, k, kind, replay, offload;
+} cft__place;
+
+/* When a stage holds most. */
+typedef struct cft__moment {
+    cf_action action;
+    int64_t before; /* how many passes the stage's list has before it */
+} cft__moment;
+
+/* A candidate's turn in the search. */
+typedef struct cft__turn {
+    int64_t id;
+    int round;
+    double key;
+} cft__turn;
+
+typedef struct cft__tuner {
+    cf_tune_desc desc;       /* defaults filled in */
+    const int64_t *lengths;
+    int64_t n;
+    cf_error *error;         /* the caller's record until the search starts; then `record` */
+    cf_error record;         /* not all errors of the search are failures of it */
+    cf_allocator allocator;
+    cf_tuning *tuning;
+    int64_t n_offloads, n_points, most_virtual; /* most_virtual: virtual stages of the deepest split */
+
+    int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
+    int32_t *pool;           /* (n) the list, being shuffled */
+    double *bounds;          /* (n_points x n_batches) */
+    double *split_bounds;    /* (n_points x n_batches) for kinds that cut backwards; NULL: there are none */
+    cft__turn *turns;        /* (n_candidates) */
+    int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
+    double *threshold;       /* (n_exact) the best times, rising */
+    int64_t n_threshold;
+
+    /* of the split and ChunkSize at hand */
+    cf_memory_desc memory;
+    cf_timing timing;
+    double step_seconds;
+    cf_stage_cost *stages;   /* (most_virtual) */
+    cft__weights *weights;   /* (most_virtual) */
+    int64_t *fixed;          /* (most_virtual) bytes x 100 that a stage holds always */
+    int64_t *room;           /* (most_virtual) bytes x 100 of each stage for all that a schedule can change */
+    int64_t *limits;         /* (most_virtual) for schedules that must keep to one: of bytes, */
+    int64_t *chunk_limits;   /* (most_virtual) and of chunks */
+    cf_memory_load *loads;   /* (most_virtual) */
+    cf_memory_report *reports; /* (most_virtual) */
+
+    /* of the batch and schedule at hand; each lives until the next one is made */
+    cf_plan *plan;
+    cf_schedule *schedule, *lowered;
+    cf_timeline *timeline;
+    cft__moment *heaviest;   /* (most_virtual) of each stage */
+    cf_memory_load *moments; /* (n_moments) what a stage holds while each action runs; grows */
+    int64_t n_moments;
+
+    int64_t done, total;     /* batches of candidates */
+    int stop;
+} cft__tuner;
+
+static int cft__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
+    return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
+}
+
+/* Where `best` stands among the kinds; -1: it does not. */
+static int64_t cft__best_kind(const cf_tune_desc *desc) {
+    int64_t i;
+    for (i = 0; i < desc->n_kinds; i++)
+        if (desc->kinds[i] == CF_SCHEDULE_BEST) return i;
+    return -1;
+}
+
+static cft__place cft__place_of(const cft__tuner *t, int64_t id) {
+    cft__place place;
+    place.offload = id % t->n_offloads;
+    id /= t->n_offloads;
+    place.replay = id % t->desc.n_replays;
+    id /= t->desc.n_replays;
+    place.kind = id % t->desc.n_kinds;
+    id /= t->desc.n_kinds;
+    place.k = id % t->desc.n_ks;
+    id /= t->desc.n_ks;
+    place.size = id % t->desc.n_chunk_sizes;
+    place.split = id / t->desc.n_chunk_sizes;
+    return place;
+}
+
+static cf_tune_candidate *cft__candidate(const cft__tuner *t, cft__place place) {
+    int64_t id = (place.split * t->desc.n_chunk_sizes + place.size) * t->desc.n_ks + place.k;
+    id = ((id * t->desc.n_kinds + place.kind) * t->desc.n_replays + place.replay) * t->n_offloads + place.offload;
+    return &t->tuning->candidates[id];
+}
+
+static int64_t cft__point(const cft__tuner *t, cft__place place) {
+    int64_t size = place.split * t->desc.n_chunk_sizes + place.size;
+    return (size * t->desc.n_ks + place.k) * t->desc.n_replays + place.replay;
+}
+
+static double *cft__batch_seconds(const cft__tuner *t, int64_t id) {
+    return &t->tuning->seconds[id * t->desc.n_batches];
+}
+
+static int64_t *cft__most_chunks(const cft__tuner *t, cft__place place) {
+    return &t->most_chunks[place.split * t->desc.n_chunk_sizes + place.size];
+}
+
+/* Reports that `n` more batches of candidates are done. */
+static void cft__report_done(cft__tuner *t, int64_t n) {
+    cf_tune_progress progress;
+    t->done += n;
+    if (t->desc.progress == NULL || t->stop || n == 0) return;
+    progress.done = cft__min(t->done, t->total); /* the winner's neighbours come on top */
+    progress.total = t->total;
+    progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
+    if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
+}
+
+/* ---- splits ---- */
+
+/* Whether the model and the machine allow this split, and it leaves no rank without a sequence. */
+static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
+    if (desc->parallel.tp == 0 && split->tp > desc->gpus_per_node) return 0;
+    if (desc->parallel.dp == 0 && split->dp > desc->batch) return 0;
+    return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
+}
+
+/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
+static int64_t cft__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
+    int64_t n = 0, tp, pp, gpus = desc->n_gpus;
+    cf_parallel split = desc->parallel;
+    if (gpus == 0) {
+        if (out != NULL) out[0] = cf_parallel_defaults(&split);
+        return 1;
+    }
+    for (tp = 1; tp <= gpus && tp <= desc->model->heads; tp++) {
+        if (gpus % tp != 0 || (desc->parallel.tp > 0 && tp != desc->parallel.tp)) continue;
+        for (pp = 1; pp <= gpus / tp && pp <= desc->model->layers; pp++) {
+            int64_t dp = gpus / tp / pp;
+            if (gpus / tp % pp != 0 || (desc->parallel.pp > 0 && pp != desc->parallel.pp)) continue;
+            if (desc->parallel.dp > 0 && dp != desc->parallel.dp) continue;
+            split.tp = tp;
+            split.pp = pp;
+            split.dp = dp;
+            if (!cft__split_fits(desc, &split)) continue;
+            if (out != NULL) out[n] = cf_parallel_defaults(&split);
+            n++;
+        }
+    }
+    return n;
+}
+
+/* ---- what is asked ---- */
+
+static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t most, const char *field,
+                                   const char *count, cf_error *error) {
+    int64_t i;
+    CFT__TRY(cft__range(n, 1, CF_MAX_CANDIDATES, CF_ERROR_LIMIT, count, -1, error));
+    for (i = 0; i < n; i++) {
+        int64_t least = i > 0 ? values[i - 1] + 1 : 1;
+        if (i > 0 && values[i] < least)
+            return cft__fail(error, CF_ERROR_ARGUMENT, field, i, least, values[i], "must be more than the one before");
+        CFT__TRY(cft__range(values[i], least, most, CF_ERROR_LIMIT, field, i, error));
+    }
+    return CF_OK;
+}
+
+static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
+    int64_t i, j;
+    CFT__TRY(cft__check_rising(desc->chunk_sizes, desc->n_chunk_sizes, CF_MAX_CHUNK_SIZE, "chunk_sizes",
+                               "n_chunk_sizes", error));
+    CFT__TRY(cft__check_rising(desc->ks, desc->n_ks, INT32_MAX, "ks", "n_ks", error));
+    CFT__TRY(cft__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_LIMIT, "n_kinds", -1, error));
+    for (i = 0; i < desc->n_kinds; i++) {
+        cf_schedule_kind kind = desc->kinds[i];
+        CFT__TRY(cft__range((int64_t)kind, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_ARGUMENT, "kinds", -1, error));
+        if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
+            return cft__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+                             "cannot use virtual stages");
+        for (j = 0; j < i; j++)
+            if (desc->kinds[j] == kind)
+                return cft__refuse(error, CF_ERROR_ARGUMENT, "kinds", i, "is in the list already");
+    }
+    CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
+    for (i = 0; i < desc->n_replays; i++) {
+        CFT__TRY(cft__range((int64_t)desc->replays[i], 1, CF_REPLAY_COUNT - 1, CF_ERROR_ARGUMENT, "replays", -1,
+                            error));
+        if (i > 0 && desc->replays[0] == desc->replays[i])
+            return cft__refuse(error, CF_ERROR_ARGUMENT, "replays", i, "is in the list already");
+    }
+    return CF_OK;
+}
+
+/* Costs come from a GPU, or are measured. Measured ones are looked at when the first bounds are found. */
+static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
+    if (desc->timing == NULL && desc->model == NULL) return cft__fail_null(error, "timing");
+    if (desc->timing == NULL && desc->gpu == NULL) return cft__fail_null(error, "gpu");
+    if (desc->gpu != NULL) CFT__TRY(cft__check_gpu(desc->gpu, error));
+    CFT__TRY(cft__check_time(desc->step_seconds, "step_seconds", error));
+    if (desc->timing != NULL && desc->n_gpus > 0)
+        return cft__refuse(error, CF_ERROR_ARGUMENT, "timing", -1, "is for one split, so n_gpus cannot be searched");
+    return CF_OK;
+}
+
+/* A model's split, or what is fixed of it. */
+static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
+    const cf_parallel *parallel = &desc->parallel;
+    int64_t fixed = cft__max(parallel->tp, 1);
+    CFT__TRY(cf_model_validate(desc->model, error));
+    if (desc->bytes != NULL)
+        return cft__refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
+    if (desc->n_gpus == 0) return cf_parallel_validate(desc->model, parallel, error);
+    CFT__TRY(cft__range(desc->n_gpus, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus", -1, error));
+    CFT__TRY(cft__range(parallel->tp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.tp", -1, error));
+    CFT__TRY(cft__range(parallel->pp, 0, CF_MAX_LAYERS, CF_ERROR_LIMIT, "parallel.pp", -1, error));
+    CFT__TRY(cft__range(parallel->dp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
+    if (parallel->layers != NULL && parallel->pp == 0)
+        return cft__refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
+    if (cft__list_splits(desc, NULL) > 0) return CF_OK;
+    CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
+    if (!cft__mul(fixed, cft__max(parallel->pp, 1), &fixed) || !cft__mul(fixed, cft__max(parallel->dp, 1), &fixed))
+        return cft__fail_size(error, "parallel.dp");
+    return cft__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
+                     "there is no way to split the model over so many");
+}
+
+/* Where there is no model: the stages, and the bytes of each. */
+static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
+    cf_parallel split = cf_parallel_defaults(&desc->parallel);
+    int64_t v;
+    if (desc->n_gpus != 0) return cft__refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model that can be split");
+    CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
+    CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
+    CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
+    for (v = 0; v < split.pp * split.n_virtual; v++) {
+        const cf_stage_bytes *b = &desc->bytes[v];
+        const struct {
+            const char *field;
+            int64_t value, least;
+        } members[] = {{"bytes.held.per_token_activations", b->held.per_token_activations, 1},
+                       {"bytes.held.per_token_state", b->held.per_token_state, 0},
+                       {"bytes.held.per_token_state_gradient", b->held.per_token_state_gradient, 0},
+                       {"bytes.held.per_token_boundary", b->held.per_token_boundary, 0},
+                       {"bytes.per_token_pass", b->per_token_pass, 0},
+                       {"bytes.fixed", b->fixed, 0}};
+        int64_t i;
+        for (i = 0; i < CFT__COUNT(members); i++)
+            CFT__TRY(cft__range(members[i].value, members[i].least, CF_MAX_STAGE_BYTES, CF_ERROR_LIMIT,
+                                members[i].field, v, error));
+    }
+    return CF_OK;
+}
+
+static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
+    cf_memory_desc memory = desc->memory;
+    cf_token_bytes unused;
+    if (desc->model != NULL) {
+        memory.model = desc->model;
+        memset(&memory.parallel, 0, sizeof memory.parallel);
+        CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
+        if (memory.unfused_attention)
+            return cft__refuse(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1,
+                               "must be 0: long sequences need attention that does not write out its scores");
+    }
+    if (desc->limit_bytes == 0 && desc->gpu == NULL)
+        return cft__refuse(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, "must be given where there is no gpu");
+    return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
+}
+
+/* Counts the candidates. */
+static cf_result cft__count_candidates(cft__tuner *t, cf_tuning *header) {
+    const cf_tune_desc *desc = &t->desc;
+    int64_t each = desc->n_kinds * t->n_offloads, without_sizes;
+    header->n_splits = cft__list_splits(desc, NULL);
+    header->n_batches = desc->n_batches;
+    without_sizes = header->n_splits * desc->n_replays * each;
+    if (!cft__mul(header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays, &t->n_points) ||
+        t->n_points > CF_MAX_CANDIDATES / each)
+        return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
+                         CF_MAX_CANDIDATES / without_sizes / desc->n_ks, desc->n_chunk_sizes,
+                         "makes too many candidates");
+    header->n_candidates = t->n_points * each;
+    header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
+    header->winner = -1;
+    return CF_OK;
+}
+
+/* Fills in desc, n, lengths and the counts of `header`; refuses what can be refused without working space. */
+static cf_result cft__start(cft__tuner *t, cf_tuning *header, const int64_t *lengths, int64_t n,
+                            const cf_tune_desc *desc, cf_error *error) {
+    memset(t, 0, sizeof *t);
+    memset(header, 0, sizeof *header);
+    if (desc == NULL) return cft__fail_null(error, "desc");
+    if (lengths == NULL) return cft__fail_null(error, "lengths");
+    CFT__TRY(cft__range(n, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "n", -1, error));
+    t->desc = cf_tune_defaults(desc);
+    t->lengths = lengths;
+    t->n = n;
+    t->error = error;
+    t->n_offloads = desc->no_offload ? 1 : 2;
+    CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
+    CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
+    CFT__TRY(cft__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, CF_ERROR_LIMIT, "n_batches", -1, error));
+    CFT__TRY(cft__range(t->desc.n_exact, 1, CF_MAX_CANDIDATES, CF_ERROR_LIMIT, "n_exact", -1, error));
+    CFT__TRY(cft__range(t->desc.budget, 0, INT64_MAX, CF_ERROR_LIMIT, "budget", -1, error));
+    if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
+    else CFT__TRY(cft__check_split(&t->desc, error));
+    CFT__TRY(cft__check_lists(&t->desc, error));
+    CFT__TRY(cft__check_costs(&t->desc, error));
+    CFT__TRY(cft__check_memory(&t->desc, error));
+    CFT__TRY(cft__allocator(desc->allocator, &t->allocator, error));
+    return cft__count_candidates(t, header);
+}
+
+static cf_tuning *cft__lay_out_tuning(cft__tuner *t, cf_tuning *header, cft__carver *carver) {
+    int64_t n = header->n_candidates;
+    cf_tuning *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
+    header->splits = (cf_parallel *)cft__take(carver, header->n_splits, sizeof(cf_parallel));
+    header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
+    header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
+    header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
+    header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
+    header->neighbours = (int64_t *)cft__take(carver, 16 + t->desc.n_kinds, sizeof(int64_t));
+    return tuning;
+}
+
+static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
+    int64_t i, times = t->n_points * t->desc.n_batches, v = t->most_virtual;
+    int splits = 0;
+    for (i = 0; i < t->desc.n_kinds; i++) splits |= cft__kind_splits(&t->desc, t->desc.kinds[i]);
+    t->batches = (int64_t *)cft__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
+    t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
+    t->bounds = (double *)cft__take(carver, times, sizeof(double));
+    t->split_bounds = splits ? (double *)cft__take(carver, times, sizeof(double)) : NULL;
+    t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
+    t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
+    t->threshold = (double *)cft__take(carver, cft__min(t->desc.n_exact, t->tuning->n_candidates), sizeof(double));
+    t->stages = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
+    t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
+    t->fixed = (int64_t *)cft__take(carver, v, sizeof(int64_t));
+    t->room = (int64_t *)cft__take(carver, v, sizeof(int64_t));
+    t->limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
+    t->chunk_limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
+    t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
+    t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
+    t->heaviest = (cft__moment *)cft__take(carver, v, sizeof(cft__moment));
+}
+
+/* ---- batches ---- */
+
+static int64_t cft__longest_of(const int64_t *lengths, int64_t n) {
+    int64_t i, longest = 0;
+    for (i = 1; i < n; i++)
+        if (lengths[i] > lengths[longest]) longest = i;
+    return longest;
+}
+
+/* The next of a row of random numbers: splitmix64. */
+static uint64_t cft__draw(uint64_t *state) {
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* As a data loader would: the list is shuffled and handed out from its start, and shuffled anew when it is through. */
+static cf_result cft__draw_batches(cft__tuner *t) {
+    int64_t i, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
+    int64_t *memory_only = &t->batches[count];
+    uint64_t state = t->desc.seed;
+    for (i = 0; i < t->n; i++) {
+        CFT__TRY(cft__range(t->lengths[i], 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "lengths", i, t->error));
+        t->pool[i] = (int32_t)i;
+    }
+    memset(t->tuning->batch_tokens, 0, (size_t)t->desc.n_batches * sizeof(int64_t));
+    for (i = 0; i < count; i++) {
+        int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(t->n - next));
+        int32_t drawn = t->pool[other];
+        t->pool[other] = t->pool[next];
+        t->pool[next] = drawn;
+        t->batches[i] = t->lengths[drawn];
+        if (!cft__add(t->tuning->batch_tokens[i / size], t->lengths[drawn], &t->tuning->batch_tokens[i / size]))
+            return cft__fail_size(t->error, "lengths");
+        next = (next + 1) % t->n;
+    }
+    memcpy(memory_only, t->batches, (size_t)size * sizeof *memory_only);
+    memory_only[cft__longest_of(memory_only, size)] = t->lengths[cft__longest_of(t->lengths, t->n)];
+    return CF_OK;
+}
+
+static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch) {
+    cf_pack_desc desc = t->desc.pack;
+    desc.chunk_size = chunk_size;
+    desc.n_ranks = split->dp;
+    desc.allocator = &t->allocator;
+    cf_plan_free(t->plan);
+    t->plan = NULL;
+    return cf_pack(&t->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error);
+}
+
+/* ---- memory ---- */
+
+/* a x b more; 0 where the sum does not fit. */
+static int cft__add_product(int64_t a, int64_t b, int64_t *sum) {
+    int64_t product;
+    return cft__mul(a, b, &product) && cft__add(*sum, product, sum);
+}
+
+/* The report of one stage from the caller's bytes. Returns 0 where something does not fit. */
+static int cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
+    int64_t v, working;
+    int fits = 1;
+    memset(out, 0, sizeof *out);
+    for (v = stage; v < split->pp * split->n_virtual && fits; v += split->pp) {
+        const cf_stage_bytes *b = &t->desc.bytes[v];
+        const cf_memory_load *load = &t->loads[v];
+        working = 0;
+        fits = cft__add_product(load->live_tokens, b->held.per_token_activations, &out->activations) &&
+               cft__add_product(load->state_tokens, b->held.per_token_state, &out->state) &&
+               cft__add_product(load->state_gradient_tokens, b->held.per_token_state_gradient, &out->state_gradient) &&
+               cft__add_product(load->input_tokens, b->held.per_token_boundary, &out->inputs) &&
+               cft__add_product(load->offloaded_tokens, b->held.per_token_state, &out->host) &&
+               cft__add_product(load->chunk_tokens, b->per_token_pass, &working) &&
+               cft__add(out->runtime, b->fixed, &out->runtime);
+        out->working = cft__max(out->working, working);
+    }
+    return fits && cft__add(out->activations, out->state, &out->total) &&
+           cft__add(out->total, out->state_gradient, &out->total) && cft__add(out->total, out->inputs, &out->total) &&
+           cft__add(out->total, out->working, &out->total) && cft__add(out->total, out->runtime, &out->total);
+}
+
+/* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
+static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, const char *field) {
+    int64_t s;
+    cf_result result;
+    if (t->desc.model == NULL) {
+        for (s = 0; s < split->pp; s++)
+            if (!cft__add_bytes(t, split, s, &t->reports[s])) return cft__fail_size(t->error, field);
+        return CF_OK;
+    }
+    t->memory = t->desc.memory;
+    t->memory.model = t->desc.model;
+    t->memory.parallel = *split;
+    result = cf_memory_estimate(&t->memory, t->loads, split->pp * split->n_virtual, t->reports, split->pp, t->error);
+    return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
+}
+
+/* The fullest of the stages in t->reports; the first of several. */
+static int64_t cft__fullest_report(const cft__tuner *t, const cf_parallel *split) {
+    int64_t s, fullest = 0;
+    for (s = 1; s < split->pp; s++)
+        if (t->reports[s].total > t->reports[fullest].total) fullest = s;
+    return fullest;
+}
+
+/* What a token weighs on one virtual stage. */
+static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int64_t v, cft__weights *w) {
+    cf_memory_desc memory = t->desc.memory;
+    cf_token_bytes bytes;
+    int64_t loose;
+    if (t->desc.model == NULL) {
+        const cf_stage_bytes *own = &t->desc.bytes[v];
+        w->activations = own->held.per_token_activations * 100;
+        w->state = own->held.per_token_state * 100;
+        w->gradient = own->held.per_token_state_gradient * 100;
+        w->input = own->held.per_token_boundary * 100;
+        w->chunk = own->per_token_pass * 100;
+        return CF_OK;
+    }
+    memory.model = t->desc.model;
+    memory.parallel = *split;
+    CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
+    loose = 100 + cf_memory_defaults(&memory).fragmentation;
+    w->activations = bytes.activations * loose;
+    w->state = bytes.state * loose;
+    w->gradient = bytes.state_gradient * loose;
+    w->input = bytes.boundary * loose;
+    w->chunk = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
+    return CF_OK;
+}
+
+/* Sets up what the functions below need to know about a split. */
+static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
+    int64_t v, s, most, n_v = split->pp * split->n_virtual;
+    for (v = 0; v < n_v; v++) {
+        CFT__TRY(cft__weigh_tokens(t, split, v, &t->weights[v]));
+        if (!cft__mul(cft__max(t->weights[v].chunk, t->weights[v].activations), chunk_size, &most) ||
+            most > INT64_MAX / 16)
+            return cft__fail_size(t->error, "chunk_sizes");
+    }
+    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
+    CFT__TRY(cft__report_stages(t, split, "parameters"));
+    for (s = 0; s < split->pp; s++)
+        if (!cft__mul(t->reports[s].total, 100, &t->fixed[s]) || t->fixed[s] > INT64_MAX / 4)
+            return cft__fail_size(t->error, "parameters");
+    return CF_OK;
+}
+
+/* All tokens of a plan on one stage must be countable. */
+static cf_result cft__check_weights(const cft__tuner *t, const cf_parallel *split) {
+    const cf_plan *plan = t->plan;
+    int64_t i, v, tokens = 0, most = 0, sum;
+    int fits = 1;
+    for (i = 0; i < plan->n_chunks && fits; i++) fits = cft__add(tokens, plan->chunks[i].padded, &tokens);
+    for (v = 0; v < split->pp * split->n_virtual; v++) {
+        const cft__weights *w = &t->weights[v];
+        most = cft__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
+    }
+    if (fits && cft__mul(tokens, split->n_virtual, &sum) && cft__mul(sum, most, &sum) && sum <= INT64_MAX / 4)
+        return CF_OK;
+    return cft__fail_size(t->error, "lengths");
+}
+
+static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
+    return load->live_tokens * w->activations + load->state_tokens * w->state +
+           load->state_gradient_tokens * w->gradient + load->input_tokens * w->input;
+}
+
+/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
+static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const cf_memory_load *load,
+                            int64_t *stage) {
+    int64_t s, v, most = -1;
+    for (s = 0; s < split->pp; s++) {
+        int64_t sum = t->fixed[s], chunk = 0;
+        for (v = s; v < split->pp * split->n_virtual; v += split->pp) {
+            sum += cft__weigh(&t->weights[v], load);
+            chunk = cft__max(chunk, load->chunk_tokens * t->weights[v].chunk);
+        }
+        if (sum + chunk > most) {
+            most = sum + chunk;
+            *stage = s;
+        }
+    }
+    return most / 100;
+}
+
+/* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group, or
+   standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only the
+   backward of its last chunk counts, because they do not come to the others at the same time.) */
+static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, int64_t k, int local, int64_t *stage) {
+    const cf_plan *plan = t->plan;
+    int64_t id, n, i, most = 0, at = 0;
+    *stage = 0;
+    for (id = 0; id < plan->n_chunks; id += n) {
+        cf_memory_load load;
+        memset(&load, 0, sizeof load);
+        n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
+        for (i = 0; i < n; i++) {
+            const cf_chunk *c = &plan->chunks[id + i];
+            int64_t bytes;
+            if (i <= n - k) load.live_tokens = 0; /* a replayed chunk may be alone, and so may be the first one kept */
+            load.live_tokens += c->padded;
+            if (local && i > 0 && i <= n - k) load.input_tokens += c[-1].padded;
+            load.state_tokens += cf_chunk_state_tokens(plan, id + i);
+            load.state_gradient_tokens = load.state_tokens;
+            load.chunk_tokens = c->padded;
+            if (split->n_virtual > 1 && i < n - 1) continue;
+            bytes = cft__fullest(t, split, &load, &at);
+            if (bytes > most) {
+                most = bytes;
+                *stage = at;
+            }
+        }
+    }
+    return most;
+}
+
+static int64_t cft__largest_group(const cf_plan *plan) {
+    int64_t i, most = 1;
+    for (i = 0; i < plan->n_groups; i++) most = cft__max(most, plan->groups[i].n_chunks);
+    return most;
+}
+
+/* What is left on each stage beside what it holds always and what the largest chunk in a pass needs. */
+static void cft__find_room(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
+    int64_t v, s;
+    for (s = 0; s < split->pp; s++) {
+        int64_t chunk = 0;
+        for (v = s; v < split->pp * split->n_virtual; v += split->pp)
+            chunk = cft__max(chunk, t->weights[v].chunk * chunk_size);
+        t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
+    }
+}
+
+/* ---- limits ----
+
+   The scheduler counts the tokens of all stages by the same bytes, and here they differ. So there are two ways to give it
+   limits that make a schedule fit. Of 3,000 random searches 80 find less without the second and 250 without the first. */
+
+/* (int64_t)(bytes x scale) + 1, if that is more than *most. */
+static void cft__raise(int64_t *most, int64_t bytes, double scale) {
+    *most = cft__max(*most, (int64_t)cft__product((double)bytes, scale) + 1);
+}
+
+/* The first way counts the bytes of the stage whose activations are dearest. The other stages' limits grow in
+   proportion, and so do the bytes of state, to the most that any stage would need. That is close where stages are
+   alike. */
+static void cft__limit_bytes(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+    int64_t n_v = split->pp * split->n_virtual, v, s, dearest = 0;
+    for (v = 0; v < n_v; v++) dearest = cft__max(dearest, t->weights[v].activations);
+    desc->bytes.per_token_activations = dearest;
+    for (s = 0; s < split->pp; s++) {
+        int64_t own = 0;
+        double scale;
+        for (v = s; v < n_v; v += split->pp) own = cft__max(own, t->weights[v].activations);
+        scale = (double)dearest / (double)own;
+        for (v = s; v < n_v; v += split->pp) {
+            cft__raise(&desc->bytes.per_token_state, t->weights[v].state, scale);
+            cft__raise(&desc->bytes.per_token_state_gradient, t->weights[v].gradient, scale);
+            cft__raise(&desc->bytes.per_token_boundary, t->weights[v].input, scale);
+        }
+        t->limits[s] = 1; /* 0 would mean that there is no limit */
+        if (t->room[s] > 0) t->limits[s] = cft__max(1, (int64_t)cft__product((double)t->room[s] * (1 - 1e-9), scale));
+    }
+    desc->limits_bytes = t->limits;
+}
+
+/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. */
+static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int local) {
+    int64_t v, sum = 0;
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
+        sum += t->weights[v].state + t->weights[v].gradient + (local ? t->weights[v].input : 0);
+    return sum;
+}
+
+/* Bytes x 100 of a chunk that is kept, on the virtual stage of this stage where it is dearest. */
+static int64_t cft__kept_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int64_t chunk_size) {
+    int64_t v, most = 1;
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
+        most = cft__max(most, t->weights[v].activations * chunk_size);
+    return most;
+}
+
+/* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
+   of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else, on every
+   stage, is for more chunks. */
+static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+    const cf_plan *plan = t->plan;
+    int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
+    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most;
+    int local = desc->replay == CF_REPLAY_LOCAL;
+    for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
+    for (s = 0; s < split->pp; s++) {
+        int64_t state = cft__state_weight(t, split, s, local);
+        int64_t left = t->room[s] - tokens * state - at_least * cft__kept_weight(t, split, s, plan->chunk_size);
+        if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
+    }
+    tokens = cft__min(tokens + more, most);
+    for (s = 0; s < split->pp; s++) {
+        int64_t left = t->room[s] - tokens * cft__state_weight(t, split, s, local);
+        t->chunk_limits[s] = cft__max(at_least, left / cft__kept_weight(t, split, s, plan->chunk_size));
+    }
+    memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
+    desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
+    desc->bytes.per_token_boundary = local;
+    desc->limits_bytes = NULL;
+    desc->limit_bytes = cft__max(1, tokens * (2 + local) * split->n_virtual);
+    desc->limits = t->chunk_limits;
+}
+
+/* ---- one plan: schedule, time, memory ---- */
+
+/* Fills t->moments with what the stage holds at every action of its list. */
+static cf_result cft__find_moments(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+    int64_t needed = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
+    if (needed > t->n_moments) {
+        void *memory;
+        if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
+        t->moments = NULL;
+        t->n_moments = 0;
+        CFT__TRY(cft__allocate(&t->allocator, (size_t)needed * sizeof *t->moments, &memory, t->error));
+        t->moments = (cf_memory_load *)memory;
+        t->n_moments = needed;
+    }
+    return cf_schedule_loads(t->plan, schedule, stage, t->moments, needed, t->error);
+}
+
+/* Finds the heaviest pass of one stage and puts what is held then into t->loads. schedule: the one at hand, or the same
+   with its transfers. */
+static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+    int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
+    for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
+    memset(&t->heaviest[stage], 0, sizeof *t->heaviest);
+    CFT__TRY(cft__find_moments(t, schedule, stage));
+    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
+        const cf_memory_load *held = &t->moments[(id - schedule->first[stage]) * n_virtual];
+        int64_t weight = 0;
+        if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
+        for (j = 0; j < n_virtual; j++) {
+            const cft__weights *w = &t->weights[j * pp + stage];
+            weight += cft__weigh(w, &held[j]) + held[j].chunk_tokens * w->chunk;
+        }
+        if (weight > most) {
+            most = weight;
+            t->heaviest[stage].before = passes;
+            t->heaviest[stage].action = schedule->actions[id];
+            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = held[j];
+        }
+        passes++;
+    }
+    return CF_OK;
+}
+
+/* Costs, memory and limits of a split and a ChunkSize. */
+static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size) {
+    const cf_parallel *split = &t->tuning->splits[split_id];
+    if (t->desc.timing != NULL) {
+        t->timing = *t->desc.timing;
+        t->step_seconds = t->desc.step_seconds;
+    } else {
+        cf_cost_desc cost;
+        memset(&cost, 0, sizeof cost);
+        cost.model = t->desc.model;
+        cost.gpu = t->desc.gpu;
+        cost.parallel = *split;
+        cost.gpus_per_node = t->desc.gpus_per_node;
+        cost.chunk_size = chunk_size;
+        CFT__TRY(cf_cost_estimate(&cost, t->stages, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
+                                  t->error));
+    }
+    CFT__TRY(cft__set_weights(t, split, chunk_size));
+    cft__find_room(t, split, chunk_size);
+    return CF_OK;
+}
+
+static void cft__free_schedule(cft__tuner *t) {
+    cf_schedule_free(t->lowered);
+    cf_timeline_free(t->timeline);
+    cf_schedule_free(t->schedule);
+    t->schedule = t->lowered = NULL;
+    t->timeline = NULL;
+}
+
+static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *split, int64_t k, cf_replay replay,
+                                       cf_schedule_kind kind, int64_t rank) {
+    cf_schedule_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = kind;
+    desc.replay = replay;
+    desc.n_stages = split->pp;
+    desc.n_virtual = split->n_virtual;
+    desc.k = k;
+    desc.rank = rank;
+    desc.timing = &t->timing;
+    desc.split_backward = t->desc.split_backward;
+    desc.allocator = &t->allocator;
+    return desc;
+}
+
+/* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
+static cf_result cft__try_schedule(cft__tuner *t, const cf_parallel *split, const cf_schedule_desc *desc, int offload) {
+    cf_simulate_desc simulate;
+    cf_lower_desc lower;
+    int64_t s;
+    memset(&simulate, 0, sizeof simulate);
+    simulate.timing = &t->timing;
+    simulate.no_bounds = 1;
+    simulate.allocator = &t->allocator;
+    memset(&lower, 0, sizeof lower);
+    lower.timing = &t->timing;
+    lower.offload = 1;
+    lower.allocator = &t->allocator;
+    cft__free_schedule(t);
+    CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
+    CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
+    if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
+    for (s = 0; s < split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
+    return cft__report_stages(t, split, "lengths");
+}
+
+static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
+    c->status = CF_TUNE_INFEASIBLE;
+    c->why = why;
+    c->bytes = bytes;
+    c->stage = stage;
+}
+
+/* Notes the peak of a schedule that fits. */
+static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t stage, int64_t batch, int64_t rank) {
+    const cft__moment *moment = &t->heaviest[stage];
+    if (t->reports[stage].total <= c->bytes) return;
+    c->memory = t->reports[stage];
+    c->bytes = c->memory.total;
+    c->stage = stage;
+    c->peak_batch = batch;
+    c->peak_rank = rank;
+    c->peak_action = moment->action;
+    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + moment->before] : 0;
+}
+
+/* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
+static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
+    const cf_parallel *split = &t->tuning->splits[c->split];
+    cf_schedule_desc desc = cft__rank_desc(t, split, c->k, c->replay, c->kind, rank);
+    int64_t least = INT64_MAX, stage = 0;
+    int way;
+    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, split->pp, split->n_virtual);
+    for (way = 0; way < 3; way++) {
+        int64_t fullest, total;
+        cf_result result;
+        if (way == 1) cft__limit_bytes(t, split, &desc);
+        if (way == 2) cft__limit_chunks(t, split, &desc);
+        c->limited |= way > 0;
+        t->tuning->n_simulated++;
+        result = cft__try_schedule(t, split, &desc, c->offload);
+        if (result == CF_ERROR_INFEASIBLE) continue;
+        if (result != CF_OK) return result;
+        fullest = cft__fullest_report(t, split);
+        total = t->reports[fullest].total;
+        if (total <= t->tuning->limit_bytes) {
+            cft__note_peak(t, c, fullest, batch, rank);
+            return CF_OK;
+        }
+        if (total < least) stage = fullest;
+        least = cft__min(least, total);
+    }
+    cft__set_infeasible(c, least, stage, "no schedule of some batch keeps to the limit");
+    return CF_OK;
+}
+
+/* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
+static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
+    const cf_parallel *split = &t->tuning->splits[c->split];
+    double slowest = 0, bubble = 0;
+    int64_t rank;
+    CFT__TRY(cft__pack_batch(t, split, c->chunk_size, batch));
+    for (rank = 0; rank < split->dp; rank++) {
+        CFT__TRY(cft__fit_rank(t, c, batch, rank));
+        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+        if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
+        slowest = t->timeline->makespan;
+        bubble = t->timeline->bubble_useful;
+    }
+    *seconds = slowest + t->step_seconds;
+    if (batch == t->desc.n_batches) return CF_OK;
+    c->bubble += bubble / (double)t->desc.n_batches;
+    c->chunks += (double)t->plan->n_steps / (double)t->desc.n_batches;
+    return CF_OK;
+}
+
+/* ---- bounds ---- */
+
+/* The strongest bound of the slowest rank, for schedules of such a kind. */
+static cf_result cft__bound_kind(cft__tuner *t, cft__place place, cf_schedule_kind kind, int split_backward,
+                                 double *out) {
+    const cf_parallel *split = &t->tuning->splits[place.split];
+    double slowest = 0;
+    int64_t rank, n, i;
+    for (rank = 0; rank < split->dp; rank++) {
+        cf_schedule_desc desc = cft__rank_desc(t, split, t->desc.ks[place.k], t->desc.replays[place.replay], kind, rank);
+        cf_bound bounds[CF_MAX_BOUNDS];
+        desc.split_backward = split_backward;
+        CFT__TRY(cf_schedule_bounds(t->plan, &desc, bounds, &n, t->error));
+        for (i = 0; i < n; i++)
+            if (bounds[i].value > slowest) slowest = bounds[i].value;
+    }
+    *out = slowest + t->step_seconds;
+    return CF_OK;
+}
+
+/* Bounds of one point and batch, for whole backwards and for split ones. Only `best` splits those of virtual stages. */
+static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch) {
+    int64_t at = cft__point(t, place) * t->desc.n_batches + batch;
+    int many = t->tuning->splits[place.split].n_virtual > 1;
+    cf_schedule_kind whole = many ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
+    cf_schedule_kind split = many ? CF_SCHEDULE_BEST : CF_SCHEDULE_ZERO_BUBBLE;
+    CFT__TRY(cft__bound_kind(t, place, whole, 0, &t->bounds[at]));
+    if (t->split_bounds == NULL) return CF_OK;
+    return cft__bound_kind(t, place, split, 1, &t->split_bounds[at]);
+}
+
+/* A bound of one batch of a candidate. */
+static double cft__candidate_bound(const cft__tuner *t, cft__place place, int64_t batch) {
+    int64_t at = cft__point(t, place) * t->desc.n_batches + batch;
+    cf_schedule_kind kind = t->desc.kinds[place.kind];
+    if (!cft__kind_splits(&t->desc, kind)) return t->bounds[at];
+    if (kind == CF_SCHEDULE_ZERO_BUBBLE || t->split_bounds[at] < t->bounds[at]) return t->split_bounds[at];
+    return t->bounds[at];
+}
+
+/* All candidates of a point become infeasible, or need more than was known. */
+static void cft__rule_out_point(cft__tuner *t, cft__place place, int64_t bytes, int64_t stage) {
+    for (place.kind = 0; place.kind < t->desc.n_kinds; place.kind++)
+        for (place.offload = 0; place.offload < t->n_offloads; place.offload++) {
+            cf_tune_candidate *c = cft__candidate(t, place);
+            if (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes)
+                cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
+        }
+}
+
+/* The least memory and time that a point needs for the batch at hand. A K beyond the largest group replays nothing, and
+   neither does the other form then: such points share their bounds. */
+static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, int64_t *unreplayed) {
+    const cf_parallel *split = &t->tuning->splits[place.split];
+    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, replays;
+    int64_t n = t->desc.n_batches, point = cft__point(t, place), stage, bytes;
+    bytes = cft__least_bytes(t, split, t->desc.ks[place.k], local, &stage);
+    if (bytes > t->tuning->limit_bytes) cft__rule_out_point(t, place, bytes, stage);
+    if (batch == n) return CF_OK;
+    replays = t->desc.ks[place.k] < cft__largest_group(t->plan);
+    if (replays || *unreplayed < 0) CFT__TRY(cft__bound_point(t, place, batch));
+    else {
+        t->bounds[point * n + batch] = t->bounds[*unreplayed * n + batch];
+        if (t->split_bounds != NULL) t->split_bounds[point * n + batch] = t->split_bounds[*unreplayed * n + batch];
+    }
+    if (!replays && *unreplayed < 0) *unreplayed = point;
+    cft__report_done(t, 1);
+    return CF_OK;
+}
+
+/* All points of one split and ChunkSize on one batch. */
+static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
+    const cf_parallel *split = &t->tuning->splits[place.split];
+    int64_t *most = cft__most_chunks(t, place), unreplayed = -1;
+    CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
+    CFT__TRY(cft__check_weights(t, split));
+    *most = cft__max(*most, cft__largest_group(t->plan));
+    for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
+        for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
+            CFT__TRY(cft__bound_one(t, place, batch, &unreplayed));
+    return CF_OK;
+}
+
+static void cft__sum_bounds(const cft__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    cft__place place = cft__place_of(t, id);
+    int64_t batch;
+    c->bound = 0;
+    for (batch = 0; batch < t->desc.n_batches; batch++)
+        c->bound += cft__candidate_bound(t, place, batch) / (double)t->desc.n_batches;
+}
+
+/* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
+static cf_result cft__chunk_bytes(cft__tuner *t, const cf_parallel *split, int64_t chunk_tokens, int64_t state_tokens,
+                                  int64_t *bytes, int64_t *stage) {
+    int64_t v;
+    for (v = 0; v < split->pp * split->n_virtual; v++) {
+        cf_memory_load *load = &t->loads[v];
+        memset(load, 0, sizeof *load);
+        load->live_tokens = load->chunk_tokens = chunk_tokens;
+        load->state_tokens = load->state_gradient_tokens = state_tokens;
+    }
+    CFT__TRY(cft__report_stages(t, split, "chunk_tokens"));
+    *stage = cft__fullest_report(t, split);
+    *bytes = t->reports[*stage].total;
+    return CF_OK;
+}
+
+/* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
+static cf_result cft__check_least_limit(cft__tuner *t) {
+    int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
+    int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
+    for (i = 0; i < t->tuning->n_splits; i++) {
+        const cf_parallel *split = &t->tuning->splits[i];
+        int64_t bytes, stage;
+        CFT__TRY(cft__chunk_bytes(t, split, 1, 0, &bytes, &stage));
+        if (bytes <= t->tuning->limit_bytes) return CF_OK;
+        if (cft__chunk_bytes(t, split, tokens, state, &bytes, &stage) != CF_OK || bytes >= wanted) continue;
+        wanted = bytes;
+        item = stage;
+    }
+    return cft__fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
+                     "is too little for this stage's model state and a chunk of the smallest size");
+}
+
+/* A K beyond the largest group makes the same schedules as the smallest such K. */
+static void cft__drop_copies(cft__tuner *t, cft__place place) {
+    int64_t enough = 0, most = *cft__most_chunks(t, place), id;
+    while (enough < t->desc.n_ks && t->desc.ks[enough] < most) enough++;
+    place.k = place.kind = place.replay = place.offload = 0;
+    for (id = cft__candidate(t, place) - t->tuning->candidates; id < t->tuning->n_candidates; id++) {
+        cf_tune_candidate *c = &t->tuning->candidates[id];
+        cft__place origin = cft__place_of(t, id);
+        if (origin.split != place.split || origin.size != place.size) break;
+        if (origin.k <= enough || c->status == CF_TUNE_INFEASIBLE) continue;
+        origin.k = enough;
+        c->status = CF_TUNE_DOMINATED;
+        c->why = "no group has so many chunks: the same as a smaller K";
+        c->same_as = cft__candidate(t, origin) - t->tuning->candidates;
+    }
+}
+
+static void cft__fill_candidates(cft__tuner *t) {
+    int64_t id;
+    for (id = 0; id < t->tuning->n_candidates; id++) {
+        cft__place place = cft__place_of(t, id);
+        cf_tune_candidate *c = &t->tuning->candidates[id];
+        memset(c, 0, sizeof *c);
+        c->split = place.split;
+        c->chunk_size = t->desc.chunk_sizes[place.size];
+        c->k = t->desc.ks[place.k];
+        c->kind = t->desc.kinds[place.kind];
+        c->replay = t->desc.replays[place.replay];
+        c->offload = (int)place.offload;
+        c->why = "";
+        c->same_as = -1;
+    }
+    for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) t->tuning->seconds[id] = -1;
+    memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
+}
+
+static cf_result cft__find_all_bounds(cft__tuner *t) {
+    cft__place place = {0, 0, 0, 0, 0, 0};
+    int64_t batch, id;
+    for (place.split = 0; place.split < t->tuning->n_splits; place.split++)
+        for (place.size = 0; place.size < t->desc.n_chunk_sizes; place.size++) {
+            CFT__TRY(cft__set_up(t, place.split, t->desc.chunk_sizes[place.size]));
+            for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--)
+                CFT__TRY(cft__bound_batch(t, place, batch));
+            if (t->stop) return CF_OK;
+            cft__drop_copies(t, place);
+        }
+    for (id = 0; id < t->tuning->n_candidates; id++) cft__sum_bounds(t, id);
+    return CF_OK;
+}
+
+/* ---- the search ---- */
+
+/* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
+static double cft__to_beat(const cft__tuner *t) {
+    return t->n_threshold < t->desc.n_exact ? DBL_MAX : t->threshold[t->n_threshold - 1] * (1 + 1e-9);
+}
+
+static void cft__note_time(cft__tuner *t, int64_t id) {
+    cf_tuning *tuning = t->tuning;
+    double seconds = tuning->candidates[id].seconds;
+    int64_t room = cft__min(t->desc.n_exact, tuning->n_candidates), i;
+    if (tuning->winner < 0 || seconds < tuning->candidates[tuning->winner].seconds ||
+        (!(seconds > tuning->candidates[tuning->winner].seconds) && id < tuning->winner))
+        tuning->winner = id;
+    if (t->n_threshold == room && !(seconds < t->threshold[room - 1])) return;
+    if (t->n_threshold < room) t->n_threshold++;
+    for (i = t->n_threshold - 1; i > 0 && seconds < t->threshold[i - 1]; i--) t->threshold[i] = t->threshold[i - 1];
+    t->threshold[i] = seconds;
+}
+
+static void cft__give_up(cf_tune_candidate *c, const char *why) {
+    c->status = CF_TUNE_DOMINATED;
+    c->why = why;
+    c->bubble = c->chunks = 0;
+}
+
+/* Gives a candidate up where its bound is too high already. */
+static int cft__is_hopeless(const cft__tuner *t, cf_tune_candidate *c) {
+    if (!(c->bound > cft__to_beat(t))) return 0;
+    cft__give_up(c, "a lower bound of its time is above the best");
+    return 1;
+}
+
+static void cft__clear_candidate(cf_tune_candidate *c) {
+    c->status = CF_TUNE_UNTRIED;
+    c->why = "";
+    c->bubble = c->chunks = 0;
+    c->bytes = 0;
+    c->limited = 0;
+}
+
+/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow. */
+static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    cft__place place = cft__place_of(t, id);
+    int64_t i, n = t->desc.n_batches;
+    double *seconds = cft__batch_seconds(t, id), at_least, unused;
+    if (!forced && cft__is_hopeless(t, c)) return CF_OK;
+    CFT__TRY(cft__set_up(t, c->split, c->chunk_size));
+    at_least = c->bound * (double)n;
+    cft__clear_candidate(c);
+    if (t->stop) return CF_OK;
+    CFT__TRY(cft__try_batch(t, c, n, &unused));
+    for (i = 0; i < n && c->status != CF_TUNE_INFEASIBLE; i++) {
+        if (t->stop) return CF_OK;
+        CFT__TRY(cft__try_batch(t, c, i, &seconds[i]));
+        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+        at_least += seconds[i] - cft__candidate_bound(t, place, i);
+        if (i == n - 1) break;
+        if (!forced && at_least / (double)n > cft__to_beat(t)) {
+            cft__give_up(c, "its first batches and bounds of the others are above the best");
+            return CF_OK;
+        }
+        cft__report_done(t, 1);
+    }
+    if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+    c->status = CF_TUNE_OK;
+    c->seconds = cft__mean(seconds, n);
+    c->confidence = cft__confidence(seconds, NULL, n);
+    cft__note_time(t, id);
+    return CF_OK;
+}
+
+/* Whether it is known how good a candidate is, or that it is not good enough. */
+static int cft__is_settled(const cf_tune_candidate *c) {
+    return c->status == CF_TUNE_OK || c->status == CF_TUNE_DOMINATED;
+}
+
+/* `c` makes the same schedules as `other`. */
+static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
+                            const char *why) {
+    cft__give_up(c, why);
+    c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
+    return 1;
+}
+
+/* In which of three rounds a candidate is looked at: 0 best, or all kinds where there is no best, and kinds that best
+   does not include; 1 the kinds that best tries too; 2 candidates that offload. */
+static int cft__round_of(const cft__tuner *t, const cf_tune_candidate *c) {
+    int included = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
+    if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) included = 0;
+    if (c->offload) return 2;
+    return included && cft__best_kind(&t->desc) >= 0 ? 1 : 0;
+}
+
+/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. */
+static int cft__is_needless(cft__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    cft__place origin = cft__place_of(t, id);
+    const cf_tune_candidate *other;
+    int replayed = (int)origin.replay;
+    origin.replay = 0;
+    other = cft__candidate(t, origin);
+    if (replayed && c->k >= *cft__most_chunks(t, origin) && !other->limited && cft__is_settled(other))
+        return cft__give_up_for(t, c, other, "nothing is replayed: the same as the other form");
+    if (c->offload && !c[-1].limited && cft__is_settled(&c[-1]))
+        return cft__give_up_for(t, c, &c[-1], "it fits without");
+    if (t->desc.n_exact == CF_MAX_CANDIDATES || cft__round_of(t, c) != 1) return 0;
+    origin.replay = replayed;
+    origin.kind = cft__best_kind(&t->desc);
+    other = cft__candidate(t, origin);
+    if (other->limited || other->status != CF_TUNE_OK) return 0;
+    cft__give_up(c, "the searched schedule is never slower");
+    return 1;
+}
+
+/* By round, then by rising bound, then by number. */
+static int cft__compare_turns(const void *a, const void *b) {
+    const cft__turn *x = (const cft__turn *)a, *y = (const cft__turn *)b;
+    if (x->round != y->round) return x->round < y->round ? -1 : 1;
+    if (x->key < y->key || x->key > y->key) return x->key < y->key ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static cf_result cft__search(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    int64_t i;
+    for (i = 0; i < tuning->n_candidates; i++) {
+        t->turns[i].id = i;
+        t->turns[i].round = cft__round_of(t, &tuning->candidates[i]);
+        t->turns[i].key = tuning->candidates[i].bound;
+    }
+    qsort(t->turns, (size_t)tuning->n_candidates, sizeof *t->turns, cft__compare_turns);
+    for (i = 0; i < tuning->n_candidates && !t->stop; i++) {
+        int64_t id = t->turns[i].id, before = t->done;
+        if (tuning->candidates[id].status == CF_TUNE_UNTRIED && !cft__is_needless(t, id))
+            CFT__TRY(cft__try_candidate(t, id, 0));
+        cft__report_done(t, t->desc.n_batches - (t->done - before));
+    }
+    return CF_OK;
+}
+
+/* ---- the neighbours of the winner ---- */
+
+static int64_t cft__distance(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
+
+/* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
+static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
+    cft__place p = cft__place_of(t, a), q = cft__place_of(t, b);
+    int64_t sizes = cft__distance(p.size, q.size), ks = cft__distance(p.k, q.k);
+    int differences = (sizes != 0) + (ks != 0) + (p.kind != q.kind) + (p.replay != q.replay) +
+                      (p.offload != q.offload);
+    return p.split == q.split && differences == 1 && sizes <= 2 && ks <= 2;
+}
+
+/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
+static int64_t cft__origin_of(const cft__tuner *t, int64_t id) {
+    while (t->tuning->candidates[id].same_as >= 0) id = t->tuning->candidates[id].same_as;
+    return id;
+}
+
+/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its
+   own. */
+static cf_result cft__try_neighbours(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    int64_t around = -1, id;
+    while (around != tuning->winner && !t->stop) {
+        around = tuning->winner;
+        tuning->n_neighbours = 0;
+        for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
+            int64_t exact;
+            cf_tune_status status;
+            if (!cft__is_neighbour(t, around, id)) continue;
+            tuning->neighbours[tuning->n_neighbours++] = id;
+            exact = cft__origin_of(t, id);
+            status = tuning->candidates[exact].status;
+            if (status == CF_TUNE_DOMINATED || status == CF_TUNE_UNTRIED) CFT__TRY(cft__try_candidate(t, exact, 1));
+        }
+    }
+    return CF_OK;
+}
+
+/* ---- the whole of it ---- */
+
+static void cft__rank_candidates(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    int64_t i, least = INT64_MAX;
+    for (i = 0; i < tuning->n_candidates; i++) {
+        cf_tune_candidate *c = &tuning->candidates[i];
+        if (c->same_as >= 0) c->same_as = cft__origin_of(t, i);
+        if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
+        if (c->status != CF_TUNE_OK) continue;
+        t->turns[tuning->n_ranked].id = i;
+        t->turns[tuning->n_ranked].round = 0;
+        t->turns[tuning->n_ranked++].key = c->seconds;
+    }
+    qsort(t->turns, (size_t)tuning->n_ranked, sizeof *t->turns, cft__compare_turns);
+    for (i = 0; i < tuning->n_ranked; i++) {
+        int64_t id = t->turns[i].id;
+        cf_tune_candidate *c = &tuning->candidates[id];
+        tuning->ranking[i] = id;
+        c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
+        c->behind_confidence =
+            cft__confidence(cft__batch_seconds(t, id), cft__batch_seconds(t, tuning->winner), tuning->n_batches);
+    }
+    if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
+    tuning->interrupted = t->stop;
+}
+
+static cf_result cft__tune_all(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    cft__fill_candidates(t);
+    t->total = (t->n_points + tuning->n_candidates) * t->desc.n_batches;
+    CFT__TRY(cft__draw_batches(t));
+    CFT__TRY(cft__check_least_limit(t));
+    CFT__TRY(cft__find_all_bounds(t));
+    CFT__TRY(cft__search(t));
+    if (tuning->winner >= 0) CFT__TRY(cft__try_neighbours(t));
+    cft__rank_candidates(t);
+    return CF_OK;
+}
+
+/* Everything but the outcome's own memory, which `tuning` points to. */
+static cf_result cft__tune_in(cft__tuner *t, cf_tuning *tuning) {
+    cft__carver space = {NULL, 0, 0};
+    void *scratch;
+    cf_error *error = t->error;
+    int64_t i;
+    cf_result result;
+    t->tuning = tuning;
+    (void)cft__list_splits(&t->desc, tuning->splits);
+    for (i = 0; i < tuning->n_splits; i++)
+        t->most_virtual = cft__max(t->most_virtual, tuning->splits[i].pp * tuning->splits[i].n_virtual);
+    cft__lay_out_tuner(t, &space);
+    if (space.overflow) return cft__refuse(error, CF_ERROR_OVERFLOW, "batch", -1, "does not fit in memory");
+    CFT__TRY(cft__allocate(&t->allocator, space.used, &scratch, error));
+    space.base = (unsigned char *)scratch;
+    space.used = 0;
+    cft__lay_out_tuner(t, &space);
+    t->error = &t->record;
+    result = cft__tune_all(t);
+    if (result != CF_OK && error != NULL) *error = t->record;
+    cft__free_schedule(t);
+    cf_plan_free(t->plan);
+    if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
+    t->allocator.release(scratch, t->allocator.user);
+    return result;
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
+                                     cf_error *error) {
+    cft__tuner t;
+    cf_tuning header, *tuning;
+    cft__carver block = {NULL, 0, 0};
+    void *memory;
+    cf_result result;
+    CFT__TRY(cft__start(&t, &header, lengths, n, desc, error));
+    if (out == NULL) return cft__fail_null(error, "out");
+    (void)cft__lay_out_tuning(&t, &header, &block);
+    if (block.overflow) return cft__refuse(error, CF_ERROR_OVERFLOW, "n_batches", -1, "does not fit in memory");
+    CFT__TRY(cft__allocate(&t.allocator, block.used, &memory, error));
+    block.base = (unsigned char *)memory;
+    block.used = 0;
+    tuning = cft__lay_out_tuning(&t, &header, &block);
+    *tuning = header;
+    tuning->allocator = t.allocator;
+    result = cft__tune_in(&t, tuning);
+    if (result == CF_OK) *out = tuning;
+    else t.allocator.release(memory, t.allocator.user);
+    return result;
+}
+
+CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning) {
+    if (tuning != NULL) tuning->allocator.release(tuning, tuning->allocator.user);
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CHUNKFLOW_TUNE_IMPLEMENTATION */
