@@ -262,7 +262,7 @@ EOF
     sed "s/--*/ /g; s/\\.\\.*/ /g; s/ *|\$/|/; s/  */ /g" plain >want
     same chart/colour/letters "$(grep '^stage' want | tr -d ' ')" "$(grep '^stage' got | tr -d ' ')"
     if command -v script >/dev/null 2>&1 && script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
-        on_terminal="stty cols 90; '$CHUNKFLOW' plan --chunk-size 2 --k 1 --stages 4 --no-list '$WORK/example'"
+        on_terminal="stty cols 90; '$CHUNKFLOW' plan --chunk-size 2 --k 1 --stages 4 --no-list '$work/example'"
         script -qec "$on_terminal" /dev/null </dev/null 2>/dev/null | tr -d '\r' >out
         same chart/terminal/colour yes "$(grep -q "$(printf '\033')" out && echo yes || echo no)"
         same chart/terminal/width 90 \

@@ -6,14 +6,13 @@
 # C99, C11 and C++11 with gcc and clang, with all warnings as errors, with and without NDEBUG; several files in one
 # program, C and C++ mixed; static mode; linkage by the program; exported symbols and writable data; the program in the
 # header's own comment; the same bits from a plain and from a fusing, vectorising build. Builds under
-# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skipped NAME: why" for each test, then the counts;
+# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME: why" for each test, then the counts;
 # with FILTER only the tests whose name contains it.
 #
 # Flags are split into words on purpose.
 # shellcheck disable=SC2046,SC2086
 set -u
-LC_ALL=C
-export LC_ALL
+. "$(dirname "$0")/helpers.sh"
 
 HERE=$(cd "$(dirname "$0")" && pwd) || exit 1
 TOP=$(dirname "$HERE")
@@ -22,33 +21,6 @@ OUT=${BUILD:-build}/compile
 FILTER=${1:-}
 WARN="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wsign-conversion -Werror"
 mkdir -p "$OUT" || exit 1
-
-passed=0
-failed=0
-skipped=0
-
-ok() {
-    printf 'ok %s\n' "$1"
-    passed=$((passed + 1))
-}
-
-fail() { # name, why, file whose first lines say more
-    printf 'FAIL %s: %s\n' "$1" "$2"
-    if [ -n "${3:-}" ]; then sed -n '1,12s/^/    /p' "$3"; fi
-    failed=$((failed + 1))
-}
-
-skip() {
-    printf 'skipped %s: %s\n' "$1" "$2"
-    skipped=$((skipped + 1))
-}
-
-wanted() {
-    case $1 in
-        *"$FILTER"*) return 0 ;;
-        *) return 1 ;;
-    esac
-}
 
 # build NAME PROGRAM-OR-OBJECT COMMAND...: runs a compiler; any output counts as failure, warnings being errors anyway.
 build() {
@@ -252,10 +224,4 @@ for compiler in gcc clang; do
     same_bits $compiler
 done
 
-if [ $((passed + failed + skipped)) -eq 0 ]; then
-    echo "FAIL compile: no test is named like \"$FILTER\""
-    failed=1
-fi
-if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
-else echo "$passed passed, $failed failed"; fi
-[ $failed -eq 0 ]
+finish
