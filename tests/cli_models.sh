@@ -61,6 +61,22 @@ END
     fi
 fi
 
+# The table in the README: GiB on the fullest GPU, whole sequences and chunks.
+name=memory_readme
+if wanted $name; then
+    row() { # CHUNK-SIZE, or nothing for a chunk of the whole context
+        for context in 32K 64K 128K 256K; do
+            run memory --model qwen2.5-7b --tp 4 --pp 4 --recompute selective --k 1 --chunk-size "${1:-$context}" \
+                --context $context
+            sed -n 's/^peak .* = \([0-9.]*\) GiB.*/| \1 /p' out | tr -d '\n'
+        done
+    }
+    readme=$(dirname "$HEADER")/README.md
+    whole=$(row) chunks=$(row 8K)
+    if grep -qF "\`--context\` $whole|" "$readme" && grep -qF "\`--chunk-size 8K\` $chunks|" "$readme"; then ok $name
+    else fail $name "the command says: $whole; $chunks"; fi
+fi
+
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
 refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K
