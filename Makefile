@@ -59,14 +59,9 @@ $(BUILD):
 TOOL_SOURCES := $(wildcard tools/*.c)
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
 
-# Reading a config.json needs Jansson (Debian: libjansson-dev, found through pkg-config); all else works without it.
-ifeq ($(shell pkg-config --exists jansson 2>/dev/null && echo yes),yes)
-TOOL_CFLAGS := -DHAVE_JANSSON $(shell pkg-config --cflags jansson)
-TOOL_LIBS   := $(shell pkg-config --libs jansson)
-endif
 
 $(BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TOOL_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS) $(TOOL_LIBS)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS)
 
 # ---- examples ----
 
@@ -129,7 +124,7 @@ $(TEST_BUILD)/trainer_model: tests/test_trainer_model.c tests/harness.h $(TRAIN_
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(TOOL_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS) $(TOOL_LIBS)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS)
 
 # With the unit tests' copy of the implementation: compiling it with sanitizers takes half a minute.
 $(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_BUILD)/implementation.o

@@ -185,7 +185,7 @@ line"
     if [ "$(id -u)" != 0 ]; then
         mkdir closed
         chmod 0 closed
-        refuses lengths/unreadable 2 'cannot read closed: ' lengths closed
+        refuses lengths/unreadable 2 'cannot open closed: ' lengths closed
         chmod 700 closed
     elif [ -e /proc/self/mem ]; then # root may open everything, but there is nothing to be read here
         refuses lengths/unreadable 2 'cannot read /proc/self/mem: ' lengths --lines tree/z /proc/self/mem

@@ -2,8 +2,7 @@
 #
 # CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
 
-LC_ALL=C
-export LC_ALL
+. "$(dirname "$0")/helpers.sh"
 
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 FILTER=${1:-}
@@ -12,49 +11,20 @@ case $CHUNKFLOW in
     *) CHUNKFLOW=$PWD/$CHUNKFLOW ;;
 esac
 if ! [ -x "$CHUNKFLOW" ]; then
-    echo "FAIL cli: there is no program $CHUNKFLOW"
-    echo "0 passed, 1 failed"
-    exit 1
+    fail cli "there is no program $CHUNKFLOW"
+    finish
 fi
 HEADER=$(cd "$(dirname "$0")/.." && pwd)/chunkflow.h
 PYTHON=$(command -v python3 || true)
 if [ -n "$PYTHON" ] && ! "$PYTHON" -c pass 2>/dev/null; then PYTHON=; fi
 
-WORK=$(mktemp -d) || exit 1
-trap 'rm -rf "$WORK"' EXIT
-trap 'exit 1' HUP INT TERM
-cd "$WORK" || exit 1
-
-passed=0
-failed=0
-skipped=0
-
-wanted() { # NAME
-    case $1 in
-        *"$FILTER"*) return 0 ;;
-        *) return 1 ;;
-    esac
-}
-
-ok() { # NAME
-    echo "ok $1"
-    passed=$((passed + 1))
-}
-
-fail() { # NAME WHY
-    echo "FAIL $1: $2"
-    failed=$((failed + 1))
-}
-
-skip() { # NAME WHY
-    echo "skip $1: $2"
-    skipped=$((skipped + 1))
-}
+workplace "$(mktemp -d)"
+cd "$work" || exit 1
 
 # Runs the program; leaves its exit code in $code and what it printed in the files out and err.
 cf() {
-    code=0
-    "$CHUNKFLOW" "$@" >out 2>err </dev/null || code=$?
+    capture "$CHUNKFLOW" "$@" </dev/null
+    code=$status
 }
 
 same() { # NAME WANTED GOT
@@ -79,20 +49,17 @@ refuses() { # NAME CODE PATTERN ARGUMENTS...
     wanted "$1" || return 0
     name=$1 want_code=$2 pattern=$3
     shift 3
-    code=0
-    "$CHUNKFLOW" "$@" >out 2>err || code=$?
-    lines=$(wc -l <err)
-    if [ "$code" != "$want_code" ]; then
-        fail "$name" "exit code $code, wanted $want_code; $(head -n 1 err)"
-    elif [ -s out ]; then
-        fail "$name" "standard output is not empty: $(head -n 1 out)"
-    elif [ "$lines" -ne 1 ]; then
-        fail "$name" "$lines lines on standard error, wanted one: $(head -n 1 err)"
-    elif ! grep -Eq -e "$pattern" err; then
-        fail "$name" "'$(cat err)' does not match '$pattern'"
-    else
-        ok "$name"
-    fi
+    run "$@"
+    complained "$name" "$want_code" "$pattern" -E
+}
+
+# The same with a fixed text.
+refused() { # NAME CODE TEXT ARGUMENTS...
+    wanted "$1" || return 0
+    name=$1 want_code=$2 pattern=$3
+    shift 3
+    run "$@"
+    complained "$name" "$want_code" "$pattern" -F
 }
 
 # The command succeeds and says nothing on standard error.
@@ -112,20 +79,8 @@ succeeds() { # NAME ARGUMENTS...
 
 # Runs the command; standard output in out, standard error in err.
 run() { # ARGUMENTS
-    "$CHUNKFLOW" "$@" >out 2>err
-}
-
-# It must end with that code and say that text on standard error, and nothing on standard output.
-refused() { # NAME CODE TEXT ARGUMENTS
-    name=$1 code=$2 text=$3
-    shift 3
-    wanted "$name" || return 0
-    run "$@"
-    status=$?
-    if [ "$status" -ne "$code" ]; then fail "$name" "exit code $status, wanted $code"
-    elif [ -s out ]; then fail "$name" "it printed to standard output"
-    elif ! grep -qF -- "$text" err; then fail "$name" "said: $(cat err)"
-    else ok "$name"; fi
+    capture "$CHUNKFLOW" "$@"
+    return "$status"
 }
 
 # It must succeed and print that text.
@@ -134,7 +89,6 @@ says() { # NAME TEXT ARGUMENTS
     shift 2
     wanted "$name" || return 0
     run "$@"
-    status=$?
     if [ "$status" -ne 0 ]; then fail "$name" "exit code $status: $(cat err)"
     elif ! grep -qF -- "$text" out; then fail "$name" "'$text' is not in its output"
     else ok "$name"; fi
@@ -152,12 +106,4 @@ between() { # NAME VALUE LOW HIGH
     else
         fail "$1" "$2 is not in $3 .. $4"
     fi
-}
-
-# The last line, and the exit code.
-finish() {
-    summary_line="$passed passed, $failed failed"
-    if [ $skipped -gt 0 ]; then summary_line="$summary_line, $skipped skipped"; fi
-    echo "$summary_line"
-    [ $failed -eq 0 ] && [ $passed -gt 0 ]
 }

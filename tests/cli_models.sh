@@ -61,6 +61,22 @@ END
     fi
 fi
 
+# The table in the README: GiB on the fullest GPU, whole sequences and chunks.
+name=memory_readme
+if wanted $name; then
+    row() { # CHUNK-SIZE, or nothing for a chunk of the whole context
+        for context in 32K 64K 128K 256K; do
+            run memory --model qwen2.5-7b --tp 4 --pp 4 --recompute selective --k 1 --chunk-size "${1:-$context}" \
+                --context $context
+            sed -n 's/^peak .* = \([0-9.]*\) GiB.*/| \1 /p' out | tr -d '\n'
+        done
+    }
+    readme=$(dirname "$HEADER")/README.md
+    whole=$(row) chunks=$(row 8K)
+    if grep -qF "\`--context\` $whole|" "$readme" && grep -qF "\`--chunk-size 8K\` $chunks|" "$readme"; then ok $name
+    else fail $name "the command says: $whole; $chunks"; fi
+fi
+
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
 refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K
@@ -71,8 +87,10 @@ refused memory_too_many_stages 2 "parallel.pp: more stages than layers (wanted 2
     --pp 29 --chunk-size 4K
 refused memory_stage_layers_sum 2 "must add up to the model's layers (wanted 28, got 27)" memory --model qwen2.5-7b \
     --pp 2 --stage-layers 14,13 --chunk-size 4K
-refused memory_stage_layers_text 2 "wanted 2 numbers" memory --model qwen2.5-7b --pp 2 --stage-layers 14,x \
-    --chunk-size 4K
+refused memory_stage_layers_text 2 "--stage-layers: got '14,x', wanted whole numbers" memory --model qwen2.5-7b --pp 2 \
+    --stage-layers 14,x --chunk-size 4K
+refused memory_stage_layers_count 2 "--stage-layers: got 3 numbers, wanted 2" memory --model qwen2.5-7b --pp 2 \
+    --stage-layers 14,7,7 --chunk-size 4K
 refused memory_overflow_live 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
     --live 2147483647
 refused memory_overflow_scores 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
@@ -90,32 +108,88 @@ refused memory_unknown_gpu 2 "there is no 'b100'" memory --model qwen2.5-7b --ch
 qwen='"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28,
       "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": false'
 printf '{"model_type": "qwen2", %s}\n' "$qwen" >qwen2.json
-"$CHUNKFLOW" memory --config qwen2.json --chunk-size 4K >out 2>err
-if grep -q 'built without a JSON library' err; then
-    if wanted config; then skip config "built without a JSON library"; fi
-else
-    says config_qwen2 "7,615,616,512 parameters" memory --config qwen2.json --chunk-size 4K
-    printf '{"model_type": "llama", %s, "attention_bias": true}\n' "$qwen" >llama.json # one bias more: 28 x 3584
-    says config_llama_biases "7,615,716,864 parameters" memory --config llama.json --chunk-size 4K
-    printf '{"model_type": "qwen3", %s, "head_dim": 64}\n' "$qwen" >qwen3.json
-    says config_head_dim "qwen3: " memory --config qwen3.json --chunk-size 4K
-    printf '{"model_type": "qwen3_moe", %s}\n' "$qwen" >moe.json
-    refused config_moe 2 "moe.json: model_type: a mixture of experts" memory --config moe.json --chunk-size 4K
-    printf '{"model_type": "llama", %s, "num_local_experts": 8}\n' "$qwen" >experts.json
-    refused config_experts 2 "a mixture of experts" memory --config experts.json --chunk-size 4K
-    printf '{"model_type": "gemma2", %s}\n' "$qwen" >gemma.json
-    refused config_unknown_type 2 "model_type: unknown" memory --config gemma.json --chunk-size 4K
-    printf '{"model_type": "llama", "hidden_size": 4096}\n' >short.json
-    refused config_missing 2 "num_hidden_layers: is missing" memory --config short.json --chunk-size 4K
-    printf '{"model_type": "llama", "num_hidden_layers": 2.5}\n' >half.json
-    refused config_not_whole 2 "num_hidden_layers: wanted a whole number" memory --config half.json --chunk-size 4K
-    printf '{"model_type": "llama",\n' >cut.json
-    refused config_cut_off 2 "cut.json:" memory --config cut.json --chunk-size 4K
-    printf '[]\n' >array.json
-    refused config_no_object 2 "wanted a JSON object" memory --config array.json --chunk-size 4K
-    refused config_no_file 2 "absent.json" memory --config absent.json --chunk-size 4K
-    refused config_and_model 2 "exclude each other" memory --config qwen2.json --model qwen2.5-7b --chunk-size 4K
-fi
+says config_qwen2 "7,615,616,512 parameters" memory --config qwen2.json --chunk-size 4K
+"$CHUNKFLOW" memory --config - --chunk-size 4K <qwen2.json >stdin.out 2>err
+run memory --config qwen2.json --chunk-size 4K
+same_files config_standard_input out stdin.out
+printf '{"model_type": "llama", %s, "attention_bias": true}\n' "$qwen" >llama.json # one bias more: 28 x 3584
+says config_llama_biases "7,615,716,864 parameters" memory --config llama.json --chunk-size 4K
+printf '{"model_type": "qwen3", %s, "head_dim": 64}\n' "$qwen" >qwen3.json
+says config_head_dim "qwen3: " memory --config qwen3.json --chunk-size 4K
+refused config_no_file 2 "cannot open absent.json" memory --config absent.json --chunk-size 4K
+refused config_and_model 2 "exclude each other" memory --config qwen2.json --model qwen2.5-7b --chunk-size 4K
+
+# Null is the same as not given; what nobody asks for may be anything; escapes spell the same names and words.
+printf '{"\\u006dodel_type": "qwe\\u006e2", %s, "head_dim": null, "attention_bias": null, "num_experts": null,
+         "rope_scaling": {"type": "\\ud834\\udd1e \\"x\\"", "factor": [1e300, -0.5, 1E-400, true, null]},
+         "torch_dtype": "bfloat16", "label2id": {"caf\\u00e9": 0, "caf": 1}}\n' "$qwen" >rich.json
+says config_other_members "qwen2: 7,615,616,512 parameters" memory --config rich.json --chunk-size 4K
+printf '{"model_type": "llama", %s, "num_local_experts": 1, "zeros": %s}\n' "$qwen" 1.5"$(printf '%090d' 0)" >digits.json
+says config_many_digits "llama: " memory --config digits.json --chunk-size 4K
+
+# bad NAME MESSAGE MEMBERS: with these members, and those of $qwen behind them, the file is refused with this message,
+# on its first line.
+bad() {
+    printf '{%s, %s}\n' "$3" "$qwen" | tr '\n' ' ' >"config.$1"
+    refused "config_$1" 2 "config.$1:1: $2" memory --config "config.$1" --chunk-size 4K
+}
+llama='"model_type": "llama"'
+bad moe 'model_type: a mixture of experts' '"model_type": "qwen3_moe"'
+bad mixtral 'model_type: a mixture of experts' '"model_type": "mixtral"'
+for key in num_experts num_local_experts n_routed_experts moe_intermediate_size num_experts_per_tok; do
+    bad $key 'model_type: a mixture of experts' "$llama, \"$key\": 8"
+    bad ${key}_text "$key: wanted a whole number" "$llama, \"$key\": \"8\""
+done
+bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma2"'
+bad long_type 'model_type: unknown; wanted qwen2' "\"model_type\": \"$(printf '%0200d' 0)\""
+bad no_type 'model_type is missing' '"kind": "llama"'
+bad type_number 'model_type: wanted a string' '"model_type": 2'
+bad type_null 'model_type: wanted a string' '"model_type": null'
+bad flag_number 'attention_bias: wanted true or false' "$llama, \"attention_bias\": 1"
+bad flag_text 'mlp_bias: wanted true or false' "$llama, \"mlp_bias\": \"true\""
+for value in 2.5 2e0 '"128"' '[128]' '{}' true 9223372036854775808; do
+    bad "head_dim_$value" 'head_dim: wanted a whole number' "$llama, \"head_dim\": $value"
+done
+for value in 0 -0 -128 -9223372036854775808; do
+    bad "head_dim_$value" 'head_dim: wanted a whole number above 0' "$llama, \"head_dim\": $value"
+done
+bad head_dim_huge 'model.head_dim: too large' "$llama, \"head_dim\": 9223372036854775807"
+bad huge_unread 'rope_theta: wanted a whole number' "$llama, \"rope_theta\": 99999999999999999999"
+bad huge_real 'eps: wanted a finite number' "$llama, \"rope\": {\"eps\": -1e999}"
+bad huge_element 'an element: wanted a finite number' "$llama, \"eos\": [1, [2, 1.0e309]]"
+bad twice 'hidden_size: given twice' "$llama, \"hidden_size\": 4096"
+bad twice_escaped 'hidden_size: given twice' "$llama, \"hidden_si\\u007ae\": 4096"
+bad twice_unread 'b: given twice' "$llama, \"a\": [{\"b\": 1}, {\"b\": 2, \"c\": {\"b\": 3}, \"\\u0062\": 4}]"
+bad deep 'the values are nested too deeply' "$llama, \"a\": $(printf '%017d' 0 | tr 0 '[')"
+bad name_nan 'wanted a JSON value' "$llama, \"a\": NaN"
+bad half_character 'a string has half a character' "$llama, \"a\": \"\\ud834\""
+bad half_pair 'a string has half a character' "$llama, \"a\": \"\\ud834\\u0041\""
+bad second_half 'a string has half a character' "$llama, \"a\": \"\\udd1e\""
+bad zero_character 'a string has a zero character' "$llama, \"a\": \"\\u0000\""
+bad short_escape 'wanted four hexadecimal digits' "$llama, \"a\": \"\\u12\""
+bad comma 'wanted the name of a member' "$llama, "
+
+printf '{"model_type": "llama", "hidden_size": 4096}\n' >short.json
+refused config_missing 2 "short.json:1: num_hidden_layers is missing" memory --config short.json --chunk-size 4K
+printf '{"model_type": "llama",\n "num_hidden_layers": 2.5}\n' >half.json
+refused config_not_whole 2 "half.json:2: num_hidden_layers: wanted a whole number" memory --config half.json \
+    --chunk-size 4K
+for key in hidden_size intermediate_size num_attention_heads num_hidden_layers vocab_size; do
+    printf '{"model_type": "llama", %s}\n' "$qwen" | sed "s/\"$key\": [0-9]*/\"$key\": null/" >null.json
+    refused config_null_$key 2 "$key: wanted a whole number" memory --config null.json --chunk-size 4K
+done
+printf '{"model_type": "llama", %s}\n' "$qwen" | sed 's/"hidden_size": 3584/"hidden_size": 3585/' >odd.json
+refused config_odd 2 "head_dim is missing" memory --config odd.json --chunk-size 4K
+printf '{"model_type": "llama",\n' >cut.json
+refused config_cut_off 2 "cut.json:2: wanted the name of a member" memory --config cut.json --chunk-size 4K
+printf '[]\n' >array.json
+refused config_no_object 2 "array.json:1: wanted an object" memory --config array.json --chunk-size 4K
+: >empty.json
+refused config_empty 2 "empty.json:1: wanted a JSON value" memory --config empty.json --chunk-size 4K
+printf '{"model_type": "llama", %s}\nx\n' "$qwen" >more.json
+refused config_more 2 "there is more behind the JSON value" memory --config more.json --chunk-size 4K
+awk 'BEGIN { for (i = 0; i < 1100000; i++) printf "%s", "                " }' >large.json
+refused config_large 2 "large.json has more than 16,777,216 bytes" memory --config large.json --chunk-size 4K
 
 # ----------------------------------------------------------------------------------------------------------------------
 # time

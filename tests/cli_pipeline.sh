@@ -262,7 +262,7 @@ EOF
     sed "s/--*/ /g; s/\\.\\.*/ /g; s/ *|\$/|/; s/  */ /g" plain >want
     same chart/colour/letters "$(grep '^stage' want | tr -d ' ')" "$(grep '^stage' got | tr -d ' ')"
     if command -v script >/dev/null 2>&1 && script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
-        on_terminal="stty cols 90; '$CHUNKFLOW' plan --chunk-size 2 --k 1 --stages 4 --no-list '$WORK/example'"
+        on_terminal="stty cols 90; '$CHUNKFLOW' plan --chunk-size 2 --k 1 --stages 4 --no-list '$work/example'"
         script -qec "$on_terminal" /dev/null </dev/null 2>/dev/null | tr -d '\r' >out
         same chart/terminal/colour yes "$(grep -q "$(printf '\033')" out && echo yes || echo no)"
         same chart/terminal/width 90 \
@@ -566,6 +566,42 @@ for r in json.load(open("c.json"))["rows"]:
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
+# What the README shows
+# ----------------------------------------------------------------------------------------------------------------------
+
+test_readme() {
+    readme=$(dirname "$HEADER")/README.md
+    # its commands, and below each of them the chart that it draws
+    sed -n 's/^    \$ build\/chunkflow //p' "$readme" >commands
+    same readme/charts 2 "$(wc -l <commands | tr -d ' ')"
+    n=0
+    while read -r arguments; do
+        n=$((n + 1))
+        # shellcheck disable=SC2086
+        cf $arguments
+        grep '^stage [0-9] |' out >want
+        grep -F -A 4 "    \$ build/chunkflow $arguments" "$readme" | sed -n 's/^    \(stage\)/\1/p' >got
+        same_files "readme/chart/$n" want got
+    done <commands
+    # what the stages of a pipeline keep
+    cp drawn long
+    echo 20000 >>long
+    for stages in 1 2 4; do
+        for k in 1 2 5 100; do
+            for replay in pipeline local; do
+                cf plan --chunk-size 1024 --k $k --stages $stages --replay $replay --json made.json --no-list long
+                kept=$(sed -n 's/.*"peak_live": \[\(.*\)\].*/\1/p' made.json | tr -d ,)
+                longest=$((k < 20 ? k : 20)) # of 20 chunks
+                same "readme/kept/$stages/$k/$replay" "$stages 0" "$(echo "$kept" | awk -v k=$longest '{
+                        for (s = 0; s < NF; s++) wrong += $(s + 1) > k + NF - 1 - s || $(s + 1) < k
+                        print NF, wrong + 0
+                    }')"
+            done
+        done
+    done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
 # check
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -842,6 +878,7 @@ test_costs
 test_files
 test_python
 test_compare
+test_readme
 test_check
 test_damaged
 finish

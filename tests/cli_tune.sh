@@ -188,7 +188,7 @@ refused tune_gpus 2 "n_gpus: there is no way to split the model over so many (wa
     tune short $seven --gpus 7 --tp 2
 refused tune_falling_ks 2 "ks[1]: must rise (wanted 5, got 2)" tune short $seven --tp 4 --pp 4 --ks 4,2
 refused tune_zero_chunk_size 2 "chunk_sizes[0]: too small (wanted 1, got 0)" tune short $seven --tp 4 --pp 4 --chunk-sizes 0
-refused tune_no_number 2 "--chunk-sizes: wanted numbers with commas between, got '8Q'" \
+refused tune_no_number 2 "--chunk-sizes: got '4K,8Q', wanted whole numbers" \
     tune short $seven --tp 4 --pp 4 --chunk-sizes 4K,8Q
 refused tune_wrong_schedule 2 "--schedules: there is no 'fast'" tune short $seven --tp 4 --pp 4 --schedules best,fast
 refused tune_schedule_twice 2 "kinds[1]: is in the list already" tune short $seven --tp 4 --pp 4 --schedules best,best

@@ -5,15 +5,14 @@
 #
 # C99, C11 and C++11 with gcc and clang, with all warnings as errors, with and without NDEBUG; several files in one
 # program, C and C++ mixed; static mode; linkage by the program; exported symbols and writable data; the program in the
-# header's own comment; the same bits from every compiler, plain or optimised. Builds under
-# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skipped NAME: why" for each test, then the counts;
+# header's own comment and the loop in the README; the same bits from every compiler, plain or optimised. Builds under
+# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME: why" for each test, then the counts;
 # with FILTER only the tests whose name contains it.
 #
 # Flags are split into words on purpose.
 # shellcheck disable=SC2046,SC2086
 set -u
-LC_ALL=C
-export LC_ALL
+. "$(dirname "$0")/helpers.sh"
 
 HERE=$(cd "$(dirname "$0")" && pwd) || exit 1
 TOP=$(dirname "$HERE")
@@ -22,33 +21,6 @@ OUT=${BUILD:-build}/compile
 FILTER=${1:-}
 WARN="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wsign-conversion -Werror"
 mkdir -p "$OUT" || exit 1
-
-passed=0
-failed=0
-skipped=0
-
-ok() {
-    printf 'ok %s\n' "$1"
-    passed=$((passed + 1))
-}
-
-fail() { # name, why, file whose first lines say more
-    printf 'FAIL %s: %s\n' "$1" "$2"
-    if [ -n "${3:-}" ]; then sed -n '1,12s/^/    /p' "$3"; fi
-    failed=$((failed + 1))
-}
-
-skip() {
-    printf 'skipped %s: %s\n' "$1" "$2"
-    skipped=$((skipped + 1))
-}
-
-wanted() {
-    case $1 in
-        *"$FILTER"*) return 0 ;;
-        *) return 1 ;;
-    esac
-}
 
 # build NAME PROGRAM-OR-OBJECT COMMAND...: runs a compiler; any output counts as failure, warnings being errors anyway.
 build() {
@@ -210,6 +182,53 @@ header_example() { # compiler
     fi
 }
 
+# The loop in the README, as a reader would copy it: batches that go well, then one that does not, after which nothing
+# may run any more.
+readme_loop() { # compiler
+    name=readme-loop-$1
+    wanted "$name" || return 0
+    cat >"$OUT/$name.c" <<'END'
+#define CHUNKFLOW_IMPLEMENTATION
+#include "chunkflow.h"
+#include <stdio.h>
+typedef struct trainer {
+    int64_t lengths[4], wrong_batch;
+    int passes, updates;
+} trainer;
+static int forward(void *user, const cf_step *step) { return ++((trainer *)user)->passes, step->chunk->tokens < 1; }
+static int backward(void *user, const cf_step *step) { return forward(user, step); }
+static int64_t load_batch(trainer *t, int64_t batch) {
+    t->lengths[0] = 900, t->lengths[1] = 14000, t->lengths[2] = 350, t->lengths[3] = 2600 + batch;
+    if (batch == t->wrong_batch) t->lengths[1] = -1;
+    return 4;
+}
+static void update_weights(trainer *t) { t->updates++; }
+int train(trainer *t, int64_t n_batches);
+END
+    sed -n '/^```c$/,/^```$/{/^```/!p;}' "$TOP/README.md" >>"$OUT/$name.c"
+    cat >>"$OUT/$name.c" <<'END'
+int main(void) {
+    trainer good = {.wrong_batch = -1}, bad = {.wrong_batch = 1};
+    int results[2];
+    results[0] = train(&good, 3);
+    results[1] = train(&bad, 3);
+    printf("%d: %d updates, %d passes\n", results[0], good.updates, good.passes);
+    printf("%d: %d updates, %d passes\n", results[1], bad.updates, bad.passes);
+    return 0;
+}
+END
+    build "$name" "$1" -std=c99 -O1 $WARN -I"$TOP" "$OUT/$name.c" -o "$OUT/$name" || return 0
+    "$OUT/$name" >"$OUT/$name.out" 2>"$OUT/$name.err"
+    if [ "$(cat "$OUT/$name.out")" != "0: 3 updates, 18 passes
+1: 1 updates, 6 passes" ]; then
+        fail "$name" "other passes or updates ran" "$OUT/$name.out"
+    elif ! grep -q '^batch 1: lengths' "$OUT/$name.err" || [ "$(wc -l <"$OUT/$name.err")" -ne 1 ]; then
+        fail "$name" "it did not say what was wrong with batch 1" "$OUT/$name.err"
+    else
+        ok "$name"
+    fi
+}
+
 # The tuner in a file of its own, which sees no more of chunkflow.h than its declarations; both implementations in one
 # file; private to the file; and the program in its comment.
 tune_files() { # compiler, standard, mode
@@ -295,13 +314,8 @@ for compiler in gcc clang; do
     symbols $compiler tune-symbols tune_implementation.c CHUNKFLOW_TUNE tools/chunkflow_tune.h
     header_example $compiler
     tune_example $compiler
+    readme_loop $compiler
     same_bits $compiler
 done
 
-if [ $((passed + failed + skipped)) -eq 0 ]; then
-    echo "FAIL compile: no test is named like \"$FILTER\""
-    failed=1
-fi
-if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
-else echo "$passed passed, $failed failed"; fi
-[ $failed -eq 0 ]
+finish

@@ -5,27 +5,14 @@
 #     sh tests/cuda_compile.sh        from the top of the tree; BUILD (default build) takes the objects, NVCC names nvcc
 
 set -u
+. "$(dirname "$0")/helpers.sh"
+
 BUILD=${BUILD:-build}
 NVCC=${NVCC:-nvcc}
 CC=${CC:-cc}
 out=$BUILD/cuda_compile
-passed=0
-failed=0
 
-ok() { printf 'ok   %s\n' "$1"; passed=$((passed + 1)); }
-bad() { printf 'FAIL %s\n' "$1"; failed=$((failed + 1)); }
-
-finish() {
-    if [ "$1" -gt 0 ]; then printf '%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$1"
-    else printf '%s passed, %s failed\n' "$passed" "$failed"; fi
-    [ "$failed" -eq 0 ]
-    exit
-}
-
-if ! command -v "$NVCC" >/dev/null 2>&1; then
-    printf 'skip: no nvcc\n'
-    finish 1
-fi
+command -v "$NVCC" >/dev/null 2>&1 || skip_all cuda_compile "there is no nvcc"
 mkdir -p "$out" || exit 1
 
 # Stack bytes that a kernel may use: part of its mangled name, architecture, bytes. All others: none. The forwards
@@ -81,17 +68,17 @@ compile() {
             -gencode "arch=$arch,code=$code" -I. -c chunkflow_cuda.cu -o "$out/$code.o" >"$log" 2>&1; then
         ok "compiles for $code without warnings"
     else
-        bad "does not compile for $code"
-        grep -E 'error|warning' "$log" | head -n 20
+        grep -E 'error|warning' "$log" >"$out/why"
+        fail "compiles for $code without warnings" "it does not" "$out/why"
         return
     fi
-    found=$(too_much_stack "$log" "$code")
-    if [ -z "$found" ]; then ok "$code: no kernel spills or uses a stack frame beyond the list"
-    else bad "$code: stack frames"; printf '%s\n' "$found"; fi
+    too_much_stack "$log" "$code" >"$out/why"
+    name="$code: no kernel spills or uses a stack frame beyond the list"
+    if [ -s "$out/why" ]; then fail "$name" "some do" "$out/why"; else ok "$name"; fi
     cpu_seconds
     seconds=$((seconds - before))
     if [ "$seconds" -le 60 ]; then ok "$code: $seconds s of compiler time (60 allowed)"
-    else bad "$code: $seconds s of compiler time, 60 allowed"; fi
+    else fail "$code: compiler time" "$seconds s, 60 allowed"; fi
 }
 
 compile compute_80 sm_80
@@ -102,8 +89,7 @@ if "$NVCC" -O3 -std=c++17 -Werror all-warnings -gencode arch=compute_80,code=com
         -o "$out/compute_80.o" >"$out/compute_80.log" 2>&1; then
     ok "compiles to PTX for compute_80"
 else
-    bad "does not compile to PTX for compute_80"
-    head -n 20 "$out/compute_80.log"
+    fail "compiles to PTX for compute_80" "it does not" "$out/compute_80.log"
 fi
 
 # With NCCL, where its header is.
@@ -112,17 +98,16 @@ if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then
             -gencode arch=compute_80,code=compute_80 -I. -c chunkflow_cuda.cu -o "$out/nccl.o" >"$out/nccl.log" 2>&1; then
         ok "compiles with CHUNKFLOW_NCCL"
     else
-        bad "does not compile with CHUNKFLOW_NCCL"
-        head -n 20 "$out/nccl.log"
+        fail "compiles with CHUNKFLOW_NCCL" "it does not" "$out/nccl.log"
     fi
 else
-    printf 'skip: no nccl.h\n'
+    printf 'note: there is no nccl.h; NCCL is not compiled\n'
 fi
 
 # The object offers the functions of the header and nothing else (nvcc gives names without linkage a unique prefix), and
 # its host part works in a C program with no device.
 others=$(nm -g --defined-only "$out/sm_80.o" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
-if [ -z "$others" ]; then ok "exports only cf_ names"; else bad "exports $others"; fi
+if [ -z "$others" ]; then ok "exports only cf_ names"; else fail "exports only cf_ names" "$others"; fi
 
 cat >"$out/use.c" <<'END'
 #define CHUNKFLOW_IMPLEMENTATION
@@ -146,10 +131,12 @@ int main(void) {
 END
 if "$CC" -std=c99 -Wall -Wextra -Werror -I. -c "$out/use.c" -o "$out/use.o" &&
     "$NVCC" "$out/use.o" "$out/sm_80.o" -lcublas -o "$out/use" >"$out/use.log" 2>&1; then
-    if "$out/use"; then ok "links with C, and describes problems without a device"; else bad "host part: status $?"; fi
+    "$out/use"
+    status=$?
+    if [ $status -eq 0 ]; then ok "links with C, and describes problems without a device"
+    else fail "describes problems without a device" "status $status"; fi
 else
-    bad "does not link with a C program"
-    head -n 5 "$out/use.log"
+    fail "links with C" "it does not" "$out/use.log"
 fi
 
 # The example as a trainer's author would build it, and what it says where it cannot run.
@@ -161,10 +148,9 @@ if "$NVCC" -O1 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -gencode
     if [ "$status" -eq 1 ] && grep -q '^executor_cuda: cudaGetDeviceCount' "$out/example.out"; then
         ok "the example compiles, and says where there is no device"
     else
-        bad "the example without a device: status $status: $(tail -n 1 "$out/example.out")"
+        fail "the example without a device" "status $status: $(tail -n 1 "$out/example.out")"
     fi
 else
-    bad "the example does not compile"
-    head -n 20 "$out/example.log"
+    fail "the example compiles" "it does not" "$out/example.log"
 fi
-finish 0
+finish

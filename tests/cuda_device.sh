@@ -5,14 +5,14 @@
 #     sh tests/cuda_device.sh [part of a test's name ...]      from the top of the tree
 
 set -u
+. "$(dirname "$0")/helpers.sh"
+
 BUILD=${BUILD:-build}
 NVCC=${NVCC:-nvcc}
 out=$BUILD/cuda_device
 
-skip() { printf 'skip: %s\n0 passed, 0 failed, 1 skipped\n' "$1"; exit 0; }
-
-command -v "$NVCC" >/dev/null 2>&1 || skip "no nvcc"
-command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip "no device"
+command -v "$NVCC" >/dev/null 2>&1 || skip_all cuda_device "there is no nvcc"
+command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all cuda_device "there is no device"
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
 case $arch in
     90) code="arch=compute_90a,code=sm_90a" ;;
@@ -23,8 +23,8 @@ printf 'cuda: %s, built for %s\n' "$(nvidia-smi -L | head -n 1 | sed 's/ (UUID.*
 "$NVCC" -O3 -std=c++17 -Xcompiler -O2 -gencode "$code" -I. -x cu chunkflow_cuda.cu tests/cuda/main.cc \
     tests/cuda/device.cc tests/cuda/reference.cc tests/cuda/test_attention.cc tests/cuda/test_state.cc \
     tests/cuda/test_executor.cc tests/cuda/test_device.cu -lcublas -o "$out/cuda_tests" || {
-    printf 'FAIL: does not build\n0 passed, 1 failed\n'
-    exit 1
+    fail cuda_tests "they do not build"
+    finish
 }
 # What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
 watched='attention.prefixes attention.empty attention.groups attention.split state.clears_rows
@@ -33,15 +33,14 @@ watched='attention.prefixes attention.empty attention.groups attention.split sta
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck initcheck synccheck; do
         if compute-sanitizer --tool "$tool" --error-exitcode 9 "$out/cuda_tests" $watched >"$out/$tool.log" 2>&1; then
-            printf 'ok   compute-sanitizer %s\n' "$tool"
+            ok "compute-sanitizer $tool"
         else
-            printf 'FAIL compute-sanitizer %s\n' "$tool"
-            tail -n 20 "$out/$tool.log"
-            printf '0 passed, 1 failed\n'
-            exit 1
+            tail -n 20 "$out/$tool.log" >"$out/why"
+            fail "compute-sanitizer $tool" "it found something" "$out/why"
+            finish
         fi
     done
 else
-    printf 'skip: no compute-sanitizer\n'
+    printf 'note: there is no compute-sanitizer\n'
 fi
 exec "$out/cuda_tests" "$@"

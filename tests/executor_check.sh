@@ -7,57 +7,15 @@
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 # What there is no compiler or device for is skipped.
 
+. "$(dirname "$0")/helpers.sh"
+
 build=${BUILD:-build}
 mode=${1:-emulated}
-work=$build/executor_check.$mode.tmp
 chunkflow=$build/test/chunkflow
-passed=0
-failed=0
+workplace "$build/executor_check.$mode.tmp"
 
-LC_ALL=C
-export LC_ALL
-
-ok() {
-    echo "ok $1"
-    passed=$((passed + 1))
-}
-
-bad() {
-    echo "FAIL $1: $2"
-    failed=$((failed + 1))
-}
-
-skip_all() {
-    echo "skipped executor: $1"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-}
-
-finish() {
-    rm -rf "$work"
-    echo "$passed passed, $failed failed"
-    [ "$failed" -eq 0 ]
-    exit
-}
-
-rm -rf "$work"
-mkdir -p "$work" || exit 1
-
-# run OPTIONS...: output in $work/out and $work/err, exit status in $status (124: it hung)
-run() {
-    timeout -k 5 "${LIMIT:-60}" "$program" "$@" >"$work/out" 2>"$work/err"
-    status=$?
-}
-
-last_line() { cat "$work/out" "$work/err" | tail -n 1; }
-
-# expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
-expect() {
-    if [ "$status" -ne "$2" ]; then bad "$1" "exit status $status, wanted $2: $(last_line)"
-    elif [ -n "$3" ] && ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
-        bad "$1" "it did not say \"$3\" but: $(last_line)"
-    else ok "$1"; fi
-}
+# run OPTIONS...: as capture; status 124: it hung
+run() { capture timeout -k 5 "${LIMIT:-60}" "$program" "$@"; }
 
 # gradients NAME TEXT OPTIONS...: --check finds nothing wrong, and TEXT shows that the case was what it is meant to be
 gradients() {
@@ -67,9 +25,9 @@ gradients() {
     # shellcheck disable=SC2086
     run $model --check "$@"
     if [ "$status" -ne 0 ]; then
-        bad "$name" "exit status $status: $(cat "$work/out" "$work/err" | grep -v '^stage' | tail -n 2)"
-    elif [ "$(grep -c ': ok$' "$work/out")" -lt 2 ] || grep -q 'NOT OK' "$work/out"; then bad "$name" "$(last_line)"
-    elif ! grep -q -e "$said" "$work/out"; then bad "$name" "it did not say \"$said\" but: $(head -n 1 "$work/out")"
+        fail "$name" "exit status $status: $(cat "$work/out" "$work/err" | grep -v '^stage' | tail -n 2)"
+    elif [ "$(grep -c ': ok$' "$work/out")" -lt 2 ] || grep -q 'NOT OK' "$work/out"; then fail "$name" "$(last_line)"
+    elif ! grep -q -e "$said" "$work/out"; then fail "$name" "it did not say \"$said\" but: $(head -n 1 "$work/out")"
     else ok "$name"; fi
 }
 
@@ -79,9 +37,7 @@ refuse() {
     shift
     # shellcheck disable=SC2086
     run $model "$@"
-    if [ -s "$work/out" ]; then bad "refused: $*" "it printed: $(head -n 1 "$work/out")"
-    elif [ "$(wc -l <"$work/err")" -ne 1 ]; then bad "refused: $*" "it said: $(cat "$work/err")"
-    else expect "refused: $*" 2 "executor_cuda: .*$said"; fi
+    complained "refused: $*" 2 "executor_cuda: .*$said"
 }
 
 # timeline NAME OPTIONS...: what was measured passes the command's own check, and is drawn
@@ -91,11 +47,11 @@ timeline() {
     shift
     # shellcheck disable=SC2086
     run $model --check "$@" --timeline "$work/measured.json" --plan "$work/plan.json"
-    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
+    if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
     elif "$chunkflow" check --plan "$work/plan.json" $skew "$work/measured.json" --chart --trace "$work/trace" \
         >"$work/said" 2>&1 && grep -q 'its times hold' "$work/said" && grep -q '^stage 0 |.*F.*|$' "$work/said" &&
         [ "$(grep -c '"ph": "X"' "$work/trace")" -eq "$(grep -c '"start": ' "$work/measured.json")" ]; then ok "$name"
-    else bad "$name" "$(tail -n 1 "$work/said")"; fi
+    else fail "$name" "$(tail -n 1 "$work/said")"; fi
 }
 
 # learns NAME OPTIONS...: the last loss is lower than the first one
@@ -104,16 +60,16 @@ learns() {
     shift
     # shellcheck disable=SC2086
     run $model "$@"
-    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
+    if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
     elif awk '/^step/ { loss = $4; if (n++ == 0) first = loss } END { exit !(n > 1 && loss < 0.97 * first) }' \
         "$work/out"; then ok "$name"
-    else bad "$name" "losses: $(awk '/^step/ { printf "%s ", $4 }' "$work/out")"; fi
+    else fail "$name" "losses: $(awk '/^step/ { printf "%s ", $4 }' "$work/out")"; fi
 }
 
 if [ "$mode" = device ]; then
     nvcc=${NVCC:-nvcc}
-    command -v "$nvcc" >/dev/null 2>&1 || skip_all "no nvcc"
-    command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all "no device"
+    command -v "$nvcc" >/dev/null 2>&1 || skip_all executor "no nvcc"
+    command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all executor "no device"
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     n_devices=$(nvidia-smi -L | grep -c GPU)
     case $arch in
@@ -125,7 +81,7 @@ if [ "$mode" = device ]; then
     if "$nvcc" "$work/nccl.cu" -lnccl -o "$work/nccl" >/dev/null 2>&1; then nccl="NCCL=1"; fi
     # shellcheck disable=SC2086
     make -s "$build/executor_cuda" BUILD="$build" CUDA_ARCH="$code" $nccl || {
-        bad "build" "nvcc failed"
+        fail "build" "nvcc failed"
         finish
     }
     program=$build/executor_cuda
@@ -156,13 +112,13 @@ if [ "$mode" = device ]; then
         timeline "full size, two devices" --stages 2 --devices 2 --k 2 --schedule 1f1b
         [ -z "$nccl" ] || timeline "full size, NCCL" --ranks 2 --devices 2 --k 2 --schedule 1f1b
     else
-        echo "skipped two devices and NCCL: there is one"
+        echo "skip two devices and NCCL: there is one device"
     fi
     finish
 fi
 
 program=$build/cuda/executor_cuda
-if [ ! -x "$program" ]; then skip_all "built without a C++ compiler"; fi
+if [ ! -x "$program" ]; then skip_all executor "built without a C++ compiler"; fi
 CUDA_EMU_DEVICES=2
 export CUDA_EMU_DEVICES
 # fp32, because the fused attention of 16-bit numbers takes five times as long at these sizes.
@@ -271,7 +227,7 @@ kept=$(mebibytes --k 4 --synthetic 512)
 if echo "$short $long $kept" | awk '{ exit !(NF == 6 && $1 > 0 && $3 == $1 && $4 > 3 * $2 && $5 > 3 * $1) }'; then
     ok "memory: 128 and 512 tokens with K 1, and K 4"
 else
-    bad "memory: 128 and 512 tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
+    fail "memory: 128 and 512 tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
 fi
 
 # ---- a process a stage: sends that wait for their receivers, and sends that do not ----

@@ -7,14 +7,9 @@
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 # Without MPI the programs are not there, and all of it is one skipped test.
 
-build=${1:-build}
-work=$build/mpi_check.tmp
-passed=0
-failed=0
-skipped=0
+. "$(dirname "$0")/helpers.sh"
 
-LC_ALL=C
-export LC_ALL
+build=${1:-build}
 # All processes are on this machine, perhaps in a container, where not every way to move memory is allowed.
 OMPI_MCA_btl=self,vader
 OMPI_MCA_btl_vader_single_copy_mechanism=none
@@ -28,58 +23,31 @@ export OMPI_MCA_plm_rsh_agent OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONF
 ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 export ASAN_OPTIONS
 
-ok() {
-    echo "ok $1"
-    passed=$((passed + 1))
-}
-
-bad() {
-    echo "FAIL $1: $2"
-    failed=$((failed + 1))
-}
-
 if [ ! -x "$build/pipeline_mpi_f64" ] || ! command -v mpirun >/dev/null 2>&1; then
-    echo "skipped pipelines: built without MPI (mpicc, mpirun)"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
+    skip_all pipelines "built without MPI (mpicc, mpirun)"
 fi
-rm -rf "$work"
-mkdir -p "$work" || exit 1
+workplace "$build/mpi_check.tmp"
 
 exact=$build/pipeline_mpi_f64
 checked=$exact
 if [ -x "$build/test/pipeline_mpi_f64" ]; then checked=$build/test/pipeline_mpi_f64; fi
 
-# run PROCESSES PROGRAM OPTIONS...: output in $work/out and $work/err, exit status in $status (124: it hung)
+# run PROCESSES PROGRAM OPTIONS...: as capture; status 124: it hung
 run() {
     processes=$1
     shift
-    timeout -k 5 60 mpirun --quiet --oversubscribe -n "$processes" "$@" >"$work/out" 2>"$work/err"
-    status=$?
+    capture timeout -k 5 60 mpirun --quiet --oversubscribe -n "$processes" "$@"
     largest_group=$(sed -n 's/.*largest group \([0-9]*\),.*/\1/p' "$work/out")
 }
 
 # alone PROGRAM OPTIONS...: as run, but one process without mpirun, which takes less time to start
-alone() {
-    timeout -k 5 60 "$@" >"$work/out" 2>"$work/err"
-    status=$?
-}
-
-last_line() { cat "$work/out" "$work/err" | tail -n 1; }
-
-# expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
-expect() {
-    if [ "$status" -ne "$2" ]; then bad "$1" "exit status $status, wanted $2: $(last_line)"
-    elif [ -n "$3" ] && ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
-        bad "$1" "it did not say \"$3\" but: $(last_line)"
-    else ok "$1"; fi
-}
+alone() { capture timeout -k 5 60 "$@"; }
 
 # expect_lines NAME COUNT: a sweep of as many schedules, every one of them all right
 expect_lines() {
-    if [ "$status" -ne 0 ]; then bad "$1" "exit status $status: $(grep -v '^ok' "$work/out" "$work/err" | tail -n 1)"
+    if [ "$status" -ne 0 ]; then fail "$1" "exit status $status: $(grep -v '^ok' "$work/out" "$work/err" | tail -n 1)"
     elif [ "$(grep -c '^ok ' "$work/out")" -ne "$2" ] || grep -q -e '^NOT OK' -e '^skipped' "$work/out"; then
-        bad "$1" "wanted $2 schedules, all of them ok: $(grep -c '^ok ' "$work/out") were; $(last_line)"
+        fail "$1" "wanted $2 schedules, all of them ok: $(grep -c '^ok ' "$work/out") were; $(last_line)"
     else ok "$1"; fi
 }
 
@@ -97,7 +65,7 @@ sweep() {
     # shellcheck disable=SC2086
     run "$processes" "$program" $tiny --sweep --k 3 --layers $((2 * processes)) "$@"
     expect_lines "$name" 36
-    if [ "$largest_group" != "$wanted" ]; then bad "$name" "the largest group has $largest_group chunks"; fi
+    if [ "$largest_group" != "$wanted" ]; then fail "$name" "the largest group has $largest_group chunks"; fi
 }
 
 sweep "groups of 7 and 3 chunks, hybrid chunks" "$exact" 2 7 --synthetic 100,5,33,7,16,2
@@ -115,12 +83,12 @@ sweep "standalone chunks only" "$exact" 4 0 --synthetic 16,9,3,0,1,16,12,5
 sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prompt 5 --split cost --limit 2 \
     --synthetic 61,40,3,12,9
 sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 70,41,16,9,66
-if grep -q ' 0 offloads' "$work/out"; then bad "state that waits in host memory" "not in every schedule"; fi
+if grep -q ' 0 offloads' "$work/out"; then fail "state that waits in host memory" "not in every schedule"; fi
 
 # shellcheck disable=SC2086
 run 2 "$build/pipeline_mpi" $tiny --sweep --k 2 --layers 4 --synthetic 100,5,33,7,16,2
 expect_lines "gradients: float32, 2 processes" 24
-if ! grep -q 'pipeline float32' "$work/out"; then bad "gradients: float32, 2 processes" "that was no float32"; fi
+if ! grep -q 'pipeline float32' "$work/out"; then fail "gradients: float32, 2 processes" "that was no float32"; fi
 
 common="$tiny --k 2 --layers 8 --synthetic 100,5,33,7,16,2"
 # shellcheck disable=SC2086
@@ -149,9 +117,9 @@ fault() {
     # shellcheck disable=SC2086
     run 4 "$program" $common "$@"
     took=$(($(date +%s) - began))
-    if [ $took -gt 15 ]; then bad "$name" "it took $took s"
+    if [ $took -gt 15 ]; then fail "$name" "it took $took s"
     elif [ "$(grep -c 'pipeline_mpi: ' "$work/err")" -gt 1 ]; then
-        bad "$name" "more than one message: $(cat "$work/err")"
+        fail "$name" "more than one message: $(cat "$work/err")"
     else expect "$name" "$wanted" "$said"; fi
 }
 fault "a NaN in one gradient is seen" "$exact" 1 'difference inf.*NOT OK' --schedule 1f1b --fail 0:-1:nan
@@ -173,11 +141,7 @@ fault "dies by a signal: last stage" "$exact" 137 '' --schedule zero-bubble --re
 # ---- options ----
 
 # refused NAME TEXT: the last run ended with status 2 and one message
-refused() {
-    if [ -s "$work/out" ]; then bad "refused: $1" "it printed: $(head -n 1 "$work/out")"
-    elif [ "$(wc -l <"$work/err")" -ne 1 ]; then bad "refused: $1" "it said: $(cat "$work/err")"
-    else expect "refused: $1" 2 "pipeline_mpi: .*$2"; fi
-}
+refused() { complained "refused: $1" 2 "pipeline_mpi: .*$2"; }
 
 # refuse TEXT OPTIONS...
 refuse() {
@@ -207,7 +171,7 @@ run 2 "$exact" $common --fail 1:0:skip
 refused "leaving out a receive" 'nan and skip are for passes'
 run 2 "$exact" --help
 expect "help" 0 'usage: mpirun'
-if [ "$(grep -c usage "$work/out")" -ne 1 ]; then bad "help" "not printed once"; fi
+if [ "$(grep -c usage "$work/out")" -ne 1 ]; then fail "help" "not printed once"; fi
 # shellcheck disable=SC2086
 run 2 "$exact" $common --timeline "$work/none/file"
 expect "a timeline that cannot be written" 1 'cannot be written'
@@ -221,9 +185,9 @@ timeline() {
     shift 2
     # shellcheck disable=SC2086
     run "$processes" "$exact" $common --timeline "$work/measured.json" --simulated "$work/simulated.json" "$@"
-    if [ "$status" -ne 0 ]; then bad "$name" "exit status $status: $(last_line)"
+    if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
     elif python3 "$work/timeline.py" "$work/measured.json" "$work/simulated.json" >"$work/said" 2>&1; then ok "$name"
-    else bad "$name" "$(tail -n 1 "$work/said")"; fi
+    else fail "$name" "$(tail -n 1 "$work/said")"; fi
 }
 
 cat >"$work/timeline.py" <<'PYTHON'
@@ -283,11 +247,7 @@ if command -v python3 >/dev/null 2>&1; then
     timeline "zero-bubble with local replay on 2" 2 --schedule zero-bubble --replay local
     timeline "interleaved on 4" 4 --schedule interleaved
 else
-    echo "skipped timelines: there is no python3"
-    skipped=1
+    skip timelines "there is no python3"
 fi
 
-rm -rf "$work"
-if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
-else echo "$passed passed, $failed failed"; fi
-[ "$failed" -eq 0 ]
+finish

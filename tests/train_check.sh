@@ -5,55 +5,28 @@
 #
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 
+. "$(dirname "$0")/helpers.sh"
+
 build=${1:-build}
-work=$build/train_check.tmp
-passed=0
-failed=0
 
 # Threads that spin while they wait are slow on a busy machine; results are the same either way.
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
-LC_ALL=C
-export LC_ALL
 
-ok() {
-    echo "ok $1"
-    passed=$((passed + 1))
-}
-
-bad() {
-    echo "FAIL $1: $2"
-    failed=$((failed + 1))
-}
-
-# run PROGRAM OPTIONS...: output in $work/out and $work/err, exit status in $status
+# run PROGRAM OPTIONS...: as capture
 run() {
     program=$1
     shift
-    "$build/$program" "$@" >"$work/out" 2>"$work/err"
-    status=$?
-}
-
-# expect NAME STATUS TEXT: the last run ended with this status and said this somewhere
-expect() {
-    if [ "$status" -ne "$2" ]; then
-        bad "$1" "exit status $status, wanted $2: $(tail -n 1 "$work/err")"
-    elif ! cat "$work/out" "$work/err" | grep -q -e "$3"; then
-        bad "$1" "it did not say \"$3\" but: $(cat "$work/out" "$work/err" | tail -n 1)"
-    else
-        ok "$1"
-    fi
+    capture "$build/$program" "$@"
 }
 
 for program in train_cpu train_cpu_f64; do
     if [ ! -x "$build/$program" ]; then
-        echo "FAIL $build/$program: there is no such program"
-        echo "0 passed, 1 failed"
-        exit 1
+        fail "$build/$program" "there is no such program"
+        finish
     fi
 done
-rm -rf "$work"
-mkdir -p "$work" || exit 1
+workplace "$build/train_check.tmp"
 
 tiny="--layers 2 --hidden 16 --heads 4 --kv-heads 2 --ffn 24"
 small="$tiny --batch 3 --max-length 100 --chunk-size 40 --k 2 --warmup 2 --lr 0.01"
@@ -76,7 +49,7 @@ for k in 1 2 4; do
             lengths=$((16 * chunks - 7)),5,2,0,1,16,11
             run train_cpu_f64 --check $tiny --chunk-size 16 --k $k $option --synthetic $lengths
             expect "$name" 0 "largest group $group, $hybrids hybrid, $replays replays"
-            if ! grep -q 'limit 1e-10: ok' "$work/out"; then bad "$name" "the limit is not 1e-10"; fi
+            if ! grep -q 'limit 1e-10: ok' "$work/out"; then fail "$name" "the limit is not 1e-10"; fi
         done
     done
 done
@@ -131,11 +104,11 @@ losses() {
 # same NAME FILE FILE
 same() {
     if [ ! -s "$2" ] || ! grep -q weights "$2"; then
-        bad "$1" "there was no run to compare with"
+        fail "$1" "there was no run to compare with"
     elif cmp -s "$2" "$3"; then
         ok "$1"
     else
-        bad "$1" "$(diff "$2" "$3" | head -n 2 | tail -n 1)"
+        fail "$1" "$(diff "$2" "$3" | head -n 2 | tail -n 1)"
     fi
 }
 
@@ -165,7 +138,7 @@ for program in train_cpu train_cpu_f64; do
     same "resume: $program, three parts give what one run gives" "$work/whole" "$work/parts"
 done
 if [ "$(wc -l <"$work/whole")" -eq 10 ]; then ok "resume: nine losses and the weights were compared"
-else bad "resume: nine losses and the weights were compared" "$(wc -l <"$work/whole") lines"; fi
+else fail "resume: nine losses and the weights were compared" "$(wc -l <"$work/whole") lines"; fi
 
 # Interrupted and killed runs go on as if nothing had been.
 long="$small --steps 100 --exact --checkpoint-every 1"
@@ -183,7 +156,7 @@ for signal in INT TERM KILL KILL; do
 done
 for signal in INT TERM; do
     if grep -q 'stopped after step' "$work/out.$signal"; then ok "resume: $signal ends a run in order"
-    else bad "resume: $signal ends a run in order" "$(tail -n 1 "$work/out.$signal")"; fi
+    else fail "resume: $signal ends a run in order" "$(tail -n 1 "$work/out.$signal")"; fi
 done
 run train_cpu $long --checkpoint "$work/cut" $texts
 expect "resume: after INT, TERM and KILL" 0 'going on from .*step [0-9]'
@@ -205,9 +178,9 @@ refused() {
     said=$3
     shift 3
     run train_cpu $small --steps 20 --dropout 0.1 --checkpoint "$work/bad" "$@" $texts
-    if ! cmp -s "$work/bad" "$work/before"; then bad "$name" "the file was changed"
-    elif [ -e "$work/bad.tmp" ]; then bad "$name" "it left a temporary file"
-    elif grep -q '^step' "$work/out"; then bad "$name" "it went on: $(tail -n 1 "$work/out")"
+    if ! cmp -s "$work/bad" "$work/before"; then fail "$name" "the file was changed"
+    elif [ -e "$work/bad.tmp" ]; then fail "$name" "it left a temporary file"
+    elif grep -q '^step' "$work/out"; then fail "$name" "it went on: $(tail -n 1 "$work/out")"
     else expect "$name" 2 "refused, and left as it is: .*$said"; fi
 }
 for cut in 0 7 100 $((bytes / 2)) $((bytes - 1)); do
@@ -239,7 +212,7 @@ expect "checkpoint: in no directory" 1 'cannot be written'
 refuse() {
     name="refused: $*"
     run train_cpu --steps 1 --max-length 64 --chunk-size 64 "$@"
-    if [ -s "$work/out" ]; then bad "$name" "it printed: $(head -n 1 "$work/out")"
+    if [ -s "$work/out" ]; then fail "$name" "it printed: $(head -n 1 "$work/out")"
     else expect "$name" 2 'train_cpu: '; fi
 }
 refuse --nonsense
@@ -274,6 +247,4 @@ expect "a loss that is not a number ends the run" 1 'not a finite number'
 run train_cpu --help
 expect "help" 0 'chunk-size N'
 
-rm -rf "$work"
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish

@@ -17,10 +17,13 @@ typedef struct chart_options {
 
 /* The entries of an option table, as PACKING_OPTIONS. */
 #define CHART_OPTIONS(type, member)                                                                                \
-    {"--width", "COLUMNS", CLI_NUMBER, offsetof(type, member.width), CHART_MIN_WIDTH, CHART_MAX_WIDTH, 0,          \
-     "of the chart and the list; default: the terminal's, or 100"},                                                \
-    {"--color", "auto|always|never", CLI_CHOICE, offsetof(type, member.colour), 0, 0, 0,                           \
-     "colour the chart; auto, the default: on a terminal, unless\nNO_COLOR is set"}
+    {.name = "--width", .value = "COLUMNS", .kind = CLI_NUMBER, .offset = offsetof(type, member.width),            \
+     .min = CHART_MIN_WIDTH, .max = CHART_MAX_WIDTH,                                                               \
+     .help = "of the chart and the list; default: the terminal's, or 100"},                                        \
+    {.name = "--color", .value = "auto|always|never", .kind = CLI_CHOICE,                                          \
+     .offset = offsetof(type, member.colour),                                                                      \
+     .help = "colour the chart; auto, the default: on a terminal, unless\n"                                        \
+     "NO_COLOR is set"}
 
 /* Each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, with the chunk
    behind it; "-" behind F: nothing is kept. With virtual stages, their number stands in front. */

@@ -12,14 +12,26 @@
    Messages
    ---------------------------------------------------------------------------------------------------------------- */
 
-int cli_failed(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
+static void say(const char *format, va_list arguments) {
     fputs("chunkflow: ", stderr);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
+}
+
+int cli_failed(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
     va_end(arguments);
     return CLI_FAILED;
+}
+
+int cli_wrong(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
+    va_end(arguments);
+    return CLI_WRONG;
 }
 
 int cli_usage(const char *command, const char *format, ...) {
@@ -46,15 +58,19 @@ const char *cli_input_name(const char *path) {
     return strcmp(path, "-") == 0 ? "standard input" : path;
 }
 
-const char *cli_commas(int64_t value) {
-    static char buffers[16][32];
+char *cli_scratch(void) {
+    static char buffers[32][CLI_SCRATCH_BYTES];
     static int turn = 0;
+
+    turn = (turn + 1) % 32;
+    return buffers[turn];
+}
+
+const char *cli_commas(int64_t value) {
     char digits[24];
-    char *out = buffers[turn];
-    char *at = out;
+    char *out = cli_scratch(), *at = out;
     int n, i;
 
-    turn = (turn + 1) % 16;
     n = snprintf(digits, sizeof digits, "%lld", (long long)value);
     for (i = 0; i < n; i++) {
         *at++ = digits[i];

@@ -35,17 +35,23 @@ enum {
 #endif
 
 /* Print one line to standard error and return the exit code that goes with it.
-   cli_failed: "chunkflow: TEXT".
+   cli_failed: "chunkflow: TEXT", for what could not be done.
+   cli_wrong: the same, for input that is wrong.
    cli_usage: "chunkflow COMMAND: TEXT (see chunkflow COMMAND --help)"; command may be NULL.
    cli_at_line: "PATH:LINE: TEXT", for input that is wrong at one place. */
 int cli_failed(const char *format, ...) CLI_FORMAT(1, 2);
+int cli_wrong(const char *format, ...) CLI_FORMAT(1, 2);
 int cli_usage(const char *command, const char *format, ...) CLI_FORMAT(2, 3);
 int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FORMAT(3, 4);
 
 /* A file's name for people: "-" becomes "standard input". */
 const char *cli_input_name(const char *path);
 
-/* 1234567 -> "1,234,567". The text lives in one of 16 buffers that take turns. */
+/* One of 32 buffers that take turns: a text in it lives until 32 more were asked for. */
+enum { CLI_SCRATCH_BYTES = 64 };
+char *cli_scratch(void);
+
+/* 1234567 -> "1,234,567", in a cli_scratch. */
 const char *cli_commas(int64_t value);
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -118,6 +124,31 @@ int cli_take_numbers(const char *command, const char *option, const char *text, 
                      int64_t *n);
 
 /* ----------------------------------------------------------------------------------------------------------------
+   Memory
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Room for twice as many elements of that size, at least 64, in a block from malloc; `array` may be NULL. Returns the
+   new block with *capacity as its elements, or NULL after a message: then `array` and *capacity are as they were. */
+void *cli_grow(void *array, size_t *capacity, size_t size);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Input files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Opens a file for reading, "-" as standard input; NULL after a message. */
+FILE *cli_input_open(const char *path);
+
+/* Says why reading failed, which errno knows, and returns CLI_WRONG. */
+int cli_cannot_read(const char *path);
+
+/* Closes it, unless it is standard input. Where code is CLI_OK and reading had failed, says so. Returns an exit code. */
+int cli_input_close(FILE *stream, const char *path, int code);
+
+/* Reads a whole file, or standard input for "-"; *text is to be freed and has a zero byte behind its end. More than
+   max_bytes is refused. Returns an exit code. */
+int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
+
+/* ----------------------------------------------------------------------------------------------------------------
    Length lists
    ---------------------------------------------------------------------------------------------------------------- */
 
@@ -145,16 +176,16 @@ typedef struct cli_list {
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
 void cli_list_free(cli_list *list);
 
-/* Reads a whole file, or standard input for "-"; *text is to be freed and has a zero byte behind its end. More than
-   max_bytes is refused. Returns an exit code. */
-int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
-
 /* One length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an array
    of one unused number. */
 int64_t *cli_list_lengths(const cli_list *list);
 
 /* The line that a sequence came from; 0 if there is no such sequence. */
 int64_t cli_list_line(const cli_list *list, int64_t sequence);
+
+/* Reports an error of the library and returns the exit code for it. Where cf_pack finds fault with a sequence of `list`
+   (NULL for errors of other functions), the message names its line. */
+int cli_error(const cf_error *error, const cli_list *list);
 
 /* ----------------------------------------------------------------------------------------------------------------
    Output files
@@ -180,6 +211,9 @@ int cli_outputs_finish(cli_output *outputs, int n, int code);
 
 /* A cf_write_fn; user is the cli_output. What goes wrong is reported by cli_outputs_finish. */
 int cli_write(const char *text, size_t bytes, void *user);
+
+/* The exit code for what a function of the library that wrote to an output returned, after a message. */
+int cli_written(cf_result result, const cf_error *error);
 
 /* Whether writing to standard output has failed, for loops that print much: there is no use in going on. The reason is
    kept for cli_outputs_finish. */

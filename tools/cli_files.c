@@ -1,4 +1,4 @@
-/* cli_files.c - length lists in, files out. */
+/* cli_files.c - files and length lists in, files out. */
 
 #define _XOPEN_SOURCE 700 /* realpath */
 #include "cli.h"
@@ -9,6 +9,38 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+void *cli_grow(void *array, size_t *capacity, size_t size) {
+    size_t more = *capacity > 0 ? *capacity * 2 : 64;
+    void *grown = more <= SIZE_MAX / 2 / size ? realloc(array, more * size) : NULL;
+
+    if (grown) *capacity = more;
+    else (void)cli_failed("out of memory");
+    return grown;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Input
+   ---------------------------------------------------------------------------------------------------------------- */
+
+FILE *cli_input_open(const char *path) {
+    FILE *stream;
+
+    errno = 0;
+    stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!stream) (void)cli_wrong("cannot open %s: %s", path, strerror(errno));
+    return stream;
+}
+
+int cli_cannot_read(const char *path) {
+    return cli_wrong("cannot read %s: %s", cli_input_name(path), strerror(errno));
+}
+
+int cli_input_close(FILE *stream, const char *path, int code) {
+    if (code == CLI_OK && ferror(stream)) code = cli_cannot_read(path);
+    if (stream != stdin) fclose(stream);
+    return code;
+}
 
 /* ----------------------------------------------------------------------------------------------------------------
    Length lists
@@ -91,12 +123,9 @@ static int parse_line(const char *text, size_t n, cli_entry *entry) {
 
 static int append_entry(cli_list *list, size_t *capacity, const cli_entry *entry) {
     if (list->n_entries == *capacity) {
-        size_t more = *capacity ? *capacity * 2 : 1024;
-        cli_entry *entries = NULL;
-        if (more <= SIZE_MAX / sizeof *entries) entries = (cli_entry *)realloc(list->entries, more * sizeof *entries);
-        if (!entries) return cli_failed("out of memory for the lines of %s", cli_input_name(list->path));
+        cli_entry *entries = (cli_entry *)cli_grow(list->entries, capacity, sizeof *entries);
+        if (!entries) return CLI_FAILED;
         list->entries = entries;
-        *capacity = more;
     }
     list->entries[list->n_entries++] = *entry;
     list->n_sequences += entry->count;
@@ -123,10 +152,6 @@ static int read_entries(reader *in, cli_list *list) {
         entry.line = in->line;
         code = append_entry(list, &capacity, &entry);
     }
-    if (code == CLI_OK && ferror(in->stream)) {
-        fprintf(stderr, "chunkflow: cannot read %s: %s\n", cli_input_name(in->path), strerror(errno));
-        code = CLI_WRONG;
-    }
     return code;
 }
 
@@ -135,16 +160,11 @@ int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     reader in = {0};
     int code;
 
-    errno = 0;
-    in.stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    if (!in.stream) {
-        fprintf(stderr, "chunkflow: cannot open %s: %s\n", path, strerror(errno));
-        return CLI_WRONG;
-    }
+    in.stream = cli_input_open(path);
+    if (!in.stream) return CLI_WRONG;
     in.path = fresh.path = path;
     in.max_sequences = max_sequences;
-    code = read_entries(&in, &fresh);
-    if (in.stream != stdin) fclose(in.stream);
+    code = cli_input_close(in.stream, path, read_entries(&in, &fresh));
     if (code == CLI_OK) *list = fresh;
     else free(fresh.entries);
     return code;
@@ -180,6 +200,18 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
+int cli_error(const cf_error *error, const cli_list *list) {
+    int about_sequence = strcmp(error->field, "lengths") == 0 || strcmp(error->field, "pairs") == 0;
+    int64_t line = list && about_sequence ? cli_list_line(list, error->item) : 0;
+
+    if (line > 0) return cli_at_line(list->path, line, "%s", error->text);
+    switch (error->code) {
+    case CF_ERROR_ARGUMENT: case CF_ERROR_LIMIT: case CF_ERROR_OVERFLOW: case CF_ERROR_INFEASIBLE:
+        return cli_wrong("%s", error->text);
+    default: return cli_failed("%s", error->text);
+    }
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    Whole files
    ---------------------------------------------------------------------------------------------------------------- */
@@ -207,14 +239,8 @@ static int read_text(FILE *stream, const char *path, size_t max_bytes, char **te
         got = fread(*text + *bytes, 1, capacity - 1 - *bytes, stream);
         *bytes += got;
     }
-    if (ferror(stream)) {
-        fprintf(stderr, "chunkflow: cannot read %s: %s\n", cli_input_name(path), strerror(errno));
-        return CLI_WRONG;
-    }
-    if (*bytes > max_bytes) {
-        fprintf(stderr, "chunkflow: %s has more than %s bytes\n", cli_input_name(path), cli_commas((int64_t)max_bytes));
-        return CLI_WRONG;
-    }
+    if (*bytes > max_bytes)
+        return cli_wrong("%s has more than %s bytes", cli_input_name(path), cli_commas((int64_t)max_bytes));
     (*text)[*bytes] = '\0';
     return CLI_OK;
 }
@@ -225,14 +251,9 @@ int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes
     FILE *stream;
     int code;
 
-    errno = 0;
-    stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    if (!stream) {
-        fprintf(stderr, "chunkflow: cannot open %s: %s\n", path, strerror(errno));
-        return CLI_WRONG;
-    }
-    code = read_text(stream, path, max_bytes, &fresh, &n);
-    if (stream != stdin) fclose(stream);
+    stream = cli_input_open(path);
+    if (!stream) return CLI_WRONG;
+    code = cli_input_close(stream, path, read_text(stream, path, max_bytes, &fresh, &n));
     if (code != CLI_OK) {
         free(fresh);
         return code;
@@ -320,6 +341,11 @@ int cli_write(const char *text, size_t bytes, void *user) {
     if (fwrite(text, 1, bytes, output->stream) == bytes) return 0;
     if (output->error == 0) output->error = errno;
     return -1;
+}
+
+/* A failing file is reported when it is closed. */
+int cli_written(cf_result result, const cf_error *error) {
+    return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : cli_error(error, NULL);
 }
 
 /* Flushes a stream and closes it, except for standard output. error: an errno from before, or 0. */

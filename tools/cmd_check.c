@@ -23,39 +23,41 @@ typedef struct check_options {
     int unit_cost;
 } check_options;
 
-static const check_options defaults = {NULL, NULL, PIPELINE_DEFAULTS, 0, -1, 0, 0, {{0}, 0}, 0, {0, 0}, NULL, 0};
+static const check_options defaults = {.limits = PIPELINE_DEFAULTS, .rank = -1};
 
 static const cli_option options[] = {
-    {"--plan", "FILE|-", CLI_TEXT, offsetof(check_options, plan), 0, 0, 0,
-     "the plan that a schedule is for, as plan --plan-json wrote it"},
-    {"--lengths", "FILE|-", CLI_TEXT, offsetof(check_options, lengths), 0, 0, 0,
-     "the list that the plan must pack; by default the tokens that\nthe plan itself has of each sequence"},
-    {"--limit", "L", CLI_NUMBER, offsetof(check_options, limits.limit), 1, INT32_MAX, 0,
-     "most chunks whose activations a stage keeps at once"},
-    {"--limits", "L0,L1,...", CLI_TEXT, offsetof(check_options, limits.limits), 0, 0, 0, "the same, stage by stage"},
-    {"--token-bytes", "A,S,G,I", CLI_TEXT, offsetof(check_options, limits.token_bytes), 0, 0, 0,
-     "bytes that a stage holds for a token: activations, state,\nstate gradient, saved input (local replay)"},
-    {"--limit-bytes", "N", CLI_NUMBER, offsetof(check_options, limits.limit_bytes), 1, INT64_MAX, 0,
-     "most of these bytes that a stage holds at once"},
-    {"--clock-skew", "S", CLI_REALS, offsetof(check_options, skew), 1, 1, 0,
-     "seconds by which the clocks of two stages may differ, for times\n"
+    {.name = "--plan", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, plan),
+     .help = "the plan that a schedule is for, as plan --plan-json wrote it"},
+    {.name = "--lengths", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, lengths),
+     .help = "the list that the plan must pack; by default the tokens that\n"
+     "the plan itself has of each sequence"},
+    PIPELINE_LIMIT_OPTIONS(check_options, limits),
+    {.name = "--clock-skew", .value = "S", .kind = CLI_REALS, .offset = offsetof(check_options, skew), .min = 1,
+     .max = 1,
+     .help = "seconds by which the clocks of two stages may differ, for times\n"
      "that were measured on several devices or processes"},
-    {"--k", "K", CLI_NUMBER, offsetof(check_options, k), 1, INT32_MAX, 0,
-     "of a schedule in CSV: how many chunks of a group keep their\nactivations; default: as many as it takes"},
-    {"--rank", "R", CLI_NUMBER, offsetof(check_options, rank), 0, CF_MAX_RANKS - 1, 0,
-     "of a schedule in CSV: whose passes; default 0"},
-    {"--replay", "pipeline|local", CLI_CHOICE, offsetof(check_options, replay), 0, 0, 0,
-     "of a schedule in CSV: how an R comes back; default pipeline"},
-    {"--legacy", NULL, CLI_FLAG, offsetof(check_options, legacy), 0, 0, 0,
-     "of a schedule in CSV: B is the gradient of the inputs only,\nBW the whole backward, as old files have it"},
-    {"--chart", NULL, CLI_FLAG, offsetof(check_options, draw_chart), 0, 0, 0,
-     "draw a sound schedule that has times, with makespan and\nbubbles, as plan does"},
+    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(check_options, k), .min = 1,
+     .max = INT32_MAX,
+     .help = "of a schedule in CSV: how many chunks of a group keep their\n"
+     "activations; default: as many as it takes"},
+    {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(check_options, rank),
+     .max = CF_MAX_RANKS - 1, .help = "of a schedule in CSV: whose passes; default 0"},
+    {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(check_options, replay),
+     .help = "of a schedule in CSV: how an R comes back; default pipeline"},
+    {.name = "--legacy", .kind = CLI_FLAG, .offset = offsetof(check_options, legacy),
+     .help = "of a schedule in CSV: B is the gradient of the inputs only,\n"
+     "BW the whole backward, as old files have it"},
+    {.name = "--chart", .kind = CLI_FLAG, .offset = offsetof(check_options, draw_chart),
+     .help = "draw a sound schedule that has times, with makespan and\n"
+     "bubbles, as plan does"},
     CHART_OPTIONS(check_options, chart),
-    {"--trace", "FILE|-", CLI_TEXT, offsetof(check_options, trace), 0, 0, 0,
-     "write a trace of it for Perfetto or chrome://tracing. With -\nnothing else is printed"},
-    {"--unit-cost", NULL, CLI_FLAG, offsetof(check_options, unit_cost), 0, 0, 0,
-     "for --chart and --trace: its times are token times, as plan\nhas them without --cost; default: seconds"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, trace),
+     .help = "write a trace of it for Perfetto or chrome://tracing. With -\n"
+     "nothing else is printed"},
+    {.name = "--unit-cost", .kind = CLI_FLAG, .offset = offsetof(check_options, unit_cost),
+     .help = "for --chart and --trace: its times are token times, as plan\n"
+     "has them without --cost; default: seconds"},
+    {.name = NULL}};
 
 /* A file that was read, and what is in it. */
 typedef struct source {
@@ -252,7 +254,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     case CF_ERROR_TEXT:
         return cli_at_line(file->path, error.item > 0 ? error.item : 1, "%s", error.text);
     case CF_ERROR_SCHEDULE: return breaks(file, error.text);
-    default: return packing_error(&error, NULL);
+    default: return cli_error(&error, NULL);
     }
     code = validate_schedule(asked, file, plan, schedule, NULL);
     if (code == CLI_OK) code = say_schedule(file, schedule, "");
@@ -341,8 +343,9 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_check = {
-    "check", "FILE|-", 1, 1,
-    "whether a written plan or schedule is sound; draws a schedule that has times",
+    .name = "check", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
+    .summary = "whether a written plan or schedule is sound; draws a schedule that has times",
+    .details =
     "FILE is a plan (plan --plan-json), or a schedule (plan --json, plan --csv, or from elsewhere) with --plan. Every\n"
     "rule is checked by code that shares nothing with what made the file; of times that a schedule has, that they fit\n"
     "its order, its sums and its bounds, and that the peaks are those of the lists (in bytes: with --token-bytes).\n"
@@ -351,4 +354,4 @@ const cli_command cmd_check = {
     "    chunkflow check plan.json --lengths lengths\n"
     "    chunkflow check --plan plan.json schedule.json\n"
     "    chunkflow check --plan plan.json measured.json --clock-skew 1e-5 --chart --trace trace.json\n",
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -1,5 +1,6 @@
 /* cmd_compare.c - chunkflow compare: all schedules for one list of lengths, side by side. */
 
+#include "json_write.h"
 #include "pipeline.h"
 
 #include <stdlib.h>
@@ -16,21 +17,23 @@ typedef struct compare_options {
     const char *json;
 } compare_options;
 
-static const compare_options defaults = {PACKING_DEFAULTS, PIPELINE_DEFAULTS, "1", 0, 0, NULL};
+static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = "1"};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(compare_options, packing),
-    {"--k", "K,...", CLI_TEXT, offsetof(compare_options, k), 0, 0, 0,
-     "how many chunks of a group keep their activations;\ndefault 1. More than one number: a row for each"},
-    {"--virtual", "V", CLI_NUMBER, offsetof(compare_options, n_virtual), 1, CF_MAX_STAGES, 0,
-     "virtual stages of each stage, for interleaved; default 2"},
-    {"--replay", "pipeline|local|both", CLI_CHOICE, offsetof(compare_options, replay), 0, 0, 0,
-     "how dropped activations come back: through all stages again\n(the default), on each stage alone, or a row for "
-     "each"},
+    {.name = "--k", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
+     .help = "how many chunks of a group keep their activations;\n"
+     "default 1. More than one number: a row for each"},
+    {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(compare_options, n_virtual), .min = 1,
+     .max = CF_MAX_STAGES, .help = "virtual stages of each stage, for interleaved; default 2"},
+    {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
+     .offset = offsetof(compare_options, replay),
+     .help = "how dropped activations come back: through all stages again\n"
+     "(the default), on each stage alone, or a row for each"},
     PIPELINE_OPTIONS(compare_options, pipeline),
-    {"--json", "FILE|-", CLI_TEXT, offsetof(compare_options, json), 0, 0, 0,
-     "write the table as JSON; with - nothing else is printed"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(compare_options, json),
+     .help = "write the table as JSON; with - nothing else is printed"},
+    {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    The rows
@@ -65,9 +68,7 @@ static void measure(const pipeline_run *run, row *r) {
     r->bubble_useful = timeline->bubble_useful;
     r->bubble_busy = timeline->bubble_busy;
     r->bound = timeline->bound;
-    r->strongest = "none";
-    for (i = 0; i < timeline->n_bounds; i++)
-        if (timeline->bounds[i].value == timeline->bound) r->strongest = timeline->bounds[i].name;
+    r->strongest = pipeline_strongest(timeline);
     for (i = 0; i < timeline->n_stages; i++) {
         if (timeline->peak_live[i] > r->peak_live) r->peak_live = timeline->peak_live[i];
         if (timeline->peak_tokens[i] > r->peak_tokens) r->peak_tokens = timeline->peak_tokens[i];
@@ -180,8 +181,7 @@ static void print_table(const table *t) {
     const cf_plan *plan = t->packed.plan;
     int64_t i;
 
-    printf("input             %s: %s sequences, %s tokens\n", cli_input_name(t->packed.list.path),
-           cli_commas(plan->n_sequences), cli_commas(plan->n_tokens));
+    packing_print_input(&t->packed);
     printf("plan              %s chunks of at most %s tokens, %s groups; rank %s of %s, %s stages\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
@@ -197,45 +197,44 @@ static void print_table(const table *t) {
    As JSON
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The text of an error: names and numbers, nothing that needs an escape but these two. */
-static void write_string(FILE *to, const char *text) {
-    putc('"', to);
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\') putc('\\', to);
-        putc(*text, to);
+static void write_row(json_writer *w, const table *t, const row *r) {
+    json_open(w, NULL, '{');
+    json_text_member(w, "schedule", cf_schedule_kind_name(r->what.kind));
+    json_bool_member(w, "unsplit", r->unsplit);
+    if (!r->unsplit) {
+        json_integer_member(w, "k", r->what.k);
+        json_text_member(w, "replay", cf_replay_name(r->what.replay));
     }
-    putc('"', to);
-}
-
-static void write_row(const table *t, const row *r, FILE *to) {
-    fprintf(to, "    {\"schedule\": \"%s\", \"unsplit\": %s, ", cf_schedule_kind_name(r->what.kind),
-            r->unsplit ? "true" : "false");
-    if (!r->unsplit)
-        fprintf(to, "\"k\": %lld, \"replay\": \"%s\", ", (long long)r->what.k, cf_replay_name(r->what.replay));
     if (r->result != CF_OK) {
-        fprintf(to, "\"error\": \"%s\", \"why\": ", cf_result_name(r->result));
-        write_string(to, r->why);
+        json_text_member(w, "error", cf_result_name(r->result));
+        json_text_member(w, "why", r->why);
     } else {
-        fprintf(to, "\"virtual_stages\": %lld, \"makespan\": %.17g, \"ratio\": %.17g, \"bubble_useful\": %.17g, "
-                "\"bubble_busy\": %.17g, \"peak_live\": %lld, \"peak_tokens\": %lld, \"peak_bytes\": %lld, "
-                "\"bound\": %.17g, \"bound_name\": \"%s\"", (long long)r->n_virtual, r->makespan,
-                ratio(r->makespan, t->best), r->bubble_useful, r->bubble_busy, (long long)r->peak_live,
-                (long long)r->peak_tokens, (long long)r->peak_bytes, r->bound, r->strongest);
+        json_integer_member(w, "virtual_stages", r->n_virtual);
+        json_number_member(w, "makespan", r->makespan);
+        json_number_member(w, "ratio", ratio(r->makespan, t->best));
+        json_number_member(w, "bubble_useful", r->bubble_useful);
+        json_number_member(w, "bubble_busy", r->bubble_busy);
+        json_integer_member(w, "peak_live", r->peak_live);
+        json_integer_member(w, "peak_tokens", r->peak_tokens);
+        json_integer_member(w, "peak_bytes", r->peak_bytes);
+        json_number_member(w, "bound", r->bound);
+        json_text_member(w, "bound_name", r->strongest);
     }
-    putc('}', to);
+    json_close(w, '}');
 }
 
 static void write_json(const table *t, cli_output *to) {
+    json_writer w;
     int64_t i;
 
-    fprintf(to->stream,
-            "{\n  \"format\": \"chunkflow-comparison\", \"version\": 1,\n  \"chunk_size\": %lld, \"stages\": %lld, "
-            "\"rank\": %lld,\n  \"rows\": [\n", (long long)t->packed.plan->chunk_size, (long long)t->pipe.n_stages,
-            (long long)t->pipe.rank);
-    for (i = 0; i < t->n_rows; i++) {
-        write_row(t, &t->rows[i], to->stream);
-        fputs(i + 1 < t->n_rows ? ",\n" : "]\n}\n", to->stream);
-    }
+    json_write_begin(&w, to, "chunkflow-comparison");
+    json_integer_member(&w, "chunk_size", t->packed.plan->chunk_size);
+    json_integer_member(&w, "stages", t->pipe.n_stages);
+    json_integer_member(&w, "rank", t->pipe.rank);
+    json_open(&w, "rows", '[');
+    for (i = 0; i < t->n_rows; i++) write_row(&w, t, &t->rows[i]);
+    json_close(&w, ']');
+    json_write_end(&w);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -272,8 +271,9 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_compare = {
-    "compare", "FILE|-", 1, 1,
-    "all schedules for one list of lengths, side by side",
+    .name = "compare", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
+    .summary = "all schedules for one list of lengths, side by side",
+    .details =
     "The first row is the baseline: 1f1b where every sequence is a micro-batch of its own, longest first, not split\n"
     "and not packed. A schedule that cannot be made says why.\n\n" PIPELINE_HELP CLI_LIST_HELP,
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -15,20 +15,24 @@ typedef struct gen_options {
     int64_t sigma;
 } gen_options;
 
-static const gen_options defaults = {256, 1, -1, -1, -1, -1};
+static const gen_options defaults = {.n = 256, .seed = 1, .min = -1, .max = -1, .median = -1, .sigma = -1};
 
 static const cli_option options[] = {
-    {"--n", "N", CLI_NUMBER, offsetof(gen_options, n), 0, CLI_MAX_SEQUENCES, 0, "how many lengths; default 256"},
-    {"--seed", "S", CLI_NUMBER, offsetof(gen_options, seed), 0, INT64_MAX, 0, "another seed, other numbers; default 1"},
-    {"--min", "N", CLI_NUMBER, offsetof(gen_options, min), 0, CF_MAX_LENGTH, 0,
-     "uniform: the shortest length, default 1;\notherwise: shorter draws are raised to this"},
-    {"--max", "N", CLI_NUMBER, offsetof(gen_options, max), 0, CF_MAX_LENGTH, 0,
-     "uniform: the longest length, must be given;\notherwise: longer draws are cut to this"},
-    {"--median", "N", CLI_NUMBER, offsetof(gen_options, median), 1, CF_MAX_LENGTH, 0,
-     "lognormal: half of the draws are longer; default 512"},
-    {"--sigma", "X", CLI_MILLIONTHS, offsetof(gen_options, sigma), 0, 10000000, 0,
-     "lognormal: deviation of the natural logarithm; default 1"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--n", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(gen_options, n), .max = CLI_MAX_SEQUENCES,
+     .help = "how many lengths; default 256"},
+    {.name = "--seed", .value = "S", .kind = CLI_NUMBER, .offset = offsetof(gen_options, seed), .max = INT64_MAX,
+     .help = "another seed, other numbers; default 1"},
+    {.name = "--min", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(gen_options, min), .max = CF_MAX_LENGTH,
+     .help = "uniform: the shortest length, default 1;\n"
+     "otherwise: shorter draws are raised to this"},
+    {.name = "--max", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(gen_options, max), .max = CF_MAX_LENGTH,
+     .help = "uniform: the longest length, must be given;\n"
+     "otherwise: longer draws are cut to this"},
+    {.name = "--median", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(gen_options, median), .min = 1,
+     .max = CF_MAX_LENGTH, .help = "lognormal: half of the draws are longer; default 512"},
+    {.name = "--sigma", .value = "X", .kind = CLI_MILLIONTHS, .offset = offsetof(gen_options, sigma), .max = 10000000,
+     .help = "lognormal: deviation of the natural logarithm; default 1"},
+    {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    Drawing from a histogram
@@ -123,10 +127,8 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK && from == HISTOGRAM) {
         /* Counts are weights here and cost no memory, so only their sum is bounded. */
         code = cli_list_read(operands[1], INT64_MAX, &histogram);
-        if (code == CLI_OK && histogram.n_sequences == 0 && asked.n > 0) {
-            fprintf(stderr, "chunkflow: %s: there is nothing to draw from\n", cli_input_name(operands[1]));
-            code = CLI_WRONG;
-        }
+        if (code == CLI_OK && histogram.n_sequences == 0 && asked.n > 0)
+            code = cli_wrong("%s: there is nothing to draw from", cli_input_name(operands[1]));
         accumulate_counts(&histogram);
     }
     if (code == CLI_OK) write_lengths(from, &asked, &histogram);
@@ -135,8 +137,9 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_gen = {
-    "gen", "lmsys | lognormal | uniform | histogram FILE|-", 1, 2,
-    "draw random lengths, one a line, the same on every machine",
+    .name = "gen", .operands = "lmsys | lognormal | uniform | histogram FILE|-", .min_operands = 1, .max_operands = 2,
+    .summary = "draw random lengths, one a line, the same on every machine",
+    .details =
     "distributions\n"
     "  lmsys                   chat conversations: buckets with the shares that the ChunkFlow paper gives for\n"
     "                          LMSys-Chat-1M (90.5 % below 1K, the longest 303K), log-uniform within a bucket\n"
@@ -144,4 +147,4 @@ const cli_command cmd_gen = {
     "  uniform                 whole numbers --min .. --max; the same number twice gives a constant\n"
     "  histogram FILE          drawn in proportion to the counts of a list of `length count` lines\n"
     "\n" CLI_LIST_HELP,
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -18,18 +18,19 @@ typedef struct lengths_options {
     int names;
 } lengths_options;
 
-static const lengths_options defaults = {BYTES, 0, 0, 0};
+static const lengths_options defaults = {.unit = BYTES};
 
 static const cli_option options[] = {
-    {"--unit", "bytes|words", CLI_CHOICE, offsetof(lengths_options, unit), 0, 0, 0,
-     "what to count; words are runs without blanks; default bytes"},
-    {"--lines", NULL, CLI_FLAG, offsetof(lengths_options, lines), 0, 0, 0,
-     "each line is a document (as in JSON Lines), not each file;\nits line end does not count"},
-    {"--all", NULL, CLI_FLAG, offsetof(lengths_options, all), 0, 0, 0,
-     "inside directories, also names that start with a dot"},
-    {"--names", NULL, CLI_FLAG, offsetof(lengths_options, names), 0, 0, 0,
-     "add the file's name as a comment"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--unit", .value = "bytes|words", .kind = CLI_CHOICE, .offset = offsetof(lengths_options, unit),
+     .help = "what to count; words are runs without blanks; default bytes"},
+    {.name = "--lines", .kind = CLI_FLAG, .offset = offsetof(lengths_options, lines),
+     .help = "each line is a document (as in JSON Lines), not each file;\n"
+     "its line end does not count"},
+    {.name = "--all", .kind = CLI_FLAG, .offset = offsetof(lengths_options, all),
+     .help = "inside directories, also names that start with a dot"},
+    {.name = "--names", .kind = CLI_FLAG, .offset = offsetof(lengths_options, names),
+     .help = "add the file's name as a comment"},
+    {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    The documents found so far. They are printed only when all could be read.
@@ -50,13 +51,9 @@ typedef struct walk {
 
 static int add_document(walk *w, int64_t length) {
     if (w->n_documents == w->capacity) {
-        size_t more = w->capacity ? w->capacity * 2 : 256;
-        document *documents = NULL;
-        if (more <= SIZE_MAX / sizeof *documents)
-            documents = (document *)realloc(w->documents, more * sizeof *documents);
-        if (!documents) return cli_failed("out of memory");
+        document *documents = (document *)cli_grow(w->documents, &w->capacity, sizeof *documents);
+        if (!documents) return CLI_FAILED;
         w->documents = documents;
-        w->capacity = more;
     }
     w->documents[w->n_documents].length = length;
     w->documents[w->n_documents].file = w->n_names - 1;
@@ -66,17 +63,14 @@ static int add_document(walk *w, int64_t length) {
 
 /* Appends to an array of names that owns them; takes `name` over, also on failure. */
 static int add_name(char ***names, size_t *n, size_t *capacity, char *name) {
-    if (name && *n == *capacity) {
-        size_t more = *capacity ? *capacity * 2 : 64;
-        char **grown = more <= SIZE_MAX / sizeof *grown ? (char **)realloc(*names, more * sizeof *grown) : NULL;
-        if (grown) {
-            *names = grown;
-            *capacity = more;
+    if (!name) return cli_failed("out of memory");
+    if (*n == *capacity) {
+        char **grown = (char **)cli_grow(*names, capacity, sizeof *grown);
+        if (!grown) {
+            free(name);
+            return CLI_FAILED;
         }
-    }
-    if (!name || *n == *capacity) {
-        free(name);
-        return cli_failed("out of memory");
+        *names = grown;
     }
     (*names)[(*n)++] = name;
     return CLI_OK;
@@ -90,11 +84,6 @@ static void free_names(char **names, size_t n) {
 /* ----------------------------------------------------------------------------------------------------------------
    Counting
    ---------------------------------------------------------------------------------------------------------------- */
-
-static int cannot_read(const char *path) {
-    fprintf(stderr, "chunkflow: cannot read %s: %s\n", cli_input_name(path), strerror(errno));
-    return CLI_WRONG;
-}
 
 static int is_blank(int c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
@@ -122,18 +111,12 @@ static int count_stream(walk *w, FILE *stream) {
 
 static int count_file(walk *w, const char *path, const struct stat *status) {
     FILE *stream;
-    int code;
 
     /* A regular file's bytes need no reading. */
     if (status && S_ISREG(status->st_mode) && w->asked->unit == BYTES && !w->asked->lines)
         return add_document(w, (int64_t)status->st_size);
-    errno = 0;
-    stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    if (!stream) return cannot_read(path);
-    code = count_stream(w, stream);
-    if (code == CLI_OK && ferror(stream)) code = cannot_read(path);
-    if (stream != stdin) fclose(stream);
-    return code;
+    stream = cli_input_open(path);
+    return stream ? cli_input_close(stream, path, count_stream(w, stream)) : CLI_WRONG;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -163,13 +146,13 @@ static int list_directory(const walk *w, const char *path, char ***entries, size
     struct dirent *entry;
     DIR *directory = opendir(path);
 
-    if (!directory) return cannot_read(path);
+    if (!directory) return cli_cannot_read(path);
     while (code == CLI_OK && (errno = 0, entry = readdir(directory)) != NULL) {
         const char *name = entry->d_name;
         if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || (name[0] == '.' && !w->asked->all)) continue;
         code = add_name(entries, n, &capacity, join(path, name));
     }
-    if (code == CLI_OK && errno != 0) code = cannot_read(path);
+    if (code == CLI_OK && errno != 0) code = cli_cannot_read(path);
     closedir(directory);
     if (*n > 1) qsort(*entries, *n, sizeof **entries, compare_names);
     return code;
@@ -193,7 +176,7 @@ static int visit(walk *w, const char *path, int inside) {
     int code;
 
     if (!standard_input) {
-        if ((inside ? lstat(path, &status) : stat(path, &status)) != 0) return cannot_read(path);
+        if ((inside ? lstat(path, &status) : stat(path, &status)) != 0) return cli_cannot_read(path);
         if (S_ISDIR(status.st_mode)) return visit_directory(w, path);
         if (inside && !S_ISREG(status.st_mode)) return CLI_OK;
     }
@@ -229,9 +212,10 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_lengths = {
-    "lengths", "FILE|DIRECTORY|- ...", 1, -1,
-    "list the lengths of documents, one a line",
+    .name = "lengths", .operands = "FILE|DIRECTORY|- ...", .min_operands = 1, .max_operands = -1,
+    .summary = "list the lengths of documents, one a line",
+    .details =
     "Directories are searched to the bottom, in the order of the names' bytes, so that the same tree always gives the\n"
     "same list. Symbolic links inside them are not followed. The list is what the other commands read; tokens are for\n"
     "your tokenizer to count, but bytes and words have a tail of the same shape.\n",
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -1,61 +1,50 @@
 /* cmd_memory.c - chunkflow memory: what a training set-up needs on each GPU, term by term. */
 
 #include "modelling.h"
-#include "packing.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define GIB 1073741824.0
 
 typedef struct memory_options {
     modelling_options modelling;
     int64_t chunk_size, k, context, live;
     int local_replay, offload;
-    int64_t loss;
-    int unfused, unfused_attention;
-    int64_t state_gradient;
-    int64_t runtime, fragmentation;
+    term_options terms;
+    int unfused_attention;
     const char *gpu;
     const char *json;
     int paper_table;
 } memory_options;
 
-static const memory_options defaults = {MODELLING_DEFAULTS, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, CF_FRAGMENTATION,
-                                        NULL, NULL, 0};
+static const memory_options defaults = {.k = 1, .terms = TERM_DEFAULTS};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(memory_options, modelling),
-    {"--chunk-size", "N", CLI_NUMBER, offsetof(memory_options, chunk_size), 1, CF_MAX_CHUNK_SIZE, 0,
-     "most tokens in a chunk; required without --paper-table"},
-    {"--k", "K", CLI_NUMBER, offsetof(memory_options, k), 1, INT32_MAX, 0,
-     "chunks of a group that keep their activations; default 1"},
-    {"--context", "N", CLI_NUMBER, offsetof(memory_options, context), 1, CF_MAX_LENGTH, 0,
-     "longest sequence; default one chunk"},
-    {"--live", "N", CLI_NUMBER, offsetof(memory_options, live), 1, INT32_MAX, 0,
-     "chunks that keep their activations on every stage; default K,\nor as many as 1F1B has in flight there, if more"},
-    {"--local-replay", NULL, CLI_FLAG, offsetof(memory_options, local_replay), 0, 0, 0,
-     "stages keep the inputs of dropped chunks"},
-    {"--offload", NULL, CLI_FLAG, offsetof(memory_options, offload), 0, 0, 0,
-     "all but two chunks' state is in host memory"},
-    {"--loss", "parallel|eager|fused|chunked", CLI_CHOICE, offsetof(memory_options, loss), 0, 0, 0,
-     "how the loss treats logits: as Megatron-LM (the default), as\nplain PyTorch, in place, or never all at once"},
-    {"--unfused", NULL, CLI_FLAG, offsetof(memory_options, unfused), 0, 0, 0,
-     "norms and SwiGLU as separate operations"},
-    {"--unfused-attention", NULL, CLI_FLAG, offsetof(memory_options, unfused_attention), 0, 0, 0,
-     "attention that writes out its scores"},
-    {"--state-gradient", "bf16|float", CLI_CHOICE, offsetof(memory_options, state_gradient), 0, 0, 0,
-     "type of the gradients of K and V; default float"},
-    {"--runtime", "BYTES", CLI_NUMBER, offsetof(memory_options, runtime), 1, INT64_MAX, 0,
-     "what no formula covers: context, libraries, NCCL; default 2G"},
-    {"--fragmentation", "PERCENT", CLI_NUMBER, offsetof(memory_options, fragmentation), 0, 1000, 0,
-     "of activations and the like, lost in gaps; default 10"},
-    {"--gpu", "NAME", CLI_TEXT, offsetof(memory_options, gpu), 0, 0, 0, "compare with this GPU's memory"},
-    {"--paper-table", NULL, CLI_FLAG, offsetof(memory_options, paper_table), 0, 0, 0,
-     "the peaks that the ChunkFlow paper measured, beside the\nmodel's; other options are not used"},
-    {"--json", "FILE|-", CLI_TEXT, offsetof(memory_options, json), 0, 0, 0,
-     "write the report as JSON; with - nothing else is printed"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--chunk-size", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, chunk_size),
+     .min = 1, .max = CF_MAX_CHUNK_SIZE, .help = "most tokens in a chunk; required without --paper-table"},
+    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(memory_options, k), .min = 1,
+     .max = INT32_MAX, .help = "chunks of a group that keep their activations; default 1"},
+    {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, context), .min = 1,
+     .max = CF_MAX_LENGTH, .help = "longest sequence; default one chunk"},
+    {.name = "--live", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, live), .min = 1,
+     .max = INT32_MAX,
+     .help = "chunks that keep their activations on every stage; default K,\n"
+     "or as many as 1F1B has in flight there, if more"},
+    {.name = "--local-replay", .kind = CLI_FLAG, .offset = offsetof(memory_options, local_replay),
+     .help = "stages keep the inputs of dropped chunks"},
+    {.name = "--offload", .kind = CLI_FLAG, .offset = offsetof(memory_options, offload),
+     .help = "all but two chunks' state is in host memory"},
+    TERM_OPTIONS(memory_options, terms),
+    {.name = "--unfused-attention", .kind = CLI_FLAG, .offset = offsetof(memory_options, unfused_attention),
+     .help = "attention that writes out its scores"},
+    {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(memory_options, gpu),
+     .help = "compare with this GPU's memory"},
+    {.name = "--paper-table", .kind = CLI_FLAG, .offset = offsetof(memory_options, paper_table),
+     .help = "the peaks that the ChunkFlow paper measured, beside the\n"
+     "model's; other options are not used"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(memory_options, json),
+     .help = "write the report as JSON; with - nothing else is printed"},
+    {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    The paper's measurements
@@ -86,7 +75,7 @@ static int model_measurement(const measurement *at, int64_t live, cf_memory_repo
     load.live_tokens = (at->context > 0 ? live : 1) * at->chunk;
     load.chunk_tokens = at->chunk;
     load.state_tokens = at->context;
-    return cf_memory_estimate(&desc, &load, 1, report, 1, &error) == CF_OK ? CLI_OK : packing_error(&error, NULL);
+    return cf_memory_estimate(&desc, &load, 1, report, 1, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
 static int print_paper_table(void) {
@@ -103,11 +92,11 @@ static int print_paper_table(void) {
         int code = model_measurement(at, 2, &two);
         if (code == CLI_OK) code = model_measurement(at, 1, &one);
         if (code != CLI_OK) return code;
-        residual = 100 * ((double)two.total / GIB / at->gib - 1);
+        residual = 100 * (modelling_gib(two.total) / at->gib - 1);
         if (residual * residual > worst * worst) worst = residual;
         printf("%10s %10s %10.1f %10.2f %+9.1f%% %14.2f\n", at->context > 0 ? cli_commas(at->chunk) : "plain",
-               cli_commas(at->context > 0 ? at->context : at->chunk), at->gib, (double)two.total / GIB, residual,
-               (double)one.total / GIB);
+               cli_commas(at->context > 0 ? at->context : at->chunk), at->gib, modelling_gib(two.total), residual,
+               modelling_gib(one.total));
     }
     printf("\nlargest residual  %+.1f %%\n", worst);
     puts("\nassumptions, the same for every line\n"
@@ -157,12 +146,8 @@ static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_
     memset(desc, 0, sizeof *desc);
     desc->model = &m->model;
     desc->parallel = m->parallel;
-    desc->loss = (cf_loss)asked->loss;
-    desc->unfused = asked->unfused;
+    modelling_take_terms(&asked->terms, desc);
     desc->unfused_attention = asked->unfused_attention;
-    desc->state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
-    desc->runtime_bytes = asked->runtime;
-    desc->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
     if (asked->context / asked->chunk_size >= INT32_MAX)
         return cli_usage("memory", "--context: more than %d chunks of --chunk-size", INT32_MAX);
     return CLI_OK;
@@ -191,7 +176,7 @@ static void print_term(const char *text, size_t offset, const cf_memory_report *
     for (s = 0; s < n; s++) {
         if (!is_shown(s, n, fullest)) continue;
         memcpy(&value, (const char *)&reports[s] + offset, sizeof value);
-        printf(" %10.3f", (double)value / GIB);
+        printf(" %10.3f", modelling_gib(value));
     }
     putchar('\n');
 }
@@ -209,7 +194,7 @@ static void print_reports(const cf_memory_report *reports, int64_t n) {
     print_term("total", offsetof(cf_memory_report, total), reports, n);
     if (reports[fullest].host > 0) print_term("in host memory", offsetof(cf_memory_report, host), reports, n);
     printf("\npeak              stage %lld: %s bytes = %.2f GiB, %s\n", (long long)fullest,
-           cli_commas(reports[fullest].total), (double)reports[fullest].total / GIB,
+           cli_commas(reports[fullest].total), modelling_gib(reports[fullest].total),
            reports[fullest].at_loss ? "at the loss" : "in a layer's backward");
 }
 
@@ -233,11 +218,7 @@ static void write_reports(cli_output *to, const memory_options *asked, const mod
     json_writer w;
     int64_t s;
 
-    w.to = to;
-    w.inside = 0;
-    json_open(&w, NULL, '{');
-    json_text_member(&w, "format", "chunkflow-memory");
-    json_integer_member(&w, "version", 1);
+    json_write_begin(&w, to, "chunkflow-memory");
     modelling_write(&w, m);
     json_integer_member(&w, "chunk_size", asked->chunk_size);
     json_integer_member(&w, "k", asked->k);
@@ -245,22 +226,19 @@ static void write_reports(cli_output *to, const memory_options *asked, const mod
     json_open(&w, "stages", '[');
     for (s = 0; s < m->parallel.pp; s++) {
         json_open(&w, NULL, '{');
-#define WRITE_TERM(name, text) json_integer_member(&w, #name, reports[s].name);
-        CF_MEMORY_TERMS(WRITE_TERM)
-#undef WRITE_TERM
+        modelling_write_terms(&w, &reports[s]);
         json_integer_member(&w, "total", reports[s].total);
         json_integer_member(&w, "host", reports[s].host);
         json_integer_member(&w, "at_loss", reports[s].at_loss);
         json_close(&w, '}');
     }
     json_close(&w, ']');
-    json_close(&w, '}');
-    (void)cli_write("\n", 1, to);
+    json_write_end(&w);
 }
 
 static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest) {
-    double left = (double)(gpu->memory - fullest->total) / GIB;
-    printf("%-17s %.1f GiB: %.2f GiB %s\n", gpu->name, (double)gpu->memory / GIB, left < 0 ? -left : left,
+    double left = modelling_gib(gpu->memory - fullest->total);
+    printf("%-17s %.1f GiB: %.2f GiB %s\n", gpu->name, modelling_gib(gpu->memory), left < 0 ? -left : left,
            left < 0 ? "too little" : "to spare");
 }
 
@@ -277,7 +255,7 @@ static int report(const memory_options *asked, const modelling *m, const cf_gpu 
     if (code != CLI_OK) return code;
     for (s = 0; s < n; s++) loads[s] = guess_load(asked, n - s);
     if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK)
-        return packing_error(&error, NULL);
+        return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
     if (code == CLI_OK && json.stream) write_reports(&json, asked, m, reports);
     if (code == CLI_OK && json.stream != stdout) {
@@ -314,9 +292,10 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_memory = {
-    "memory", "", 0, 0,
-    "say what a training set-up needs on each GPU, term by term",
+    .name = "memory", .operands = "", .min_operands = 0, .max_operands = 0,
+    .summary = "say what a training set-up needs on each GPU, term by term",
+    .details =
     "The chunks in flight are counted as 1F1B has them, without a simulated schedule: stage s of S holds K chunks or\n"
     "S - s of them, whichever is more, and the state of one sequence of --context tokens.\n"
     "\n" MODELLING_NAMES MODELLING_GPUS,
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -11,14 +11,15 @@ typedef struct pack_options {
     const char *json;
 } pack_options;
 
-static const pack_options defaults = {PACKING_DEFAULTS, 0, NULL};
+static const pack_options defaults = {.chunks = 0};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(pack_options, packing),
-    {"--chunks", NULL, CLI_FLAG, offsetof(pack_options, chunks), 0, 0, 0, "also print a line for each chunk"},
-    {"--json", "FILE|-", CLI_TEXT, offsetof(pack_options, json), 0, 0, 0,
-     "write the plan as JSON; with - nothing else is printed"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--chunks", .kind = CLI_FLAG, .offset = offsetof(pack_options, chunks),
+     .help = "also print a line for each chunk"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(pack_options, json),
+     .help = "write the plan as JSON; with - nothing else is printed"},
+    {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    What came in
@@ -92,8 +93,7 @@ static void print_input(packing *packed) {
         b->sequences++;
         b->tokens += lengths[i];
     }
-    printf("input             %s: %s sequences, %s of them empty, %s tokens\n", cli_input_name(packed->list.path),
-           cli_commas(n), cli_commas(packed->plan->n_empty), cli_commas(packed->plan->n_tokens));
+    packing_print_input(packed);
     if (n == 0) return;
     qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
     printf("lengths           mean %.1f, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
@@ -158,24 +158,18 @@ static void print_chunks(const cf_plan *plan, const int64_t *lengths) {
     putchar('\n');
 }
 
-/* A failing file is reported when it is closed. */
-static int write_json(const packing *packed, cli_output *to) {
-    cf_error error;
-    cf_result result = cf_write_plan_json(packed->plan, cli_write, to, &error);
-
-    return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
-}
-
 static int run(const void *given, char **operands, int n_operands) {
     const pack_options *asked = (const pack_options *)given;
     packing packed;
     cli_output json = {0};
+    cf_error error;
     int code = packing_make(&asked->packing, operands[0], &packed);
 
     (void)n_operands;
     if (code != CLI_OK) return code;
     code = cli_output_open(&json, asked->json);
-    if (code == CLI_OK && json.stream) code = write_json(&packed, &json);
+    if (code == CLI_OK && json.stream)
+        code = cli_written(cf_write_plan_json(packed.plan, cli_write, &json, &error), &error);
     if (code == CLI_OK && json.stream != stdout) {
         if (asked->chunks) print_chunks(packed.plan, packed.lengths);
         print_input(&packed);
@@ -187,7 +181,7 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_pack = {
-    "pack", "FILE|-", 1, 1,
-    "pack a list of lengths into chunks, and say how well that went",
-    CLI_LIST_HELP,
-    options, &defaults, sizeof defaults, run};
+    .name = "pack", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
+    .summary = "pack a list of lengths into chunks, and say how well that went",
+    .details = CLI_LIST_HELP,
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -29,46 +29,53 @@ typedef struct plan_options {
     const char *paths[N_OUTPUTS];
 } plan_options;
 
-static const plan_options defaults = {
-    PACKING_DEFAULTS, PIPELINE_DEFAULTS, {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {NULL, NULL, NULL, NULL, NULL}};
+static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
-    {"--k", "K", CLI_NUMBER, offsetof(plan_options, k), 1, INT32_MAX, 1,
-     "how many chunks of a group keep their activations; required"},
-    {"--schedule", "paper|gpipe|1f1b|interleaved|zero-bubble|best", CLI_CHOICE, offsetof(plan_options, kind), 0, 0, 0,
-     "the order of the passes; default paper"},
-    {"--virtual", "V", CLI_NUMBER, offsetof(plan_options, n_virtual), 1, CF_MAX_STAGES, 0,
-     "virtual stages of each stage, for interleaved (default 2)\nand best (default 1)"},
-    {"--replay", "pipeline|local", CLI_CHOICE, offsetof(plan_options, replay), 0, 0, 0,
-     "how dropped activations come back: through all stages again\n(the default), or on each stage alone"},
-    {"--split-backward", NULL, CLI_FLAG, offsetof(plan_options, split_backward), 0, 0, 0,
-     "best may cut backwards into I and W, as zero-bubble does"},
+    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
+     .required = 1, .help = "how many chunks of a group keep their activations; required"},
+    {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
+     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default paper"},
+    {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
+     .max = CF_MAX_STAGES,
+     .help = "virtual stages of each stage, for interleaved (default 2)\n"
+     "and best (default 1)"},
+    {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(plan_options, replay),
+     .help = "how dropped activations come back: through all stages again\n"
+     "(the default), or on each stage alone"},
+    {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(plan_options, split_backward),
+     .help = "best may cut backwards into I and W, as zero-bubble does"},
     PIPELINE_OPTIONS(plan_options, pipeline),
-    {"--lower", NULL, CLI_FLAG, offsetof(plan_options, lower), 0, 0, 0,
-     "list and write the transfers between stages too (in --json\nthere are no times then)"},
-    {"--offload", NULL, CLI_FLAG, offsetof(plan_options, offload), 0, 0, 0,
-     "and moves of state to host memory and back"},
-    {"--offload-seconds-per-token", "S", CLI_REALS, offsetof(plan_options, pipeline.offload_seconds_per_token), 1, 1, 0,
-     "that one way of such a move takes; default 0"},
+    {.name = "--lower", .kind = CLI_FLAG, .offset = offsetof(plan_options, lower),
+     .help = "list and write the transfers between stages too (in --json\n"
+     "there are no times then)"},
+    {.name = "--offload", .kind = CLI_FLAG, .offset = offsetof(plan_options, offload),
+     .help = "and moves of state to host memory and back"},
+    {.name = "--offload-seconds-per-token", .value = "S", .kind = CLI_REALS,
+     .offset = offsetof(plan_options, pipeline.offload_seconds_per_token), .min = 1, .max = 1,
+     .help = "that one way of such a move takes; default 0"},
     CHART_OPTIONS(plan_options, chart),
-    {"--no-list", NULL, CLI_FLAG, offsetof(plan_options, no_list), 0, 0, 0,
-     "print the chart and the summary, not the passes"},
-    {"--summary", NULL, CLI_FLAG, offsetof(plan_options, summary), 0, 0, 0, "print only the summary"},
-    {"--json", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[JSON]), 0, 0, 0,
-     "write the simulated schedule as JSON. With - for any of\nthese files nothing else is printed"},
-    {"--plan-json", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[PLAN_JSON]), 0, 0, 0, "write the plan as JSON"},
-    {"--csv", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[CSV]), 0, 0, 0,
-     "write the schedule as PyTorch's pipelining reads it"},
-    {"--csv-extensions", NULL, CLI_FLAG, offsetof(plan_options, csv_extensions), 0, 0, 0,
-     "allow passes in --csv that PyTorch cannot run: R, offloads"},
-    {"--dot", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[DOT]), 0, 0, 0,
-     "write which pass waits for which, for Graphviz"},
-    {"--max-nodes", "N", CLI_NUMBER, offsetof(plan_options, max_nodes), 1, CF_MAX_NODES, 0,
-     "most passes in --dot; default 500"},
-    {"--trace", "FILE|-", CLI_TEXT, offsetof(plan_options, paths[TRACE]), 0, 0, 0,
-     "write a trace for Perfetto or chrome://tracing"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    {.name = "--no-list", .kind = CLI_FLAG, .offset = offsetof(plan_options, no_list),
+     .help = "print the chart and the summary, not the passes"},
+    {.name = "--summary", .kind = CLI_FLAG, .offset = offsetof(plan_options, summary),
+     .help = "print only the summary"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[JSON]),
+     .help = "write the simulated schedule as JSON. With - for any of\n"
+     "these files nothing else is printed"},
+    {.name = "--plan-json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[PLAN_JSON]),
+     .help = "write the plan as JSON"},
+    {.name = "--csv", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[CSV]),
+     .help = "write the schedule as PyTorch's pipelining reads it"},
+    {.name = "--csv-extensions", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
+     .help = "allow passes in --csv that PyTorch cannot run: R, offloads"},
+    {.name = "--dot", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[DOT]),
+     .help = "write which pass waits for which, for Graphviz"},
+    {.name = "--max-nodes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, max_nodes), .min = 1,
+     .max = CF_MAX_NODES, .help = "most passes in --dot; default 500"},
+    {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[TRACE]),
+     .help = "write a trace for Perfetto or chrome://tracing"},
+    {.name = NULL}};
 
 /* What is printed and written. */
 typedef struct planned {
@@ -114,7 +121,7 @@ static int dry_run(const planned *made, const cf_schedule *schedule, int64_t sta
     memset(&dry, 0, sizeof dry);
     if (print) dry.progress = print_action;
     if (cf_run(made->packed.plan, schedule, stage, &dry, stats, &error) == CF_OK) return CLI_OK;
-    return error.code == CF_ERROR_CANCELLED ? CLI_OK : packing_error(&error, NULL);
+    return error.code == CF_ERROR_CANCELLED ? CLI_OK : cli_error(&error, NULL);
 }
 
 /* One stage: a line per pass, with the books of the interpreter. More: a paragraph per stage. */
@@ -155,8 +162,7 @@ static void print_input(const planned *made) {
     const cf_plan *plan = made->packed.plan;
     const cf_schedule *schedule = made->run.schedule;
 
-    printf("input             %s: %s sequences, %s tokens\n", cli_input_name(made->packed.list.path),
-           cli_commas(plan->n_sequences), cli_commas(plan->n_tokens));
+    packing_print_input(&made->packed);
     printf("plan              %s chunks of at most %s tokens, %s groups, %s ranks with %s steps each\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(plan->n_ranks), cli_commas(plan->n_steps));
@@ -171,19 +177,16 @@ static void print_input(const planned *made) {
 static void print_times(const planned *made) {
     const cf_timeline *timeline = made->run.timeline;
     const cf_search_report *report = &made->run.report;
-    const char *strongest = "none";
     int64_t i;
 
     pipeline_print_times(timeline, made->pipe.unit_cost);
-    for (i = 0; i < timeline->n_bounds; i++) {
-        if (timeline->bounds[i].value == timeline->bound) strongest = timeline->bounds[i].name;
+    for (i = 0; i < timeline->n_bounds; i++)
         printf("%s%s %s", i == 0 ? "lower bounds      " : ", ", timeline->bounds[i].name,
                pipeline_time(timeline->bounds[i].value));
-    }
     if (timeline->n_bounds > 0) putchar('\n');
     if (timeline->bound > 0)
         printf("gap               %.2f %% above the strongest bound, %s\n",
-               100 * (timeline->makespan / timeline->bound - 1), strongest);
+               100 * (timeline->makespan / timeline->bound - 1), pipeline_strongest(timeline));
     if (made->run.schedule->kind == CF_SCHEDULE_BEST)
         printf("search            %s candidates of %s tried, %s better than all before; best fixed schedule: %s, %s\n",
                cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
@@ -300,7 +303,6 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
-/* A failing file is reported when it is closed. */
 static int write_file(const planned *made, int which, cli_output *to) {
     cf_result result = CF_OK;
     cf_error error;
@@ -314,7 +316,7 @@ static int write_file(const planned *made, int which, cli_output *to) {
         return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
                            made->pipe.unit_cost ? 1 : 1e6, to);
     }
-    return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : packing_error(&error, NULL);
+    return cli_written(result, &error);
 }
 
 static int write_all(const planned *made) {
@@ -360,7 +362,7 @@ static int make(planned *made) {
     what.lower = asked->lower;
     what.offload = asked->offload;
     if (pipeline_run_make(&made->pipe, made->packed.plan, &what, &made->run, &error) != CF_OK)
-        return packing_error(&error, NULL);
+        return cli_error(&error, NULL);
     return CLI_OK;
 }
 
@@ -386,12 +388,13 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_plan = {
-    "plan", "FILE|-", 1, 1,
-    "pack a list of lengths, order the passes of its chunks and simulate that",
+    .name = "plan", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
+    .summary = "pack a list of lengths, order the passes of its chunks and simulate that",
+    .details =
     "Prints the passes of every stage, a chart of them over time, and a summary: makespan, idle share, lower bounds,\n"
     "and what each stage holds at most. F forward, R replay, B backward, I and W its two halves, each with its chunk.\n"
     "With one stage there is a line per pass: F+ and R+ where the activations are kept for the backward, F- where\n"
     "they are dropped, the activation slot, the chunks whose activations are live after it, and the tokens whose K\n"
     "and V are held after it.\n\n"
     PIPELINE_HELP CLI_LIST_HELP,
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

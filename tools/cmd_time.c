@@ -1,41 +1,32 @@
 /* cmd_time.c - chunkflow time: seconds of the passes, from a GPU's numbers or from measured samples. */
 
 #include "modelling.h"
-#include "packing.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct time_options {
     modelling_options modelling;
-    const char *gpu;
-    int64_t gpus_per_node;
-    int64_t launch; /* in millionths; -1: not given */
+    gpu_options gpu;
     int64_t chunk_size, context;
     const char *fit;
     const char *json;
 } time_options;
 
-static const time_options defaults = {MODELLING_DEFAULTS, NULL, 0, -1, 0, 0, NULL, NULL};
+static const time_options defaults = {.gpu = GPU_DEFAULTS};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(time_options, modelling),
-    {"--gpu", "NAME", CLI_TEXT, offsetof(time_options, gpu), 0, 0, 0, "whose numbers; required without --fit"},
-    {"--gpus-per-node", "N", CLI_NUMBER, offsetof(time_options, gpus_per_node), 1, CF_MAX_RANKS, 0, "default 8"},
-    {"--launch", "S", CLI_MILLIONTHS, offsetof(time_options, launch), 0, 1000000, 0,
-     "seconds lost around each kernel; default 0.000005. Trainers in\nPython are nearer to 0.00002 .. 0.00004"},
-    {"--chunk-size", "N", CLI_NUMBER, offsetof(time_options, chunk_size), 1, CF_MAX_CHUNK_SIZE, 0,
-     "tokens of a chunk; required without --fit"},
-    {"--context", "N", CLI_NUMBER, offsetof(time_options, context), 1, CF_MAX_LENGTH, 0,
-     "longest sequence: shows its last chunk too"},
-    {"--fit", "FILE|-", CLI_TEXT, offsetof(time_options, fit), 0, 0, 0,
-     "fit the three terms to measured samples instead"},
-    {"--json", "FILE|-", CLI_TEXT, offsetof(time_options, json), 0, 0, 0,
-     "write the terms as JSON; with - nothing else is printed"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
-
-#define N_PASSES 5
+    GPU_OPTIONS(time_options, gpu, "required without --fit"),
+    {.name = "--chunk-size", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(time_options, chunk_size), .min = 1,
+     .max = CF_MAX_CHUNK_SIZE, .help = "tokens of a chunk; required without --fit"},
+    {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(time_options, context), .min = 1,
+     .max = CF_MAX_LENGTH, .help = "longest sequence: shows its last chunk too"},
+    {.name = "--fit", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, fit),
+     .help = "fit the three terms to measured samples instead"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, json),
+     .help = "write the terms as JSON; with - nothing else is printed"},
+    {.name = NULL}};
 
 static const cf_pass_cost *cost_of(const cf_stage_cost *cost, int pass) {
     switch (pass) {
@@ -63,7 +54,8 @@ static void write_pass(json_writer *w, int pass, const cf_pass_cost *cost) {
 typedef struct sample_list {
     cf_sample *samples;
     int64_t *lines; /* where each came from */
-    int64_t n, room;
+    int64_t n;
+    size_t room, lines_room;
 } sample_list;
 
 static void free_samples(sample_list *list) {
@@ -71,17 +63,19 @@ static void free_samples(sample_list *list) {
     free(list->lines);
 }
 
-static int grow(sample_list *list) {
-    int64_t room = list->room > 0 ? 2 * list->room : 256;
-    cf_sample *samples = (cf_sample *)realloc(list->samples, (size_t)room * sizeof *samples);
-    int64_t *lines;
-
-    if (!samples) return cli_failed("out of memory for %s samples", cli_commas(room));
-    list->samples = samples;
-    lines = (int64_t *)realloc(list->lines, (size_t)room * sizeof *lines);
-    if (!lines) return cli_failed("out of memory for %s samples", cli_commas(room));
-    list->lines = lines;
-    list->room = room;
+static int add_sample(sample_list *list, const cf_sample *sample, int64_t line) {
+    if ((size_t)list->n == list->room) {
+        cf_sample *samples = (cf_sample *)cli_grow(list->samples, &list->room, sizeof *samples);
+        if (!samples) return CLI_FAILED;
+        list->samples = samples;
+    }
+    if ((size_t)list->n == list->lines_room) {
+        int64_t *lines = (int64_t *)cli_grow(list->lines, &list->lines_room, sizeof *lines);
+        if (!lines) return CLI_FAILED;
+        list->lines = lines;
+    }
+    list->samples[list->n] = *sample;
+    list->lines[list->n++] = line;
     return CLI_OK;
 }
 
@@ -94,7 +88,7 @@ static const char *next_word(const char *at, size_t *n) {
 
 static int parse_pass(const char *word, size_t n) {
     int pass;
-    for (pass = 0; pass < N_PASSES; pass++)
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
         if (n == 1 && *word == *cf_pass_name((cf_pass)pass)) return pass;
     return -1;
 }
@@ -128,30 +122,19 @@ static int take_line(const char *path, int64_t number, char *line, sample_list *
     if (first == 0) return CLI_OK;
     if (!parse_sample(line, &sample))
         return cli_at_line(path, number, "wanted PASS TOKENS PAIRS SECONDS, PASS one of F R B I W");
-    if (list->n == list->room) {
-        int code = grow(list);
-        if (code != CLI_OK) return code;
-    }
-    list->samples[list->n] = sample;
-    list->lines[list->n++] = number;
-    return CLI_OK;
+    return add_sample(list, &sample, number);
 }
 
 static int read_samples(const char *path, sample_list *list) {
-    FILE *stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "r");
+    FILE *stream = cli_input_open(path);
     char line[MAX_LINE];
     int64_t number = 0;
     int code = CLI_OK;
 
-    if (!stream) {
-        fprintf(stderr, "chunkflow: %s: %s\n", path, strerror(errno));
-        return CLI_WRONG;
-    }
+    if (!stream) return CLI_WRONG;
     while (code == CLI_OK && fgets(line, sizeof line, stream))
         code = take_line(cli_input_name(path), ++number, line, list);
-    if (code == CLI_OK && ferror(stream)) code = cli_failed("%s: %s", cli_input_name(path), strerror(errno));
-    if (stream != stdin) fclose(stream);
-    return code;
+    return cli_input_close(stream, path, code);
 }
 
 static int compare_doubles(const void *a, const void *b) {
@@ -183,7 +166,7 @@ static void print_fit(const sample_list *list, const cf_stage_cost *cost, const 
     printf("samples           %s\n\n", cli_commas(list->n));
     printf("%-5s %8s %13s %13s %13s  %9s %9s %9s %9s  %s\n", "pass", "samples", "constant s", "s a token", "s a pair",
            "mean", "absolute", "median", "worst", "in line");
-    for (pass = 0; pass < N_PASSES; pass++) {
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
         const cf_pass_cost *c = cost_of(cost, pass);
         if (fits[pass].n_samples == 0) continue;
         printf("%-5s %8s %13.4g %13.4g %13.4g  %+8.2f%% %8.2f%% %8.2f%% %+8.2f%%  %lld\n", cf_pass_name((cf_pass)pass),
@@ -198,12 +181,8 @@ static void write_fit(cli_output *to, const cf_stage_cost *cost, const cf_fit *f
     json_writer w;
     int pass;
 
-    w.to = to;
-    w.inside = 0;
-    json_open(&w, NULL, '{');
-    json_text_member(&w, "format", "chunkflow-fit");
-    json_integer_member(&w, "version", 1);
-    for (pass = 0; pass < N_PASSES; pass++) {
+    json_write_begin(&w, to, "chunkflow-fit");
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
         if (fits[pass].n_samples == 0) continue;
         write_pass(&w, pass, cost_of(cost, pass));
         json_integer_member(&w, "samples", fits[pass].n_samples);
@@ -212,26 +191,24 @@ static void write_fit(cli_output *to, const cf_stage_cost *cost, const cf_fit *f
         json_number_member(&w, "worst_error", fits[pass].worst_error);
         json_close(&w, '}');
     }
-    json_close(&w, '}');
-    (void)cli_write("\n", 1, to);
+    json_write_end(&w);
 }
 
 static int fit_error(const sample_list *list, const char *path, const cf_error *error) {
-    int about_pass = error->item >= 0 && error->item < N_PASSES;
+    int about_pass = error->item >= 0 && error->item < CF_COMPUTE_PASS_COUNT;
 
     /* what is read has a known pass and no negative number, so only its seconds can be at fault in one sample */
     if (error->code == CF_ERROR_ARGUMENT && error->item >= 0 && strcmp(error->field, "samples.seconds") == 0)
         return cli_at_line(cli_input_name(path), list->lines[error->item], "%s", error->text);
-    fprintf(stderr, "chunkflow: %s: %s%s%s\n", cli_input_name(path),
-            about_pass ? cf_pass_name((cf_pass)error->item) : "", about_pass ? ": " : "", error->text);
-    return CLI_WRONG;
+    return cli_wrong("%s: %s%s%s", cli_input_name(path), about_pass ? cf_pass_name((cf_pass)error->item) : "",
+                     about_pass ? ": " : "", error->text);
 }
 
 static int fit(const time_options *asked) {
-    sample_list list = {NULL, NULL, 0, 0};
+    sample_list list = {0};
     cli_output json = {0};
     cf_stage_cost cost;
-    cf_fit fits[N_PASSES];
+    cf_fit fits[CF_COMPUTE_PASS_COUNT];
     cf_error error;
     int code = read_samples(asked->fit, &list);
 
@@ -255,7 +232,7 @@ static void print_stage(int64_t stage, const cf_stage_cost *cost, const time_opt
     int64_t c = asked->chunk_size, context = asked->context, prefix = context > c ? context - c : 0;
     int pass;
 
-    for (pass = 0; pass < N_PASSES; pass++) {
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
         const cf_pass_cost *p = cost_of(cost, pass);
         if (pass == 0) printf("%5lld", (long long)stage);
         else printf("%5s", "");
@@ -287,11 +264,7 @@ static void write_estimate(cli_output *to, const time_options *asked, const mode
     int64_t s;
     int pass;
 
-    w.to = to;
-    w.inside = 0;
-    json_open(&w, NULL, '{');
-    json_text_member(&w, "format", "chunkflow-time");
-    json_integer_member(&w, "version", 1);
+    json_write_begin(&w, to, "chunkflow-time");
     modelling_write(&w, m);
     json_text_member(&w, "gpu", gpu->name);
     json_integer_member(&w, "chunk_size", asked->chunk_size);
@@ -302,15 +275,14 @@ static void write_estimate(cli_output *to, const time_options *asked, const mode
     json_open(&w, "stages", '[');
     for (s = 0; s < m->parallel.pp * m->parallel.n_virtual; s++) {
         json_open(&w, NULL, '{');
-        for (pass = 0; pass < N_PASSES; pass++) {
+        for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
             write_pass(&w, pass, cost_of(&timing->stages[s], pass));
             json_close(&w, '}');
         }
         json_close(&w, '}');
     }
     json_close(&w, ']');
-    json_close(&w, '}');
-    (void)cli_write("\n", 1, to);
+    json_write_end(&w);
 }
 
 static int estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, cf_stage_cost *stages) {
@@ -325,10 +297,10 @@ static int estimate(const time_options *asked, const modelling *m, const cf_gpu 
     desc.model = &m->model;
     desc.gpu = gpu;
     desc.parallel = m->parallel;
-    desc.gpus_per_node = asked->gpus_per_node;
+    desc.gpus_per_node = asked->gpu.per_node;
     desc.chunk_size = asked->chunk_size;
     if (cf_cost_estimate(&desc, stages, m->parallel.pp * m->parallel.n_virtual, &timing, &step, &error) != CF_OK)
-        return packing_error(&error, NULL);
+        return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
     if (code == CLI_OK && json.stream) write_estimate(&json, asked, m, gpu, &timing, step);
     if (code == CLI_OK && json.stream != stdout) print_estimate(asked, m, gpu, &timing, step);
@@ -337,7 +309,6 @@ static int estimate(const time_options *asked, const modelling *m, const cf_gpu 
 
 static int run(const void *given, char **operands, int n_operands) {
     const time_options *asked = (const time_options *)given;
-    const cf_gpu *named;
     cf_gpu gpu;
     cf_stage_cost *stages;
     modelling m;
@@ -346,15 +317,12 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)operands;
     (void)n_operands;
     if (asked->fit) return fit(asked);
-    if (!asked->gpu) return cli_usage("time", "--gpu NAME or --fit FILE is missing");
+    if (!asked->gpu.name) return cli_usage("time", "--gpu NAME or --fit FILE is missing");
     if (asked->chunk_size == 0) return cli_usage("time", "--chunk-size N is missing");
     if (asked->context > 0 && cf_slice_pairs(asked->context, asked->chunk_size) < 0)
         return cli_usage("time", "--context: so many pairs do not fit in 64 bits");
-    named = modelling_gpu("time", asked->gpu);
-    if (!named) return CLI_WRONG;
-    gpu = *named;
-    if (asked->launch >= 0) gpu.launch = (double)asked->launch / 1e6;
-    code = modelling_make("time", &asked->modelling, &m);
+    code = modelling_take_gpu("time", &asked->gpu, &gpu);
+    if (code == CLI_OK) code = modelling_make("time", &asked->modelling, &m);
     if (code != CLI_OK) return code;
     stages = (cf_stage_cost *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *stages);
     code = stages ? estimate(asked, &m, &gpu, stages) : cli_failed("out of memory");
@@ -364,11 +332,12 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_time = {
-    "time", "", 0, 0,
-    "say how long the passes of a chunk take",
+    .name = "time", .operands = "", .min_operands = 0, .max_operands = 0,
+    .summary = "say how long the passes of a chunk take",
+    .details =
     "samples\n"
     "  a line for each measured pass: PASS TOKENS PAIRS SECONDS, where PASS is F, R, B, I or W and PAIRS counts the\n"
     "  attention pairs, prefix included. '#' starts a comment. Each pass needs three samples at least, with sizes and\n"
     "  prefixes that differ.\n"
     "\n" MODELLING_NAMES MODELLING_GPUS,
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

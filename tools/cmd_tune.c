@@ -4,7 +4,6 @@
 
 #include "draw.h"
 #include "modelling.h"
-#include "packing.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -12,22 +11,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GIB 1073741824.0
 #define CLI_INTERRUPTED 130 /* as shells say it of Ctrl-C */
 
 typedef struct tune_options {
     modelling_options modelling;
-    const char *gpu;
-    int64_t gpus, gpus_per_node;
-    int64_t launch; /* in millionths; -1: not given */
+    gpu_options gpu;
+    int64_t gpus;
     int64_t context, batch, batches, seed;
     const char *chunk_sizes, *ks, *schedules;
     int64_t replay; /* of the choice pipeline|local|both */
     int no_offload, split_backward;
     int64_t budget;
-    int64_t limit, loss;
-    int unfused;
-    int64_t state_gradient, runtime, fragmentation;
+    int64_t limit;
+    term_options terms;
     int no_tails;
     int64_t align;
     int64_t show;
@@ -35,68 +31,58 @@ typedef struct tune_options {
     const char *json;
 } tune_options;
 
-static const tune_options defaults = {MODELLING_DEFAULTS, NULL, 0, 0, -1, 0, 256, 16, 1, NULL, NULL, NULL, 3, 0, 0, 0,
-                                      0, 0, 0, 0, 0, CF_FRAGMENTATION, 0, 0, 10, 0, NULL};
+static const tune_options defaults = {.gpu = GPU_DEFAULTS, .batch = 256, .batches = 16, .seed = 1, .replay = 3,
+                                      .terms = TERM_DEFAULTS, .show = 10};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(tune_options, modelling),
-    {"--gpu", "NAME", CLI_TEXT, offsetof(tune_options, gpu), 0, 0, 0, "whose numbers; required"},
-    {"--gpus", "N", CLI_NUMBER, offsetof(tune_options, gpus), 1, CF_MAX_RANKS, 0,
-     "how many: tries every way to split the model over them that\n--tp, --pp and --dp leave open; default only the "
-     "way they give"},
-    {"--gpus-per-node", "N", CLI_NUMBER, offsetof(tune_options, gpus_per_node), 1, CF_MAX_RANKS, 0, "default 8"},
-    {"--launch", "S", CLI_MILLIONTHS, offsetof(tune_options, launch), 0, 1000000, 0,
-     "seconds lost around each kernel; default 0.000005. Trainers in\nPython are nearer to 0.00002 .. 0.00004"},
-    {"--context", "N", CLI_NUMBER, offsetof(tune_options, context), 1, CF_MAX_LENGTH, 0,
-     "leave out longer sequences (says how many); default none"},
-    {"--batch", "N", CLI_NUMBER, offsetof(tune_options, batch), 1, CLI_MAX_SEQUENCES, 0,
-     "sequences of a batch, over all ranks; default 256"},
-    {"--batches", "N", CLI_NUMBER, offsetof(tune_options, batches), 1, CF_MAX_TUNE_BATCHES, 0,
-     "batches to draw from the list; default 16"},
-    {"--seed", "S", CLI_NUMBER, offsetof(tune_options, seed), 0, INT64_MAX, 0,
-     "another seed, other batches; default 1"},
-    {"--chunk-sizes", "N,N,...", CLI_TEXT, offsetof(tune_options, chunk_sizes), 0, 0, 0,
-     "ChunkSizes to try, rising; default 1K,2K,...,128K"},
-    {"--ks", "K,K,...", CLI_TEXT, offsetof(tune_options, ks), 0, 0, 0, "K to try, rising; default 1,2,4,8,16,32"},
-    {"--schedules", "NAME,...", CLI_TEXT, offsetof(tune_options, schedules), 0, 0, 0,
-     "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\ninterleaved, best; default paper,1f1b,best or "
-     "interleaved,best"},
-    {"--replay", "pipeline|local|both", CLI_CHOICE, offsetof(tune_options, replay), 0, 0, 0,
-     "how dropped forwards come back; default both are tried"},
-    {"--no-offload", NULL, CLI_FLAG, offsetof(tune_options, no_offload), 0, 0, 0, "never move state to host memory"},
-    {"--split-backward", NULL, CLI_FLAG, offsetof(tune_options, split_backward), 0, 0, 0,
-     "best may cut backwards into input and weight gradients"},
-    {"--budget", "N", CLI_NUMBER, offsetof(tune_options, budget), 1, INT64_MAX, 0,
-     "schedules that best tries for each batch; default 8 to 64"},
-    {"--limit", "BYTES", CLI_NUMBER, offsetof(tune_options, limit), 1, INT64_MAX / 1000, 0,
-     "memory of each GPU; default the GPU's"},
-    {"--loss", "parallel|eager|fused|chunked", CLI_CHOICE, offsetof(tune_options, loss), 0, 0, 0,
-     "how the loss treats logits: as Megatron-LM (the default), as\nplain PyTorch, in place, or never all at once"},
-    {"--unfused", NULL, CLI_FLAG, offsetof(tune_options, unfused), 0, 0, 0, "norms and SwiGLU as separate operations"},
-    {"--state-gradient", "bf16|float", CLI_CHOICE, offsetof(tune_options, state_gradient), 0, 0, 0,
-     "type of the gradients of K and V; default float"},
-    {"--runtime", "BYTES", CLI_NUMBER, offsetof(tune_options, runtime), 1, INT64_MAX / 1000, 0,
-     "what no formula covers: context, libraries, NCCL; default 2G"},
-    {"--fragmentation", "PERCENT", CLI_NUMBER, offsetof(tune_options, fragmentation), 0, 1000, 0,
-     "of activations and the like, lost in gaps; default 10"},
-    {"--no-tails", NULL, CLI_FLAG, offsetof(tune_options, no_tails), 0, 0, 0,
-     "leave a group's last chunk alone, as the paper does"},
-    {"--align", "A", CLI_NUMBER, offsetof(tune_options, align), 1, CF_MAX_CHUNK_SIZE, 0,
-     "start slices at multiples of A; divides every chunk size"},
-    {"--show", "N", CLI_NUMBER, offsetof(tune_options, show), 1, CF_MAX_CANDIDATES, 0,
-     "how many of the best to find and print; default 10"},
-    {"--paper-trade-off", NULL, CLI_FLAG, offsetof(tune_options, paper_trade_off), 0, 0, 0,
-     "the three ChunkSizes and Ks of equal product that the ChunkFlow\npaper measured, beside the model's; other "
-     "options are not used"},
-    {"--json", "FILE|-", CLI_TEXT, offsetof(tune_options, json), 0, 0, 0,
-     "write everything as JSON; with - nothing else is printed"},
-    {NULL, NULL, CLI_FLAG, 0, 0, 0, 0, NULL}};
+    GPU_OPTIONS(tune_options, gpu, "required"),
+    {.name = "--gpus", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, gpus), .min = 1,
+     .max = CF_MAX_RANKS,
+     .help = "how many: tries every way to split the model over them that\n"
+     "--tp, --pp and --dp leave open; default only the way they give"},
+    {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, context), .min = 1,
+     .max = CF_MAX_LENGTH, .help = "leave out longer sequences (says how many); default none"},
+    {.name = "--batch", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batch), .min = 1,
+     .max = CLI_MAX_SEQUENCES, .help = "sequences of a batch, over all ranks; default 256"},
+    {.name = "--batches", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batches), .min = 1,
+     .max = CF_MAX_TUNE_BATCHES, .help = "batches to draw from the list; default 16"},
+    {.name = "--seed", .value = "S", .kind = CLI_NUMBER, .offset = offsetof(tune_options, seed), .max = INT64_MAX,
+     .help = "another seed, other batches; default 1"},
+    {.name = "--chunk-sizes", .value = "N,N,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
+     .help = "ChunkSizes to try, rising; default 1K,2K,...,128K"},
+    {.name = "--ks", .value = "K,K,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, ks),
+     .help = "K to try, rising; default 1,2,4,8,16,32"},
+    {.name = "--schedules", .value = "NAME,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, schedules),
+     .help = "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\n"
+     "interleaved, best; default paper,1f1b,best or interleaved,best"},
+    {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE, .offset = offsetof(tune_options, replay),
+     .help = "how dropped forwards come back; default both are tried"},
+    {.name = "--no-offload", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_offload),
+     .help = "never move state to host memory"},
+    {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
+     .help = "best may cut backwards into input and weight gradients"},
+    {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, budget), .min = 1,
+     .max = INT64_MAX, .help = "schedules that best tries for each batch; default 8 to 64"},
+    {.name = "--limit", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
+     .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's"},
+    TERM_OPTIONS(tune_options, terms),
+    {.name = "--no-tails", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_tails),
+     .help = "leave a group's last chunk alone, as the paper does"},
+    {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(tune_options, align), .min = 1,
+     .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
+    {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
+     .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
+    {.name = "--paper-trade-off", .kind = CLI_FLAG, .offset = offsetof(tune_options, paper_trade_off),
+     .help = "the three ChunkSizes and Ks of equal product that the ChunkFlow\n"
+     "paper measured, beside the model's; other options are not used"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, json),
+     .help = "write everything as JSON; with - nothing else is printed"},
+    {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    What to search
    ---------------------------------------------------------------------------------------------------------------- */
-
-#define MOST_VALUES 64
 
 /* The search, and what its description points to. */
 typedef struct tune_job {
@@ -104,7 +90,7 @@ typedef struct tune_job {
     modelling model;
     cf_gpu gpu;
     cf_tune_desc desc;
-    int64_t chunk_sizes[MOST_VALUES], ks[MOST_VALUES];
+    int64_t *chunk_sizes, *ks; /* of the options, or NULL */
     cf_schedule_kind kinds[CF_SCHEDULE_COUNT];
     cf_replay replays[2];
     cli_list list;
@@ -112,19 +98,6 @@ typedef struct tune_job {
     int64_t n;                      /* of them within the context */
     int64_t left_out, left_out_tokens, tokens;
 } tune_job;
-
-static int parse_values(const char *option, const char *text, int64_t *values, int64_t *count) {
-    *count = 0;
-    for (;;) {
-        size_t n = strcspn(text, ",");
-        if (*count == MOST_VALUES) return cli_usage("tune", "%s: at most %d numbers", option, MOST_VALUES);
-        if (!cli_parse_number(text, n, &values[*count]))
-            return cli_usage("tune", "%s: wanted numbers with commas between, got '%.*s'", option, (int)n, text);
-        ++*count;
-        if (text[n] == '\0') return CLI_OK;
-        text += n + 1;
-    }
-}
 
 static int parse_schedules(const char *text, cf_schedule_kind *kinds, int64_t *count) {
     *count = 0;
@@ -149,11 +122,12 @@ static int fill_lists(tune_job *job) {
     int code = CLI_OK;
 
     if (asked->chunk_sizes) {
-        code = parse_values("--chunk-sizes", asked->chunk_sizes, job->chunk_sizes, &desc->n_chunk_sizes);
+        code = cli_take_numbers("tune", "--chunk-sizes", asked->chunk_sizes, 0, INT64_MAX, &job->chunk_sizes,
+                                &desc->n_chunk_sizes);
         desc->chunk_sizes = job->chunk_sizes;
     }
     if (code == CLI_OK && asked->ks) {
-        code = parse_values("--ks", asked->ks, job->ks, &desc->n_ks);
+        code = cli_take_numbers("tune", "--ks", asked->ks, 0, INT64_MAX, &job->ks, &desc->n_ks);
         desc->ks = job->ks;
     }
     if (code == CLI_OK && asked->schedules) {
@@ -181,13 +155,9 @@ static int fill_desc(tune_job *job) {
         desc->parallel.pp = asked->modelling.pp;
         desc->parallel.dp = asked->modelling.dp;
     }
-    desc->gpus_per_node = asked->gpus_per_node;
+    desc->gpus_per_node = asked->gpu.per_node;
     desc->limit_bytes = asked->limit;
-    desc->memory.loss = (cf_loss)asked->loss;
-    desc->memory.unfused = asked->unfused;
-    desc->memory.state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
-    desc->memory.runtime_bytes = asked->runtime;
-    desc->memory.fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
+    modelling_take_terms(&asked->terms, &desc->memory);
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
     desc->no_offload = asked->no_offload;
@@ -222,12 +192,12 @@ static int read_lengths(tune_job *job, const char *path) {
         if (length < INT64_MAX - job->tokens) job->tokens += length;
     }
     if (job->n > 0) return CLI_OK;
-    fprintf(stderr, "chunkflow: %s: there is no sequence%s\n", cli_input_name(path),
-            job->left_out > 0 ? " within --context" : "");
-    return CLI_WRONG;
+    return cli_wrong("%s: there is no sequence%s", cli_input_name(path), job->left_out > 0 ? " within --context" : "");
 }
 
 static void free_job(tune_job *job) {
+    free(job->chunk_sizes);
+    free(job->ks);
     free(job->lengths);
     cli_list_free(&job->list);
     modelling_free(&job->model);
@@ -282,15 +252,11 @@ static void clear_progress(const progress_bar *bar) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 static const char *split_text(const cf_tuning *tuning, const cf_tune_candidate *c) {
-    static char texts[4][64];
-    static int turn = 0;
     const cf_parallel *p = &tuning->splits[c->split];
-    char *text = texts[turn = (turn + 1) % 4];
-    snprintf(text, sizeof texts[0], "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
+    char *text = cli_scratch();
+    snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
     return text;
 }
-
-static double gib(int64_t bytes) { return (double)bytes / GIB; }
 
 static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     cf_tune_desc full = cf_tune_defaults(&job->desc);
@@ -298,15 +264,13 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
 
     if (job->desc.n_gpus == 0) modelling_print(&job->model);
     else {
-        cf_parameters counted = {0, 0, 0, 0, 0, 0};
-        (void)cf_model_parameters(&job->model.model, &counted, NULL);
-        printf("model             %s: %s parameters\n", job->model.model.name, cli_commas(counted.total));
+        modelling_print_model(&job->model);
         printf("split             %s GPUs, %s ways (tensor x pipeline x data, ZeRO %s)\n", cli_commas(job->desc.n_gpus),
                cli_commas(tuning->n_splits), cli_commas(p->zero));
         printf("recompute         %s\n", cf_recompute_name(p->recompute));
     }
     printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name,
-           gib(tuning->limit_bytes), 1e6 * job->gpu.launch);
+           modelling_gib(tuning->limit_bytes), 1e6 * job->gpu.launch);
     printf("lengths           %s sequences", cli_commas(job->n));
     if (job->left_out > 0)
         printf("; left out: %s longer than %s, with %.2f %% of all tokens", cli_commas(job->left_out),
@@ -326,7 +290,7 @@ static double mean_tokens(const cf_tuning *tuning) {
 }
 
 static void print_term(const char *text, int64_t bytes) {
-    if (bytes > 0) printf("    %-24s %8.2f GiB\n", text, gib(bytes));
+    if (bytes > 0) printf("    %-24s %8.2f GiB\n", text, modelling_gib(bytes));
 }
 
 static void print_winner(const cf_tuning *tuning) {
@@ -344,7 +308,7 @@ static void print_winner(const cf_tuning *tuning) {
     printf("speed             %.0f tokens/s, %.0f for each GPU; bubbles and replays %.1f %%; %.1f chunks a rank\n",
            mean_tokens(tuning) / c->seconds, mean_tokens(tuning) / c->seconds / gpus, 100 * c->bubble, c->chunks);
     printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, at %.1f ms%s\n",
-           gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass),
+           modelling_gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass),
            (long long)c->peak_action.chunk, (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
            c->peak_batch < tuning->n_batches ? "" : " with the longest sequence of all", 1e3 * c->peak_seconds,
            c->limited ? "; schedules had to be held down to fit" : "");
@@ -365,7 +329,7 @@ static void print_row(const cf_tuning *tuning, int64_t rank, const cf_tune_candi
     printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9.2f %8.1f %8.2f\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? "yes" : "no",
            1e3 * c->seconds, 1e3 * c->confidence, 100 * c->behind / winner, 100 * c->behind_confidence / winner,
-           100 * c->bubble, gib(c->bytes));
+           100 * c->bubble, modelling_gib(c->bytes));
 }
 
 /* Candidates that take the same time as one before them with the same ChunkSize and split are not worth a line. */
@@ -411,7 +375,7 @@ static void print_splits(const cf_tuning *tuning) {
             printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size),
                    cli_commas(best->k));
         else if (bound) printf("at least %.1f ms\n", 1e3 * bound->bound);
-        else printf("does not fit: needs %.2f GiB on stage %lld\n", gib(least->bytes), (long long)least->stage);
+        else printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes), (long long)least->stage);
     }
 }
 
@@ -439,10 +403,10 @@ static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c,
     switch (c->status) {
     case CF_TUNE_OK:
         printf(" %+8.2f %% +- %-6.2f %8.2f GiB\n", 100 * c->behind / winner, 100 * c->behind_confidence / winner,
-               gib(c->bytes));
+               modelling_gib(c->bytes));
         break;
     case CF_TUNE_INFEASIBLE:
-        printf("  does not fit: needs %.2f GiB on stage %lld\n", gib(c->bytes), (long long)c->stage);
+        printf("  does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(c->bytes), (long long)c->stage);
         break;
     case CF_TUNE_UNTRIED: puts("  not reached"); break;
     default: printf("  %s\n", c->why); break;
@@ -482,8 +446,8 @@ static void print_infeasible(const cf_tuning *tuning) {
         }
         if (tuning->n_splits > 1) printf("  %-13s", split_text(tuning, c));
         printf("  ChunkSize %7s, K %2s and more: needs %7.2f GiB on stage %lld, %.2f too much (%s)\n",
-               cli_commas(c->chunk_size), cli_commas(c->k), gib(c->bytes), (long long)c->stage,
-               gib(c->bytes - tuning->limit_bytes), c->why);
+               cli_commas(c->chunk_size), cli_commas(c->k), modelling_gib(c->bytes), (long long)c->stage,
+               modelling_gib(c->bytes - tuning->limit_bytes), c->why);
     }
     if (left > 0) printf("  and %s more ChunkSizes; --json has them all\n", cli_commas(left));
     if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
@@ -500,7 +464,7 @@ static void print_tuning(const tune_job *job, const cf_tuning *tuning) {
     } else {
         printf(
             "best              nothing fits into %.2f GiB; the least that any of these needs is %.2f GiB (%s bytes)\n",
-            gib(tuning->limit_bytes), gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
+            modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
     }
     if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
     print_infeasible(tuning);
@@ -543,9 +507,7 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id)
         json_integer_member(w, "bytes", c->bytes);
         json_integer_member(w, "stage", c->stage);
         json_open(w, "memory", '{');
-#define WRITE_TERM(name, text) json_integer_member(w, #name, c->memory.name);
-        CF_MEMORY_TERMS(WRITE_TERM)
-#undef WRITE_TERM
+        modelling_write_terms(w, &c->memory);
         json_close(w, '}');
         json_open(w, "batches", '[');
         for (i = 0; i < tuning->n_batches; i++)
@@ -566,11 +528,7 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
     json_writer w;
     int64_t i;
 
-    w.to = to;
-    w.inside = 0;
-    json_open(&w, NULL, '{');
-    json_text_member(&w, "format", "chunkflow-tuning");
-    json_integer_member(&w, "version", 1);
+    json_write_begin(&w, to, "chunkflow-tuning");
     json_text_member(&w, "model", job->model.model.name);
     json_text_member(&w, "gpu", job->gpu.name);
     json_integer_member(&w, "seed", job->asked->seed);
@@ -588,18 +546,14 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
     json_open(&w, "splits", '[');
     for (i = 0; i < tuning->n_splits; i++) {
         json_open(&w, NULL, '{');
-        json_integer_member(&w, "tensor_parallel", tuning->splits[i].tp);
-        json_integer_member(&w, "pipeline_parallel", tuning->splits[i].pp);
-        json_integer_member(&w, "virtual_stages", tuning->splits[i].n_virtual);
-        json_integer_member(&w, "data_parallel", tuning->splits[i].dp);
+        modelling_write_split(&w, &tuning->splits[i]);
         json_close(&w, '}');
     }
     json_close(&w, ']');
     json_open(&w, "candidates", '[');
     for (i = 0; i < tuning->n_candidates; i++) write_candidate(&w, tuning, i);
     json_close(&w, ']');
-    json_close(&w, '}');
-    (void)cli_write("\n", 1, to);
+    json_write_end(&w);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -640,7 +594,7 @@ static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][T
     desc.batch = TRADE_BATCH;
     desc.n_batches = 1;
     desc.n_exact = CF_MAX_CANDIDATES;
-    if (cf_tune(lengths, TRADE_BATCH, &desc, &tuning, &error) != CF_OK) return packing_error(&error, NULL);
+    if (cf_tune(lengths, TRADE_BATCH, &desc, &tuning, &error) != CF_OK) return cli_error(&error, NULL);
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
         double seconds = tuning->candidates[c->same_as >= 0 ? c->same_as : i].seconds;
@@ -697,7 +651,7 @@ static int search(tune_job *job, cf_tuning **out) {
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
     clear_progress(&bar);
     signal(SIGINT, SIG_DFL);
-    return result == CF_OK ? CLI_OK : packing_error(&error, NULL);
+    return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
 static int report(const tune_job *job, const cf_tuning *tuning) {
@@ -714,20 +668,17 @@ static int report(const tune_job *job, const cf_tuning *tuning) {
 
 static int run(const void *given, char **operands, int n_operands) {
     const tune_options *asked = (const tune_options *)given;
-    const cf_gpu *named;
     cf_tuning *tuning = NULL;
     tune_job job;
     int code;
 
     if (asked->paper_trade_off) return print_trade_off();
     if (n_operands < 1) return cli_usage("tune", "FILE|- is missing");
-    if (!asked->gpu) return cli_usage("tune", "--gpu NAME is missing");
-    if (!(named = modelling_gpu("tune", asked->gpu))) return CLI_WRONG;
+    if (!asked->gpu.name) return cli_usage("tune", "--gpu NAME is missing");
     memset(&job, 0, sizeof job);
     job.asked = asked;
-    job.gpu = *named;
-    if (asked->launch >= 0) job.gpu.launch = (double)asked->launch / 1e6;
-    code = modelling_make("tune", &asked->modelling, &job.model);
+    code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);
+    if (code == CLI_OK) code = modelling_make("tune", &asked->modelling, &job.model);
     if (code != CLI_OK) return code;
     code = fill_desc(&job);
     if (code == CLI_OK) code = read_lengths(&job, operands[0]);
@@ -739,11 +690,12 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_tune = {
-    "tune", "FILE|-", 0, 1,
-    "find the ChunkSize, K and schedule that are fastest within the GPUs' memory",
+    .name = "tune", .operands = "FILE|-", .min_operands = 0, .max_operands = 1,
+    .summary = "find the ChunkSize, K and schedule that are fastest within the GPUs' memory",
+    .details =
     "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound\n"
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
     "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
     "code 1 where nothing fits, 2 where the options are wrong.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
-    options, &defaults, sizeof defaults, run};
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

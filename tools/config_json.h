@@ -1,7 +1,4 @@
-/* config_json.h - a model's description from the config.json that comes with its weights.
-
-   Needs the Jansson library (Debian: libjansson-dev); compile with -DHAVE_JANSSON and link with it. Without it the one
-   function here says so and fails. */
+/* config_json.h - a model's description from the config.json that comes with its weights. */
 
 #ifndef CHUNKFLOW_CONFIG_JSON_H
 #define CHUNKFLOW_CONFIG_JSON_H
@@ -16,7 +13,7 @@ typedef struct config_json {
 /* Reads the file at `path`. Understood are dense models of the types qwen2, qwen3, llama and mistral. A mixture of
    experts and anything else is refused: counted by these formulas it would come out wrong. A sliding window is not
    looked at: attention is taken to see the whole prefix. Returns an exit code; on failure *out is untouched and the
-   message names the file and the key. */
+   message names the file, the line and the member. */
 int config_json_read(const char *path, config_json *out);
 
 #endif /* CHUNKFLOW_CONFIG_JSON_H */

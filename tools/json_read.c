@@ -2,6 +2,8 @@
 
 #include "json_read.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +37,7 @@ typedef struct parser {
     json_document *document;
     const char *text;
     uint32_t at, bytes;
-    uint32_t capacity; /* of nodes */
+    size_t capacity; /* of nodes */
     int depth;
 } parser;
 
@@ -57,14 +59,10 @@ static int add_node(parser *p, json_kind kind, uint32_t *node) {
     json_document *d = p->document;
     json_node *at;
 
-    if (d->n_nodes == p->capacity) {
-        /* There are fewer nodes than bytes, so their number cannot overflow. */
-        size_t more = p->capacity ? (size_t)p->capacity * 2 : 256;
-        json_node *nodes = NULL;
-        if (more <= SIZE_MAX / sizeof *nodes) nodes = (json_node *)realloc(d->nodes, more * sizeof *nodes);
-        if (!nodes) return cli_failed("out of memory for %s", cli_input_name(d->path));
+    if (d->n_nodes == p->capacity) { /* there are fewer nodes than bytes, so their number has 32 bits as well */
+        json_node *nodes = (json_node *)cli_grow(d->nodes, &p->capacity, sizeof *nodes);
+        if (!nodes) return CLI_FAILED;
         d->nodes = nodes;
-        p->capacity = (uint32_t)more;
     }
     at = &d->nodes[d->n_nodes];
     at->kind = (uint32_t)kind;
@@ -132,17 +130,42 @@ static uint32_t utf8_length(const unsigned char *text, uint32_t n) {
     return length;
 }
 
-static int skip_escape(parser *p) {
+/* The four hexadecimal digits of an escape; -1: they are none. */
+static int32_t hexadecimal(const char *text) {
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
+    int32_t code = 0;
     int i;
 
-    p->at++;
-    if (look(p) == 'u') {
-        p->at++;
-        for (i = 0; i < 4; i++, p->at++)
-            if (look(p) == 0 || !strchr("0123456789abcdefABCDEF", look(p)))
-                return parse_wrong(p, "wanted four hexadecimal digits behind \\u");
-        return CLI_OK;
+    for (i = 0; i < 4; i++) {
+        const char *digit = text[i] ? strchr(digits, text[i]) : NULL;
+        if (!digit) return -1;
+        code = code * 16 + (int32_t)((digit - digits) % 16);
     }
+    return code;
+}
+
+static int is_high_surrogate(int32_t code) { return code >= 0xd800 && code <= 0xdbff; }
+static int is_low_surrogate(int32_t code) { return code >= 0xdc00 && code <= 0xdfff; }
+
+/* \uXXXX, or two of them for what is past U+FFFF; the text's last byte is zero, so no digits are read behind it. */
+static int skip_code(parser *p) {
+    const char *at = p->text + p->at; /* at the u */
+    int32_t code = hexadecimal(at + 1);
+
+    if (code < 0) return parse_wrong(p, "wanted four hexadecimal digits behind \\u");
+    if (code == 0) return parse_wrong(p, "a string has a zero character");
+    p->at += 5;
+    if (is_high_surrogate(code)) {
+        if (at[5] != '\\' || at[6] != 'u' || !is_low_surrogate(hexadecimal(at + 7)))
+            return parse_wrong(p, "a string has half a character");
+        p->at += 6;
+    }
+    return is_low_surrogate(code) ? parse_wrong(p, "a string has half a character") : CLI_OK;
+}
+
+static int skip_escape(parser *p) {
+    p->at++;
+    if (look(p) == 'u') return skip_code(p);
     if (look(p) == 0 || !strchr("\"\\/bfnrt", look(p))) return parse_wrong(p, "a string has an escape that is none");
     p->at++;
     return CLI_OK;
@@ -259,6 +282,68 @@ void json_free(json_document *document) {
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
+   Strings without their escapes
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static size_t put_utf8(uint32_t code, char *out) {
+    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4, i;
+    static const unsigned first[] = {0, 0, 0xc0, 0xe0, 0xf0};
+
+    for (i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(0x80 | (code & 0x3f));
+    out[0] = (char)(first[n] | code);
+    return n;
+}
+
+/* Writes what stands at *at, a byte or an escape, as one to four bytes, and moves *at behind it. Returns how many. */
+static size_t decode(const char **at, char *out) {
+    static const char pairs[] = "\"\"\\\\//b\bf\fn\nr\rt\t"; /* what stands behind a backslash, what it means */
+    const char *text = *at;
+    int32_t code, low;
+    int i;
+
+    *at += 1;
+    out[0] = *text;
+    if (*text != '\\') return 1;
+    if (text[1] != 'u') {
+        *at += 1;
+        for (i = 0; pairs[i] != text[1]; i += 2) continue;
+        out[0] = pairs[i + 1];
+        return 1;
+    }
+    code = hexadecimal(text + 2);
+    *at += 5;
+    if (!is_high_surrogate(code)) return put_utf8((uint32_t)code, out);
+    low = hexadecimal(text + 8);
+    *at += 6;
+    return put_utf8(0x10000 + ((uint32_t)(code - 0xd800) << 10) + (uint32_t)(low - 0xdc00), out);
+}
+
+static int text_is(const json_document *document, const json_node *node, const char *word) {
+    const char *at = document->text + node->begin, *end = document->text + node->end;
+    char bytes[4];
+
+    while (at < end) {
+        size_t n = decode(&at, bytes);
+        if (strncmp(word, bytes, n) != 0) return 0;
+        word += n;
+    }
+    return *word == '\0';
+}
+
+void json_copy_text(const json_document *document, uint32_t node, char *out, size_t size) {
+    const char *at = document->text + document->nodes[node].begin, *end = document->text + document->nodes[node].end;
+    char bytes[4];
+    size_t n;
+
+    while (at < end && (n = decode(&at, bytes)) < size) {
+        memcpy(out, bytes, n);
+        out += n;
+        size -= n;
+    }
+    *out = '\0';
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
    Nodes -> structs
    ---------------------------------------------------------------------------------------------------------------- */
 
@@ -270,12 +355,6 @@ int64_t json_count(const json_document *document, uint32_t node) {
     if (list->kind < JSON_ARRAY) return 0;
     for (i = node + 1; i < list->next; i = document->nodes[i].next) n++;
     return list->kind == JSON_OBJECT ? n / 2 : n;
-}
-
-/* Byte by byte: a name that is spelt with escapes is an unknown one. */
-static int text_is(const json_document *document, const json_node *node, const char *word) {
-    size_t n = strlen(word);
-    return node->end - node->begin == n && memcmp(document->text + node->begin, word, n) == 0;
 }
 
 static int read_whole(const json_document *d, const json_node *node, int64_t *out) {
@@ -302,6 +381,13 @@ int json_read_int(const json_document *document, uint32_t node, const char *name
     return CLI_OK;
 }
 
+static int read_count(const json_document *document, uint32_t node, const char *name, int64_t *out) {
+    int code = json_read_int(document, node, name, out);
+
+    if (code != CLI_OK || *out > 0) return code;
+    return json_wrong(document, node, "%s: wanted a whole number above 0", name);
+}
+
 static int read_int32(const json_document *document, uint32_t node, const char *name, int32_t *out) {
     int64_t whole;
     int code = json_read_int(document, node, name, &whole);
@@ -313,15 +399,13 @@ static int read_int32(const json_document *document, uint32_t node, const char *
     return CLI_OK;
 }
 
+/* What the parser takes for a number is one to strtod, too, and ends at the same byte. */
 static int read_real(const json_document *document, uint32_t node, const char *name, double *out) {
     const json_node *value = &document->nodes[node];
-    const char *text = document->text + value->begin;
-    size_t n = value->end - value->begin;
-    int negative = *text == '-';
+    double real = value->kind == JSON_NUMBER ? strtod(document->text + value->begin, NULL) : HUGE_VAL;
 
-    if (value->kind != JSON_NUMBER || !cli_parse_real(text + negative, n - (size_t)negative, out))
-        return json_wrong(document, node, "%s: wanted a finite number", name);
-    if (negative) *out = -*out;
+    if (!(real >= -DBL_MAX && real <= DBL_MAX)) return json_wrong(document, node, "%s: wanted a finite number", name);
+    *out = real;
     return CLI_OK;
 }
 
@@ -329,10 +413,18 @@ static int read_word(const json_document *document, uint32_t node, const json_fi
     const json_node *value = &document->nodes[node];
     int64_t i;
 
-    for (i = 0; field->words[i]; i++)
-        if (value->kind == JSON_STRING && text_is(document, value, field->words[i])) break;
-    if (!field->words[i]) return json_wrong(document, node, "%s: unknown", field->name);
-    *out = i;
+    for (i = 0; i == 0 || strcmp(field->word(i), "?") != 0; i++)
+        if (value->kind == JSON_STRING && text_is(document, value, field->word(i))) {
+            *out = i;
+            return CLI_OK;
+        }
+    return json_wrong(document, node, "%s: unknown", field->name);
+}
+
+static int take_node(const json_document *document, uint32_t node, json_kind kind, const char *name, const char *wanted,
+                     uint32_t *out) {
+    if (document->nodes[node].kind != (uint32_t)kind) return json_wrong(document, node, "%s: wanted %s", name, wanted);
+    *out = node;
     return CLI_OK;
 }
 
@@ -342,6 +434,7 @@ static int read_field(const json_document *document, uint32_t node, const json_f
 
     switch (field->type) {
     case JSON_INT: return json_read_int(document, node, field->name, (int64_t *)member);
+    case JSON_COUNT: return read_count(document, node, field->name, (int64_t *)member);
     case JSON_INT32: return read_int32(document, node, field->name, (int32_t *)member);
     case JSON_REAL: return read_real(document, node, field->name, (double *)member);
     case JSON_WORD: return read_word(document, node, field, (int64_t *)member);
@@ -350,15 +443,10 @@ static int read_field(const json_document *document, uint32_t node, const json_f
             return json_wrong(document, node, "%s: wanted true or false", field->name);
         *(int *)member = value->kind == JSON_TRUE;
         return CLI_OK;
-    case JSON_OBJECT_OF:
-        if (value->kind != JSON_OBJECT) return json_wrong(document, node, "%s: wanted an object", field->name);
-        *(uint32_t *)member = node;
-        return CLI_OK;
+    case JSON_TEXT_OF: return take_node(document, node, JSON_STRING, field->name, "a string", (uint32_t *)member);
+    case JSON_OBJECT_OF: return take_node(document, node, JSON_OBJECT, field->name, "an object", (uint32_t *)member);
     case JSON_ARRAY_OF:
-    default:
-        if (value->kind != JSON_ARRAY) return json_wrong(document, node, "%s: wanted an array", field->name);
-        *(uint32_t *)member = node;
-        return CLI_OK;
+    default: return take_node(document, node, JSON_ARRAY, field->name, "an array", (uint32_t *)member);
     }
 }
 
@@ -372,7 +460,7 @@ static int find_field(const json_document *document, uint32_t name, const json_f
 
 int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out,
                      uint64_t *seen) {
-    uint64_t found = 0;
+    uint64_t found = 0, missing = 0; /* missing: found as null */
     uint32_t name, value;
     int code = CLI_OK, i;
 
@@ -383,11 +471,102 @@ int json_read_object(const json_document *document, uint32_t node, const json_fi
         if (i < 0) continue;
         if (found >> i & 1) return json_wrong(document, name, "%s: given twice", fields[i].name);
         found |= (uint64_t)1 << i;
+        if (fields[i].nullable && document->nodes[value].kind == JSON_NULL) {
+            missing |= (uint64_t)1 << i;
+            continue;
+        }
         code = read_field(document, value, &fields[i], out);
     }
+    found &= ~missing;
     for (i = 0; code == CLI_OK && fields[i].name; i++)
         if (!fields[i].optional && !(found >> i & 1))
             code = json_wrong(document, node, "%s is missing", fields[i].name);
     if (seen) *seen = found;
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   All members, also those that nobody reads
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A member's name, with the object that it is in. */
+typedef struct member_name {
+    const char *text;
+    uint32_t object, node;
+} member_name;
+
+static int compare_names(const void *a, const void *b) {
+    const member_name *x = (const member_name *)a, *y = (const member_name *)b;
+    int order = x->object < y->object ? -1 : x->object > y->object;
+
+    if (order == 0) order = strcmp(x->text, y->text);
+    return order != 0 ? order : x->node < y->node ? -1 : x->node > y->node;
+}
+
+static int check_number(const json_document *document, uint32_t node, const char *name) {
+    const json_node *value = &document->nodes[node];
+    const char *text = document->text + value->begin;
+    size_t n = value->end - value->begin;
+    int64_t whole;
+    double real;
+
+    if (value->kind != JSON_NUMBER) return CLI_OK;
+    if (!memchr(text, '.', n) && !memchr(text, 'e', n) && !memchr(text, 'E', n))
+        return json_read_int(document, node, name, &whole);
+    return read_real(document, node, name, &real);
+}
+
+/* Lists the names of the members of an object, copied to *text one after the other, and checks their numbers. */
+static int check_object(const json_document *document, uint32_t object, member_name *names, size_t *n, char **text) {
+    const json_node *nodes = document->nodes;
+    uint32_t node;
+    int code = CLI_OK;
+
+    for (node = object + 1; node < nodes[object].next && code == CLI_OK; node = nodes[node + 1].next) {
+        size_t room = (size_t)(nodes[node].end - nodes[node].begin) + 1; /* no escape is shorter than what it means */
+        member_name *name = &names[(*n)++];
+        json_copy_text(document, node, *text, room);
+        name->text = *text;
+        name->object = object;
+        name->node = node;
+        *text += room;
+        code = check_number(document, node + 1, name->text);
+    }
+    return code;
+}
+
+static int check_array(const json_document *document, uint32_t array) {
+    uint32_t node;
+    int code = CLI_OK;
+
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
+        code = check_number(document, node, "an element");
+    return code;
+}
+
+static int check_members(const json_document *document, member_name *names, char *text) {
+    size_t n = 0, i;
+    uint32_t node;
+    int code = CLI_OK;
+
+    for (node = 0; node < document->n_nodes && code == CLI_OK; node++) {
+        if (document->nodes[node].kind == JSON_OBJECT) code = check_object(document, node, names, &n, &text);
+        if (document->nodes[node].kind == JSON_ARRAY) code = check_array(document, node);
+    }
+    if (code != CLI_OK) return code;
+    qsort(names, n, sizeof *names, compare_names);
+    for (i = 1; i < n; i++)
+        if (names[i].object == names[i - 1].object && strcmp(names[i].text, names[i - 1].text) == 0)
+            return json_wrong(document, names[i].node, "%s: given twice", names[i].text);
+    return CLI_OK;
+}
+
+int json_check(const json_document *document) {
+    member_name *names = (member_name *)calloc(document->n_nodes, sizeof *names);
+    char *text = (char *)malloc((size_t)document->nodes[0].end + 1); /* a name has two quotes beside its bytes */
+    int code = names && text ? check_members(document, names, text) : cli_failed("out of memory");
+
+    free(names);
+    free(text);
     return code;
 }

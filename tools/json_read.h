@@ -1,5 +1,5 @@
-/* json_read.h - a strict reader of JSON (RFC 8259) for files that this command wrote or that claim so: nothing but
-   one value, depth bounded, UTF-8 checked, whole numbers exact. What is wrong is reported as FILE:LINE. */
+/* json_read.h - a strict reader of JSON (RFC 8259) for files of anybody's: nothing but one value, depth bounded, UTF-8
+   and escapes checked, whole numbers exact. What is wrong is reported as FILE:LINE. */
 
 #ifndef CHUNKFLOW_JSON_READ_H
 #define CHUNKFLOW_JSON_READ_H
@@ -23,12 +23,12 @@ typedef struct json_node {
 
 typedef struct json_document {
     const char *path; /* for messages */
-    const char *text; /* the caller's, to be kept as long as the document */
+    const char *text; /* the caller's, to be kept as long as the document; a zero byte ends it */
     json_node *nodes; /* node 0 is the whole value */
     uint32_t n_nodes;
 } json_document;
 
-/* Returns an exit code; after CLI_OK json_free is due. */
+/* text[bytes] must be zero, as cli_file_read leaves it. Returns an exit code; after CLI_OK json_free is due. */
 int json_parse(const char *path, const char *text, size_t bytes, json_document *out);
 void json_free(json_document *document);
 
@@ -38,13 +38,23 @@ int64_t json_count(const json_document *document, uint32_t node);
 /* Reports what is wrong with a node and returns CLI_WRONG. */
 int json_wrong(const json_document *document, uint32_t node, const char *format, ...) CLI_FORMAT(3, 4);
 
+/* Refuses what json_read_object refuses of the members it knows in all others too: a name that an object has twice, and
+   a number that does not fit into 63 bits or a double. For files in which such a thing means that nobody should trust
+   the rest. Returns an exit code. */
+int json_check(const json_document *document);
+
+/* Copies a string with its escapes resolved, as much of it as has room, and a zero byte. */
+void json_copy_text(const json_document *document, uint32_t node, char *out, size_t size);
+
 /* What a member of an object is read into. */
 typedef enum json_type {
-    JSON_INT,     /* int64_t: a whole number without point or exponent */
-    JSON_INT32,   /* int32_t, the same */
-    JSON_REAL,    /* double: any finite number */
-    JSON_BOOL,    /* int */
-    JSON_WORD,    /* int64_t: place in the NULL-terminated list `words`, from 0 */
+    JSON_INT,      /* int64_t: a whole number without point or exponent */
+    JSON_COUNT,    /* int64_t, the same, above 0 */
+    JSON_INT32,    /* int32_t, the same as JSON_INT */
+    JSON_REAL,     /* double: any finite number */
+    JSON_BOOL,     /* int */
+    JSON_WORD,     /* int64_t: place of a string among those of `word`, from 0 */
+    JSON_TEXT_OF,  /* uint32_t: the node of a string */
     JSON_ARRAY_OF, /* uint32_t: the node of an array, its elements unread */
     JSON_OBJECT_OF /* uint32_t: the node of an object, its members unread */
 } json_type;
@@ -54,7 +64,8 @@ typedef struct json_field {
     json_type type;
     size_t offset;            /* of the member in the struct that is filled */
     int optional;             /* 1: left alone where it is missing; then its bit in *seen is 0 */
-    const char *const *words;
+    int nullable;             /* 1: null is the same as missing */
+    const char *(*word)(int64_t place); /* such as the library's names of an enum; "?" behind the last one */
 } json_field;
 
 #define JSON_MAX_FIELDS 64

@@ -1,7 +1,6 @@
 /* modelling.c - a model and how it is split over GPUs, from options. */
 
 #include "modelling.h"
-#include "packing.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,21 +55,15 @@ static int make_model(const char *command, const modelling_options *asked, model
     return CLI_OK;
 }
 
-/* "7,9,9,7" to as many numbers as there are stages. */
-static int parse_layers(const char *command, const char *text, modelling *out) {
-    int64_t count = (out->parallel.pp > 0 ? out->parallel.pp : 1) *
-                    (out->parallel.n_virtual > 0 ? out->parallel.n_virtual : 1);
-    int64_t i;
+static int take_layers(const char *command, const char *text, modelling *out) {
+    int64_t pp = out->parallel.pp > 0 ? out->parallel.pp : 1;
+    int64_t n_virtual = out->parallel.n_virtual > 0 ? out->parallel.n_virtual : 1, n;
+    int code = cli_take_numbers(command, "--stage-layers", text, 0, CF_MAX_LAYERS, &out->layers, &n);
 
-    out->layers = (int64_t *)calloc((size_t)count, sizeof *out->layers);
-    if (!out->layers) return cli_failed("out of memory");
-    for (i = 0; i < count; i++) {
-        size_t n = strcspn(text, ",");
-        int last = i == count - 1;
-        if (!cli_parse_number(text, n, &out->layers[i]) || text[n] != (last ? '\0' : ','))
-            return cli_usage(command, "--stage-layers: wanted %lld numbers with commas between", (long long)count);
-        text += n + !last;
-    }
+    if (code != CLI_OK) return code;
+    if (n != pp * n_virtual)
+        return cli_usage(command, "--stage-layers: got %lld numbers, wanted %lld", (long long)n,
+                         (long long)(pp * n_virtual));
     out->parallel.layers = out->layers;
     return CLI_OK;
 }
@@ -90,9 +83,9 @@ int modelling_make(const char *command, const modelling_options *asked, modellin
     if (asked->pp * asked->n_virtual > CF_MAX_LAYERS)
         return cli_usage(command, "--virtual: at most %d virtual stages in all", CF_MAX_LAYERS);
     code = make_model(command, asked, out);
-    if (code == CLI_OK && asked->stage_layers) code = parse_layers(command, asked->stage_layers, out);
+    if (code == CLI_OK && asked->stage_layers) code = take_layers(command, asked->stage_layers, out);
     if (code == CLI_OK && cf_parallel_validate(&out->model, &out->parallel, &error) != CF_OK)
-        code = packing_error(&error, NULL);
+        code = cli_error(&error, NULL);
     if (code != CLI_OK) modelling_free(out);
     else out->parallel = cf_parallel_defaults(&out->parallel);
     return code;
@@ -109,74 +102,45 @@ const cf_gpu *modelling_gpu(const char *command, const char *name) {
     return gpu;
 }
 
+int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out) {
+    const cf_gpu *named = modelling_gpu(command, asked->name);
+
+    if (!named) return CLI_WRONG;
+    *out = *named;
+    if (asked->launch >= 0) out->launch = (double)asked->launch / 1e6;
+    return CLI_OK;
+}
+
+void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
+    out->loss = (cf_loss)asked->loss;
+    out->unfused = asked->unfused;
+    out->state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
+    out->runtime_bytes = asked->runtime;
+    out->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Output
+   ---------------------------------------------------------------------------------------------------------------- */
+
+double modelling_gib(int64_t bytes) { return (double)bytes / 1073741824.0; }
+
+void modelling_print_model(const modelling *m) {
+    cf_parameters counted;
+
+    if (cf_model_parameters(&m->model, &counted, NULL) != CF_OK) counted.total = 0;
+    printf("model             %s: %s parameters\n", m->model.name, cli_commas(counted.total));
+}
+
 void modelling_print(const modelling *m) {
     const cf_parallel *p = &m->parallel;
-    cf_parameters counted;
-    cf_error error;
 
-    if (cf_model_parameters(&m->model, &counted, &error) != CF_OK) counted.total = 0;
-    printf("model             %s: %s parameters\n", m->model.name, cli_commas(counted.total));
+    modelling_print_model(m);
     printf("split             tensor %s, pipeline %s", cli_commas(p->tp), cli_commas(p->pp));
     if (p->n_virtual > 1) printf(" with %s virtual stages each", cli_commas(p->n_virtual));
     printf(", data %s (ZeRO %s): %s GPUs\n", cli_commas(p->dp), cli_commas(p->zero), cli_commas(p->tp * p->pp * p->dp));
     printf("recompute         %s%s\n", cf_recompute_name(p->recompute),
            p->tp > 1 ? p->no_sequence ? ", no sequence parallelism" : ", sequence parallelism" : "");
-}
-
-/* ----------------------------------------------------------------------------------------------------------------
-   JSON
-   ---------------------------------------------------------------------------------------------------------------- */
-
-static void put(json_writer *w, const char *text) { (void)cli_write(text, strlen(text), w->to); }
-
-/* The comma and the line end before a member, and its key. */
-static void begin_member(json_writer *w, const char *key) {
-    put(w, w->inside ? ",\n" : "\n");
-    w->inside = 1;
-    if (!key) return;
-    put(w, "\"");
-    put(w, key);
-    put(w, "\": ");
-}
-
-void json_open(json_writer *w, const char *key, char bracket) {
-    char text[2] = {0, 0};
-    if (key || w->inside) begin_member(w, key);
-    text[0] = bracket;
-    put(w, text);
-    w->inside = 0;
-}
-
-void json_close(json_writer *w, char bracket) {
-    char text[3] = {'\n', 0, 0};
-    text[1] = bracket;
-    put(w, text);
-    w->inside = 1;
-}
-
-void json_integer_member(json_writer *w, const char *key, int64_t value) {
-    char text[32];
-    begin_member(w, key);
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    put(w, text);
-}
-
-void json_number_member(json_writer *w, const char *key, double value) {
-    char text[40];
-    begin_member(w, key);
-    snprintf(text, sizeof text, "%.17g", value);
-    put(w, text);
-}
-
-void json_text_member(json_writer *w, const char *key, const char *value) {
-    begin_member(w, key);
-    put(w, "\"");
-    for (; *value; value++) {
-        char text[2] = {'?', 0};
-        if (*value >= 32 && *value < 127 && *value != '"' && *value != '\\') text[0] = *value;
-        put(w, text);
-    }
-    put(w, "\"");
 }
 
 void modelling_write(json_writer *w, const modelling *m) {
@@ -185,11 +149,21 @@ void modelling_write(json_writer *w, const modelling *m) {
     json_text_member(w, "model", m->model.name);
     if (cf_model_parameters(&m->model, &counted, NULL) == CF_OK)
         json_integer_member(w, "parameters", counted.total);
-    json_integer_member(w, "tensor_parallel", m->parallel.tp);
-    json_integer_member(w, "pipeline_parallel", m->parallel.pp);
-    json_integer_member(w, "virtual_stages", m->parallel.n_virtual);
-    json_integer_member(w, "data_parallel", m->parallel.dp);
+    modelling_write_split(w, &m->parallel);
     json_integer_member(w, "zero", m->parallel.zero);
     json_integer_member(w, "sequence_parallel", m->parallel.tp > 1 && !m->parallel.no_sequence);
     json_text_member(w, "recompute", cf_recompute_name(m->parallel.recompute));
+}
+
+void modelling_write_split(json_writer *w, const cf_parallel *parallel) {
+    json_integer_member(w, "tensor_parallel", parallel->tp);
+    json_integer_member(w, "pipeline_parallel", parallel->pp);
+    json_integer_member(w, "virtual_stages", parallel->n_virtual);
+    json_integer_member(w, "data_parallel", parallel->dp);
+}
+
+void modelling_write_terms(json_writer *w, const cf_memory_report *report) {
+#define WRITE_TERM(name, text) json_integer_member(w, #name, report->name);
+    CF_MEMORY_TERMS(WRITE_TERM)
+#undef WRITE_TERM
 }

@@ -1,11 +1,12 @@
-/* modelling.h - a model, how it is split over GPUs, and a JSON writer for numbers about it: what memory, time and all
-   commands that begin with a model share. */
+/* modelling.h - a model, how it is split over GPUs, and how both are told: what memory, time and all commands that begin
+   with a model share. */
 
 #ifndef CHUNKFLOW_MODELLING_H
 #define CHUNKFLOW_MODELLING_H
 
 #include "chunkflow_tune.h"
 #include "config_json.h"
+#include "json_write.h"
 
 typedef struct modelling_options {
     const char *model;
@@ -18,42 +19,56 @@ typedef struct modelling_options {
     const char *stage_layers;
 } modelling_options;
 
-#define MODELLING_DEFAULTS {NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL}
-
 /* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. */
 #define MODELLING_OPTIONS(type, member)                                                                            \
-    {"--model", "NAME", CLI_TEXT, offsetof(type, member.model), 0, 0, 0,                                           \
-     "one of the models below"},                                                                                   \
-    {"--config", "FILE", CLI_TEXT, offsetof(type, member.config), 0, 0, 0,                                         \
-     "or a model's config.json"},                                                                                  \
-    {"--layers", "N", CLI_NUMBER, offsetof(type, member.layers), 1, CF_MAX_LAYERS, 0,                              \
-     "these change what --model or --config gave, or give a model\nof your own"},                                  \
-    {"--hidden", "N", CLI_NUMBER, offsetof(type, member.hidden), 1, CF_MAX_WIDTH, 0, "hidden size"},               \
-    {"--heads", "N", CLI_NUMBER, offsetof(type, member.heads), 1, CF_MAX_WIDTH, 0, "query heads"},                 \
-    {"--kv-heads", "N", CLI_NUMBER, offsetof(type, member.kv_heads), 1, CF_MAX_WIDTH, 0,                           \
-     "key and value heads; default as many as query heads"},                                                       \
-    {"--head-dim", "N", CLI_NUMBER, offsetof(type, member.head_dim), 1, CF_MAX_WIDTH, 0,                           \
-     "size of a head; default hidden / heads"},                                                                    \
-    {"--ffn", "N", CLI_NUMBER, offsetof(type, member.ffn), 1, CF_MAX_FFN, 0, "width of the MLP"},                  \
-    {"--vocab", "N", CLI_NUMBER, offsetof(type, member.vocab), 1, CF_MAX_VOCAB, 0, "vocabulary"},                  \
-    {"--tied", NULL, CLI_FLAG, offsetof(type, member.tied), 0, 0, 0, "the output head is the embedding"},          \
-    {"--qkv-bias", NULL, CLI_FLAG, offsetof(type, member.qkv_bias), 0, 0, 0, "biases on Q, K and V"},              \
-    {"--qk-norm", NULL, CLI_FLAG, offsetof(type, member.qk_norm), 0, 0, 0, "norms over the heads of Q and K"},     \
-    {"--no-gate", NULL, CLI_FLAG, offsetof(type, member.no_gate), 0, 0, 0, "two MLP matrices, not three"},         \
-    {"--tp", "N", CLI_NUMBER, offsetof(type, member.tp), 1, CF_MAX_RANKS, 0, "tensor parallel; default 1"},        \
-    {"--pp", "N", CLI_NUMBER, offsetof(type, member.pp), 1, CF_MAX_LAYERS, 0, "pipeline stages; default 1"},       \
-    {"--virtual", "N", CLI_NUMBER, offsetof(type, member.n_virtual), 1, CF_MAX_LAYERS, 0,                          \
-     "virtual stages of each stage; default 1"},                                                                   \
-    {"--dp", "N", CLI_NUMBER, offsetof(type, member.dp), 1, CF_MAX_RANKS, 0, "data-parallel ranks; default 1"},    \
-    {"--zero", "LEVEL", CLI_NUMBER, offsetof(type, member.zero), 0, 3, 0,                                          \
-     "what data-parallel ranks divide: 1 optimizer states (the\ndistributed optimizer), 2 gradients too, 3 "        \
-     "parameters too;\ndefault 0, nothing"},                                                                       \
-    {"--no-sp", NULL, CLI_FLAG, offsetof(type, member.no_sequence), 0, 0, 0,                                       \
-     "no sequence parallelism beside tensor parallelism"},                                                         \
-    {"--recompute", "none|selective|full", CLI_CHOICE, offsetof(type, member.recompute), 0, 0, 0,                  \
-     "what backward makes again: nothing (the default), the inside\nof attention, or whole layers"},               \
-    {"--stage-layers", "N,N,...", CLI_TEXT, offsetof(type, member.stage_layers), 0, 0, 0,                          \
-     "layers of each (virtual) stage; default even"}
+    {.name = "--model", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.model),                 \
+     .help = "one of the models below"},                                                                           \
+    {.name = "--config", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(type, member.config),               \
+     .help = "or a model's config.json"},                                                                          \
+    {.name = "--layers", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.layers), .min = 1,      \
+     .max = CF_MAX_LAYERS,                                                                                         \
+     .help = "these change what --model or --config gave, or give a model\n"                                       \
+     "of your own"},                                                                                               \
+    {.name = "--hidden", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.hidden), .min = 1,      \
+     .max = CF_MAX_WIDTH, .help = "hidden size"},                                                                  \
+    {.name = "--heads", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.heads), .min = 1,        \
+     .max = CF_MAX_WIDTH, .help = "query heads"},                                                                  \
+    {.name = "--kv-heads", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.kv_heads), .min = 1,  \
+     .max = CF_MAX_WIDTH, .help = "key and value heads; default as many as query heads"},                          \
+    {.name = "--head-dim", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.head_dim), .min = 1,  \
+     .max = CF_MAX_WIDTH, .help = "size of a head; default hidden / heads"},                                       \
+    {.name = "--ffn", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ffn), .min = 1,            \
+     .max = CF_MAX_FFN, .help = "width of the MLP"},                                                               \
+    {.name = "--vocab", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.vocab), .min = 1,        \
+     .max = CF_MAX_VOCAB, .help = "vocabulary"},                                                                   \
+    {.name = "--tied", .kind = CLI_FLAG, .offset = offsetof(type, member.tied),                                    \
+     .help = "the output head is the embedding"},                                                                  \
+    {.name = "--qkv-bias", .kind = CLI_FLAG, .offset = offsetof(type, member.qkv_bias),                            \
+     .help = "biases on Q, K and V"},                                                                              \
+    {.name = "--qk-norm", .kind = CLI_FLAG, .offset = offsetof(type, member.qk_norm),                              \
+     .help = "norms over the heads of Q and K"},                                                                   \
+    {.name = "--no-gate", .kind = CLI_FLAG, .offset = offsetof(type, member.no_gate),                              \
+     .help = "two MLP matrices, not three"},                                                                       \
+    {.name = "--tp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1,              \
+     .max = CF_MAX_RANKS, .help = "tensor parallel; default 1"},                                                   \
+    {.name = "--pp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.pp), .min = 1,              \
+     .max = CF_MAX_LAYERS, .help = "pipeline stages; default 1"},                                                  \
+    {.name = "--virtual", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.n_virtual), .min = 1,  \
+     .max = CF_MAX_LAYERS, .help = "virtual stages of each stage; default 1"},                                     \
+    {.name = "--dp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,              \
+     .max = CF_MAX_RANKS, .help = "data-parallel ranks; default 1"},                                               \
+    {.name = "--zero", .value = "LEVEL", .kind = CLI_NUMBER, .offset = offsetof(type, member.zero), .max = 3,      \
+     .help = "what data-parallel ranks divide: 1 optimizer states (the\n"                                          \
+     "distributed optimizer), 2 gradients too, 3 parameters too;\n"                                                \
+     "default 0, nothing"},                                                                                        \
+    {.name = "--no-sp", .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),                            \
+     .help = "no sequence parallelism beside tensor parallelism"},                                                 \
+    {.name = "--recompute", .value = "none|selective|full", .kind = CLI_CHOICE,                                    \
+     .offset = offsetof(type, member.recompute),                                                                   \
+     .help = "what backward makes again: nothing (the default), the inside\n"                                      \
+     "of attention, or whole layers"},                                                                             \
+    {.name = "--stage-layers", .value = "N,N,...", .kind = CLI_TEXT,                                               \
+     .offset = offsetof(type, member.stage_layers), .help = "layers of each (virtual) stage; default even"}
 
 /* A model and its split, checked. */
 typedef struct modelling {
@@ -67,9 +82,6 @@ typedef struct modelling {
 int modelling_make(const char *command, const modelling_options *asked, modelling *out);
 void modelling_free(modelling *m);
 
-/* "qwen2.5-7b: 7,615,616,512 parameters; tp 4 x pp 4 x dp 1 = 16 GPUs, ..." */
-void modelling_print(const modelling *m);
-
 /* The models and GPUs that have names, for the help. */
 #define MODELLING_NAMES                                                                                     \
     "models\n"                                                                                              \
@@ -77,22 +89,75 @@ void modelling_print(const modelling *m);
     "  llama-3.2-1b 3b. Dense models only: a mixture of experts is refused.\n"
 #define MODELLING_GPUS "GPUs\n  a100-40g, a100-80g, h100-80g, h200\n"
 
+/* A GPU whose numbers are asked for. */
+typedef struct gpu_options {
+    const char *name;
+    int64_t per_node; /* 0: not given */
+    int64_t launch;   /* in millionths; -1: not given */
+} gpu_options;
+
+#define GPU_DEFAULTS {.launch = -1}
+
+/* The entries of an option table; `needed` says when --gpu is. */
+#define GPU_OPTIONS(type, member, needed)                                                                          \
+    {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.name),                    \
+     .help = "whose numbers; " needed},                                                                            \
+    {.name = "--gpus-per-node", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.per_node),       \
+     .min = 1, .max = CF_MAX_RANKS, .help = "default 8"},                                                          \
+    {.name = "--launch", .value = "S", .kind = CLI_MILLIONTHS, .offset = offsetof(type, member.launch),            \
+     .max = 1000000,                                                                                               \
+     .help = "seconds lost around each kernel; default 0.000005. Trainers in\n"                                    \
+     "Python are nearer to 0.00002 .. 0.00004"}
+
 /* Finds a GPU by name; NULL after a message. */
 const cf_gpu *modelling_gpu(const char *command, const char *name);
 
-/* Writes JSON by and by; commas are its own matter. */
-typedef struct json_writer {
-    cli_output *to;
-    int inside; /* whether the object or array at hand has a member already */
-} json_writer;
+/* The same, with --launch. Returns an exit code. */
+int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out);
 
-void json_open(json_writer *w, const char *key, char bracket); /* key NULL: none */
-void json_close(json_writer *w, char bracket);
-void json_integer_member(json_writer *w, const char *key, int64_t value);
-void json_number_member(json_writer *w, const char *key, double value);
-void json_text_member(json_writer *w, const char *key, const char *value); /* printable ASCII; others become ? */
+/* How memory is counted. */
+typedef struct term_options {
+    int64_t loss;
+    int unfused;
+    int64_t state_gradient, runtime, fragmentation;
+} term_options;
 
-/* The members that describe a model and its split. */
+#define TERM_DEFAULTS {.fragmentation = CF_FRAGMENTATION}
+
+/* The entries of an option table. */
+#define TERM_OPTIONS(type, member)                                                                                 \
+    {.name = "--loss", .value = "parallel|eager|fused|chunked", .kind = CLI_CHOICE,                                \
+     .offset = offsetof(type, member.loss),                                                                        \
+     .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
+     "plain PyTorch, in place, or never all at once"},                                                             \
+    {.name = "--unfused", .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                              \
+     .help = "norms and SwiGLU as separate operations"},                                                           \
+    {.name = "--state-gradient", .value = "bf16|float", .kind = CLI_CHOICE,                                        \
+     .offset = offsetof(type, member.state_gradient),                                                              \
+     .help = "type of the gradients of K and V; default float"},                                                   \
+    {.name = "--runtime", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),          \
+     .min = 1, .max = INT64_MAX / 1000,                                                                            \
+     .help = "what no formula covers: context, libraries, NCCL; default 2G"},                                      \
+    {.name = "--fragmentation", .value = "PERCENT", .kind = CLI_NUMBER,                                            \
+     .offset = offsetof(type, member.fragmentation), .max = 1000,                                                  \
+     .help = "of activations and the like, lost in gaps; default 10"}
+
+/* Fills in the members that these options are about. */
+void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Output
+   ---------------------------------------------------------------------------------------------------------------- */
+
+double modelling_gib(int64_t bytes);
+
+/* "model             qwen2.5-7b: 7,615,616,512 parameters", and with it the split and what is recomputed. */
+void modelling_print_model(const modelling *m);
+void modelling_print(const modelling *m);
+
+/* The members that describe a model and its split, a split alone, and the terms of a memory report. */
 void modelling_write(json_writer *w, const modelling *m);
+void modelling_write_split(json_writer *w, const cf_parallel *parallel);
+void modelling_write_terms(json_writer *w, const cf_memory_report *report);
 
 #endif /* CHUNKFLOW_MODELLING_H */

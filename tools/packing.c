@@ -5,29 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-int packing_error(const cf_error *error, const cli_list *list) {
-    int about_sequence = strcmp(error->field, "lengths") == 0 || strcmp(error->field, "pairs") == 0;
-    int64_t line = list && about_sequence ? cli_list_line(list, error->item) : 0;
-
-    if (line > 0) return cli_at_line(list->path, line, "%s", error->text);
-    fprintf(stderr, "chunkflow: %s\n", error->text);
-    switch (error->code) {
-    case CF_ERROR_ARGUMENT: case CF_ERROR_LIMIT: case CF_ERROR_OVERFLOW: case CF_ERROR_INFEASIBLE: return CLI_WRONG;
-    default: return CLI_FAILED;
-    }
-}
-
 int packing_make(const packing_options *asked, const char *path, packing *out) {
     packing fresh = {{0}, NULL, NULL};
     cf_pack_desc desc;
     cf_error error;
     int code;
 
-    if (asked->align > 0 && asked->chunk_size % asked->align != 0) {
-        fprintf(stderr, "chunkflow: --align: got %lld, wanted a divisor of --chunk-size %lld\n",
-                (long long)asked->align, (long long)asked->chunk_size);
-        return CLI_WRONG;
-    }
+    if (asked->align > 0 && asked->chunk_size % asked->align != 0)
+        return cli_wrong("--align: got %lld, wanted a divisor of --chunk-size %lld", (long long)asked->align,
+                         (long long)asked->chunk_size);
     code = cli_list_read(path, CLI_MAX_SEQUENCES, &fresh.list);
     if (code != CLI_OK) return code;
     memset(&desc, 0, sizeof desc);
@@ -42,7 +28,7 @@ int packing_make(const packing_options *asked, const char *path, packing *out) {
     fresh.lengths = cli_list_lengths(&fresh.list);
     if (!fresh.lengths) code = cli_failed("out of memory for %s sequences", cli_commas(fresh.list.n_sequences));
     else if (cf_pack(fresh.lengths, fresh.list.n_sequences, &desc, &fresh.plan, &error) != CF_OK)
-        code = packing_error(&error, &fresh.list);
+        code = cli_error(&error, &fresh.list);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
     return code;
@@ -53,6 +39,12 @@ void packing_free(packing *p) {
     free(p->lengths);
     cli_list_free(&p->list);
     memset(p, 0, sizeof *p);
+}
+
+void packing_print_input(const packing *p) {
+    printf("input             %s: %s sequences, ", cli_input_name(p->list.path), cli_commas(p->plan->n_sequences));
+    if (p->plan->n_empty > 0) printf("%s of them empty, ", cli_commas(p->plan->n_empty));
+    printf("%s tokens\n", cli_commas(p->plan->n_tokens));
 }
 
 const char *packing_chunk_kind(const cf_chunk *chunk) {

@@ -15,25 +15,27 @@ typedef struct packing_options {
     int64_t ranks;
 } packing_options;
 
-#define PACKING_DEFAULTS {0, 0, 0, 0, 0, 0, 0}
-
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */
 #define PACKING_OPTIONS(type, member)                                                                              \
-    {"--chunk-size", "N", CLI_NUMBER, offsetof(type, member.chunk_size), 1, CF_MAX_CHUNK_SIZE, 1,                  \
-     "most tokens in a chunk; required"},                                                                          \
-    {"--method", "best-fit|first-fit|next-fit", CLI_CHOICE, offsetof(type, member.method), 0, 0, 0,                \
-     "how short sequences share chunks: longest first into the\nfullest chunk with room (the default), longest first " \
-     "into\nthe earliest one with room, or in input order"},                                                       \
-    {"--split", "full|even|cost", CLI_CHOICE, offsetof(type, member.split), 0, 0, 0,                               \
-     "how long sequences are cut: into full chunks and a rest\n(the default), equal in tokens, or equal in cost"},  \
-    {"--no-tails", NULL, CLI_FLAG, offsetof(type, member.no_tails), 0, 0, 0,                                       \
-     "leave a group's last chunk alone, as the paper does, and\ndo not fill it with short sequences"},             \
-    {"--align", "A", CLI_NUMBER, offsetof(type, member.align), 1, CF_MAX_CHUNK_SIZE, 0,                            \
-     "start slices at multiples of A; divides the chunk size"},                                                    \
-    {"--max-slices", "M", CLI_NUMBER, offsetof(type, member.max_slices), 1, INT64_MAX, 0,                          \
-     "most slices in a chunk; no limit by default"},                                                               \
-    {"--ranks", "D", CLI_NUMBER, offsetof(type, member.ranks), 1, CF_MAX_RANKS, 0,                                 \
-     "spread the chunks over D data-parallel ranks; default 1"}
+    {.name = "--chunk-size", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.chunk_size),        \
+     .min = 1, .max = CF_MAX_CHUNK_SIZE, .required = 1, .help = "most tokens in a chunk; required"},               \
+    {.name = "--method", .value = "best-fit|first-fit|next-fit", .kind = CLI_CHOICE,                               \
+     .offset = offsetof(type, member.method),                                                                      \
+     .help = "how short sequences share chunks: longest first into the\n"                                          \
+     "fullest chunk with room (the default), longest first into\n"                                                 \
+     "the earliest one with room, or in input order"},                                                             \
+    {.name = "--split", .value = "full|even|cost", .kind = CLI_CHOICE, .offset = offsetof(type, member.split),     \
+     .help = "how long sequences are cut: into full chunks and a rest\n"                                           \
+     "(the default), equal in tokens, or equal in cost"},                                                          \
+    {.name = "--no-tails", .kind = CLI_FLAG, .offset = offsetof(type, member.no_tails),                            \
+     .help = "leave a group's last chunk alone, as the paper does, and\n"                                          \
+     "do not fill it with short sequences"},                                                                       \
+    {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(type, member.align), .min = 1,        \
+     .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides the chunk size"},                  \
+    {.name = "--max-slices", .value = "M", .kind = CLI_NUMBER, .offset = offsetof(type, member.max_slices),        \
+     .min = 1, .max = INT64_MAX, .help = "most slices in a chunk; no limit by default"},                           \
+    {.name = "--ranks", .value = "D", .kind = CLI_NUMBER, .offset = offsetof(type, member.ranks), .min = 1,        \
+     .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"}
 
 /* A packed list. */
 typedef struct packing {
@@ -46,9 +48,8 @@ typedef struct packing {
 int packing_make(const packing_options *asked, const char *path, packing *out);
 void packing_free(packing *p);
 
-/* Reports an error of the library and returns the exit code for it. Where cf_pack finds fault with a sequence of `list`
-   (NULL for errors of other functions), the message names its line. */
-int packing_error(const cf_error *error, const cli_list *list);
+/* The first line of a summary. */
+void packing_print_input(const packing *p);
 
 /* "standalone", "dependent", "hybrid" or "idle". */
 const char *packing_chunk_kind(const cf_chunk *chunk);

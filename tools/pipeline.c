@@ -266,14 +266,21 @@ void pipeline_run_free(pipeline_run *run) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 const char *pipeline_time(double time) {
-    static char buffers[16][32];
-    static int turn = 0;
-    char *out = buffers[turn];
+    char *out;
 
     if (time >= 0 && time < 9e15 && time == (double)(int64_t)time) return cli_commas((int64_t)time);
-    turn = (turn + 1) % 16;
-    snprintf(out, sizeof buffers[0], time >= 1e5 && time < 1e15 ? "%.1f" : "%.6g", time);
+    out = cli_scratch();
+    snprintf(out, CLI_SCRATCH_BYTES, time >= 1e5 && time < 1e15 ? "%.1f" : "%.6g", time);
     return out;
+}
+
+const char *pipeline_strongest(const cf_timeline *timeline) {
+    const char *name = "none";
+    int64_t i;
+
+    for (i = 0; i < timeline->n_bounds; i++)
+        if (timeline->bounds[i].value == timeline->bound) name = timeline->bounds[i].name;
+    return name;
 }
 
 void pipeline_print_times(const cf_timeline *timeline, int unit_cost) {

@@ -21,47 +21,56 @@ typedef struct pipeline_options {
     int64_t budget;
 } pipeline_options;
 
-#define PIPELINE_NO_REALS {{0}, 0}
-#define PIPELINE_DEFAULTS                                                                                        \
-    {1, 0, 0, NULL, NULL, 0, 0, PIPELINE_NO_REALS, PIPELINE_NO_REALS, PIPELINE_NO_REALS, PIPELINE_NO_REALS,      \
-     PIPELINE_NO_REALS, PIPELINE_NO_REALS, PIPELINE_NO_REALS, PIPELINE_NO_REALS, 0, 0}
+#define PIPELINE_DEFAULTS {.stages = 1}
 
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
 /* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. */
+#define PIPELINE_LIMIT_OPTIONS(type, member)                                                                       \
+    {.name = "--limit", .value = "L", .kind = CLI_NUMBER, .offset = offsetof(type, member.limit), .min = 1,        \
+     .max = INT32_MAX, .help = "most chunks whose activations a stage keeps at once"},                             \
+    {.name = "--limits", .value = "L0,L1,...", .kind = CLI_TEXT, .offset = offsetof(type, member.limits),          \
+     .help = "the same, stage by stage"},                                                                          \
+    {.name = "--token-bytes", .value = "A,S,G,I", .kind = CLI_TEXT, .offset = offsetof(type, member.token_bytes),  \
+     .help = "bytes that a stage holds for a token: activations, state,\n"                                         \
+     "state gradient, saved input (local replay)"},                                                                \
+    {.name = "--limit-bytes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.limit_bytes),      \
+     .min = 1, .max = INT64_MAX, .help = "most of these bytes that a stage holds at once"}
+
 #define PIPELINE_OPTIONS(type, member)                                                                             \
-    {"--stages", "P", CLI_NUMBER, offsetof(type, member.stages), 1, CF_MAX_STAGES, 0,                              \
-     "pipeline stages; default 1"},                                                                                \
-    {"--rank", "R", CLI_NUMBER, offsetof(type, member.rank), 0, CF_MAX_RANKS - 1, 0,                               \
-     "whose passes, of the D ranks; default 0"},                                                                   \
-    {"--limit", "L", CLI_NUMBER, offsetof(type, member.limit), 1, INT32_MAX, 0,                                    \
-     "most chunks whose activations a stage keeps at once"},                                                       \
-    {"--limits", "L0,L1,...", CLI_TEXT, offsetof(type, member.limits), 0, 0, 0, "the same, stage by stage"},       \
-    {"--token-bytes", "A,S,G,I", CLI_TEXT, offsetof(type, member.token_bytes), 0, 0, 0,                            \
-     "bytes that a stage holds for a token: activations, state,\nstate gradient, saved input (local replay)"},     \
-    {"--limit-bytes", "N", CLI_NUMBER, offsetof(type, member.limit_bytes), 1, INT64_MAX, 0,                        \
-     "most of these bytes that a stage holds at once"},                                                            \
-    {"--unit-cost", NULL, CLI_FLAG, offsetof(type, member.unit_cost), 0, 0, 0,                                     \
-     "F and R take a unit of time per token, B two, I and W one,\ntransfers nothing, as in the paper's figures; the " \
-     "default"},                                                                                                   \
-    {"--cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.forward), 3, 3, 0,                                  \
-     "seconds of a forward on one stage: constant, and more per\ntoken and per attention pair"},                   \
-    {"--replay-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.replay), 3, 3, 0,                            \
-     "of a replay; default: --cost"},                                                                              \
-    {"--backward-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.backward), 3, 3, 0,                        \
-     "of a backward; default: twice --cost"},                                                                      \
-    {"--input-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.input), 3, 3, 0,                              \
-     "of the input gradient alone; default: half a backward"},                                                     \
-    {"--weight-cost", PIPELINE_COST, CLI_REALS, offsetof(type, member.weight), 3, 3, 0,                            \
-     "of the weight gradient alone; default: half a backward"},                                                    \
-    {"--latency", "S", CLI_REALS, offsetof(type, member.latency), 1, 1, 0,                                         \
-     "seconds that any transfer between stages takes"},                                                            \
-    {"--seconds-per-token", "S", CLI_REALS, offsetof(type, member.seconds_per_token), 1, 1, 0,                     \
-     "and more per token of the chunk"},                                                                           \
-    {"--no-overlap", NULL, CLI_FLAG, offsetof(type, member.no_overlap), 0, 0, 0,                                   \
-     "a transfer keeps both stages busy; by default it runs\nbeside their passes"},                                \
-    {"--budget", "N", CLI_NUMBER, offsetof(type, member.budget), 1, INT64_MAX, 0,                                  \
-     "candidates that best may try; default: what takes about a\ntenth of a second"}
+    {.name = "--stages", .value = "P", .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,      \
+     .max = CF_MAX_STAGES, .help = "pipeline stages; default 1"},                                                  \
+    {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(type, member.rank),                    \
+     .max = CF_MAX_RANKS - 1, .help = "whose passes, of the D ranks; default 0"},                                  \
+    PIPELINE_LIMIT_OPTIONS(type, member),                                                                          \
+    {.name = "--unit-cost", .kind = CLI_FLAG, .offset = offsetof(type, member.unit_cost),                          \
+     .help = "F and R take a unit of time per token, B two, I and W one,\n"                                        \
+     "transfers nothing, as in the paper's figures; the default"},                                                 \
+    {.name = "--cost", .value = PIPELINE_COST, .kind = CLI_REALS, .offset = offsetof(type, member.forward),        \
+     .min = 3, .max = 3,                                                                                           \
+     .help = "seconds of a forward on one stage: constant, and more per\n"                                         \
+     "token and per attention pair"},                                                                              \
+    {.name = "--replay-cost", .value = PIPELINE_COST, .kind = CLI_REALS, .offset = offsetof(type, member.replay),  \
+     .min = 3, .max = 3, .help = "of a replay; default: --cost"},                                                  \
+    {.name = "--backward-cost", .value = PIPELINE_COST, .kind = CLI_REALS,                                         \
+     .offset = offsetof(type, member.backward), .min = 3, .max = 3,                                                \
+     .help = "of a backward; default: twice --cost"},                                                              \
+    {.name = "--input-cost", .value = PIPELINE_COST, .kind = CLI_REALS, .offset = offsetof(type, member.input),    \
+     .min = 3, .max = 3, .help = "of the input gradient alone; default: half a backward"},                         \
+    {.name = "--weight-cost", .value = PIPELINE_COST, .kind = CLI_REALS, .offset = offsetof(type, member.weight),  \
+     .min = 3, .max = 3, .help = "of the weight gradient alone; default: half a backward"},                        \
+    {.name = "--latency", .value = "S", .kind = CLI_REALS, .offset = offsetof(type, member.latency), .min = 1,     \
+     .max = 1, .help = "seconds that any transfer between stages takes"},                                          \
+    {.name = "--seconds-per-token", .value = "S", .kind = CLI_REALS,                                               \
+     .offset = offsetof(type, member.seconds_per_token), .min = 1, .max = 1,                                       \
+     .help = "and more per token of the chunk"},                                                                   \
+    {.name = "--no-overlap", .kind = CLI_FLAG, .offset = offsetof(type, member.no_overlap),                        \
+     .help = "a transfer keeps both stages busy; by default it runs\n"                                             \
+     "beside their passes"},                                                                                       \
+    {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.budget), .min = 1,      \
+     .max = INT64_MAX,                                                                                             \
+     .help = "candidates that best may try; default: what takes about a\n"                                         \
+     "tenth of a second"}
 
 #define PIPELINE_HELP                                                                                               \
     "--limit, --cost and --token-bytes speak of a whole stage: each of V virtual stages costs a V-th of it in time\n" \
@@ -116,9 +125,11 @@ cf_timing pipeline_timing(const pipeline *p, int64_t n_virtual);
    also where it is NULL. Returns an exit code. */
 int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
 
-/* A time for people: whole numbers with commas, others with six digits or more. The text lives as long as that of
-   cli_commas. */
+/* A time for people: whole numbers with commas, others with six digits or more. The text is in a cli_scratch. */
 const char *pipeline_time(double time);
+
+/* The name of the lower bound that is the timeline's `bound`. */
+const char *pipeline_strongest(const cf_timeline *timeline);
 
 /* Prints makespan and bubbles, the first lines of a summary. */
 void pipeline_print_times(const cf_timeline *timeline, int unit_cost);

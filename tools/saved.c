@@ -20,15 +20,18 @@ static void *new_array(int64_t n, size_t size) {
     return (uint64_t)n < SIZE_MAX / size ? calloc((size_t)n + 1, size) : NULL;
 }
 
-static const char *const formats[] = {"chunkflow-plan", "chunkflow-schedule", NULL};
+static const char *format_word(int64_t place) {
+    return place == SAVED_PLAN ? "chunkflow-plan" : place == SAVED_SCHEDULE ? "chunkflow-schedule" : "?";
+}
 
 typedef struct header {
     int64_t format, version;
 } header;
 
-static const json_field header_fields[] = {{"format", JSON_WORD, offsetof(header, format), 0, formats},
-                                           {"version", JSON_INT, offsetof(header, version), 0, NULL},
-                                           {NULL, JSON_INT, 0, 0, NULL}};
+static const json_field header_fields[] = {
+    {.name = "format", .type = JSON_WORD, .offset = offsetof(header, format), .word = format_word},
+    {.name = "version", .type = JSON_INT, .offset = offsetof(header, version)},
+    {.name = NULL}};
 
 int saved_format_of(const json_document *document, saved_format *out) {
     header head;
@@ -45,9 +48,8 @@ int saved_format_of(const json_document *document, saved_format *out) {
    Plans
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* In the order of cf_pack_method and cf_split_method, which start at 1. */
-static const char *const methods[] = {"?", "best-fit", "first-fit", "next-fit", NULL};
-static const char *const splits[] = {"?", "full", "even", "cost", NULL};
+static const char *method_word(int64_t place) { return cf_pack_method_name((cf_pack_method)place); }
+static const char *split_word(int64_t place) { return cf_split_method_name((cf_split_method)place); }
 
 typedef struct plan_object {
     cf_plan plan;
@@ -55,17 +57,17 @@ typedef struct plan_object {
     uint32_t groups, chunks;
 } plan_object;
 
-#define PLAN_COUNT(name) {#name, JSON_INT, offsetof(plan_object, plan.name), 0, NULL}
+#define PLAN_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(plan_object, plan.member)}
 
 static const json_field plan_fields[] = {
     PLAN_COUNT(chunk_size), PLAN_COUNT(align), PLAN_COUNT(max_slices), PLAN_COUNT(n_sequences), PLAN_COUNT(n_empty),
     PLAN_COUNT(n_tokens), PLAN_COUNT(n_ranks), PLAN_COUNT(n_steps), PLAN_COUNT(n_chunks), PLAN_COUNT(n_idle),
     PLAN_COUNT(n_groups), PLAN_COUNT(n_slices), PLAN_COUNT(lower_bound),
-    {"method", JSON_WORD, offsetof(plan_object, method), 0, methods},
-    {"split", JSON_WORD, offsetof(plan_object, split), 0, splits},
-    {"groups", JSON_ARRAY_OF, offsetof(plan_object, groups), 0, NULL},
-    {"chunks", JSON_ARRAY_OF, offsetof(plan_object, chunks), 0, NULL},
-    {NULL, JSON_INT, 0, 0, NULL}};
+    {.name = "method", .type = JSON_WORD, .offset = offsetof(plan_object, method), .word = method_word},
+    {.name = "split", .type = JSON_WORD, .offset = offsetof(plan_object, split), .word = split_word},
+    {.name = "groups", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, groups)},
+    {.name = "chunks", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, chunks)},
+    {.name = NULL}};
 
 typedef struct group_object {
     cf_group group;
@@ -73,12 +75,12 @@ typedef struct group_object {
 } group_object;
 
 static const json_field group_fields[] = {
-    {"id", JSON_INT, offsetof(group_object, id), 0, NULL},
-    {"sequence", JSON_INT, offsetof(group_object, group.sequence), 0, NULL},
-    {"first_chunk", JSON_INT, offsetof(group_object, group.first_chunk), 0, NULL},
-    {"n_chunks", JSON_INT, offsetof(group_object, group.n_chunks), 0, NULL},
-    {"tokens", JSON_INT, offsetof(group_object, group.tokens), 0, NULL},
-    {NULL, JSON_INT, 0, 0, NULL}};
+    {.name = "id", .type = JSON_INT, .offset = offsetof(group_object, id)},
+    {.name = "sequence", .type = JSON_INT, .offset = offsetof(group_object, group.sequence)},
+    {.name = "first_chunk", .type = JSON_INT, .offset = offsetof(group_object, group.first_chunk)},
+    {.name = "n_chunks", .type = JSON_INT, .offset = offsetof(group_object, group.n_chunks)},
+    {.name = "tokens", .type = JSON_INT, .offset = offsetof(group_object, group.tokens)},
+    {.name = NULL}};
 
 typedef struct chunk_object {
     cf_chunk chunk;
@@ -86,20 +88,21 @@ typedef struct chunk_object {
     uint32_t slices;
 } chunk_object;
 
-#define CHUNK_COUNT(name) {#name, JSON_INT, offsetof(chunk_object, chunk.name), 0, NULL}
+#define CHUNK_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(chunk_object, chunk.member)}
 
 static const json_field chunk_fields[] = {
-    {"id", JSON_INT, offsetof(chunk_object, id), 0, NULL}, CHUNK_COUNT(group), CHUNK_COUNT(index), CHUNK_COUNT(prefix),
-    CHUNK_COUNT(tokens), CHUNK_COUNT(padded), CHUNK_COUNT(pairs), CHUNK_COUNT(rank),
-    {"slices", JSON_ARRAY_OF, offsetof(chunk_object, slices), 0, NULL},
-    {NULL, JSON_INT, 0, 0, NULL}};
+    {.name = "id", .type = JSON_INT, .offset = offsetof(chunk_object, id)},
+    CHUNK_COUNT(group), CHUNK_COUNT(index), CHUNK_COUNT(prefix), CHUNK_COUNT(tokens), CHUNK_COUNT(padded),
+    CHUNK_COUNT(pairs), CHUNK_COUNT(rank),
+    {.name = "slices", .type = JSON_ARRAY_OF, .offset = offsetof(chunk_object, slices)},
+    {.name = NULL}};
 
 static const json_field slice_fields[] = {
-    {"sequence", JSON_INT, offsetof(cf_slice, sequence), 0, NULL},
-    {"begin", JSON_INT, offsetof(cf_slice, begin), 0, NULL},
-    {"length", JSON_INT, offsetof(cf_slice, length), 0, NULL},
-    {"offset", JSON_INT, offsetof(cf_slice, offset), 0, NULL},
-    {NULL, JSON_INT, 0, 0, NULL}};
+    {.name = "sequence", .type = JSON_INT, .offset = offsetof(cf_slice, sequence)},
+    {.name = "begin", .type = JSON_INT, .offset = offsetof(cf_slice, begin)},
+    {.name = "length", .type = JSON_INT, .offset = offsetof(cf_slice, length)},
+    {.name = "offset", .type = JSON_INT, .offset = offsetof(cf_slice, offset)},
+    {.name = NULL}};
 
 /* A slice is an object with at least four names and four values, so no document has more slices than this. */
 static int64_t most_slices(const json_document *document) {
@@ -223,11 +226,9 @@ void saved_plan_free(saved_plan *saved) {
    Schedules
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* In the order of the enums; "?" is what the library calls a schedule of no kind. */
-static const char *const kinds[] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best", NULL};
-static const char *const replays[] = {"?", "pipeline", "local", NULL};
-static const char *const passes[] = {"F", "R", "B", "I", "W", "SEND_F", "RECV_F", "SEND_R", "RECV_R", "SEND_B",
-                                     "RECV_B", "OFFLOAD", "PREFETCH", NULL};
+static const char *kind_word(int64_t place) { return cf_schedule_kind_name((cf_schedule_kind)place); }
+static const char *replay_word(int64_t place) { return cf_replay_name((cf_replay)place); }
+static const char *pass_word(int64_t place) { return cf_pass_name((cf_pass)place); }
 
 typedef struct schedule_object {
     cf_schedule schedule;
@@ -236,24 +237,26 @@ typedef struct schedule_object {
     uint32_t actions, peak_live, bounds, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
 } schedule_object;
 
-#define SCHEDULE_COUNT(name, member) {name, JSON_INT, offsetof(schedule_object, member), 0, NULL}
-#define SCHEDULE_TIME(name) {#name, JSON_REAL, offsetof(schedule_object, timeline.name), 1, NULL}
-#define SCHEDULE_PEAK(name) {#name, JSON_ARRAY_OF, offsetof(schedule_object, name), 1, NULL}
+#define SCHEDULE_COUNT(key, member) {.name = key, .type = JSON_INT, .offset = offsetof(schedule_object, member)}
+#define SCHEDULE_TIME(member) \
+    {.name = #member, .type = JSON_REAL, .offset = offsetof(schedule_object, timeline.member), .optional = 1}
+#define SCHEDULE_PEAK(member) \
+    {.name = #member, .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, member), .optional = 1}
 #define N_TIMES 6 /* members that are there together or not at all, first in the table */
 
 static const json_field schedule_fields[] = {
     SCHEDULE_TIME(makespan), SCHEDULE_TIME(busy), SCHEDULE_TIME(replayed), SCHEDULE_TIME(bubble_useful),
-    SCHEDULE_TIME(bubble_busy), {"peak_live", JSON_ARRAY_OF, offsetof(schedule_object, peak_live), 1, NULL},
-    {"kind", JSON_WORD, offsetof(schedule_object, kind), 0, kinds},
-    {"replay", JSON_WORD, offsetof(schedule_object, replay), 0, replays},
+    SCHEDULE_TIME(bubble_busy), SCHEDULE_PEAK(peak_live),
+    {.name = "kind", .type = JSON_WORD, .offset = offsetof(schedule_object, kind), .word = kind_word},
+    {.name = "replay", .type = JSON_WORD, .offset = offsetof(schedule_object, replay), .word = replay_word},
     SCHEDULE_COUNT("stages", schedule.n_stages), SCHEDULE_COUNT("virtual_stages", schedule.n_virtual),
     SCHEDULE_COUNT("k", schedule.k), SCHEDULE_COUNT("rank", schedule.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
-    {"actions", JSON_ARRAY_OF, offsetof(schedule_object, actions), 0, NULL},
-    {"bounds", JSON_OBJECT_OF, offsetof(schedule_object, bounds), 1, NULL},
+    {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
+    {.name = "bounds", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, bounds), .optional = 1},
     SCHEDULE_PEAK(peak_tokens), SCHEDULE_PEAK(peak_state_tokens), SCHEDULE_PEAK(peak_bytes),
-    {NULL, JSON_INT, 0, 0, NULL}};
+    {.name = NULL}};
 
 typedef struct action_object {
     int64_t pass;
@@ -265,14 +268,14 @@ typedef struct action_object {
 enum { ACTION_START, ACTION_END, ACTION_LIVE, ACTION_KEEP }; /* places in the table */
 
 static const json_field action_fields[] = {
-    {"start", JSON_REAL, offsetof(action_object, start), 1, NULL},
-    {"end", JSON_REAL, offsetof(action_object, end), 1, NULL},
-    {"live", JSON_INT32, offsetof(action_object, live), 1, NULL},
-    {"keep", JSON_BOOL, offsetof(action_object, keep), 1, NULL},
-    {"pass", JSON_WORD, offsetof(action_object, pass), 0, passes},
-    {"chunk", JSON_INT32, offsetof(action_object, chunk), 0, NULL},
-    {"stage", JSON_INT32, offsetof(action_object, stage), 0, NULL},
-    {NULL, JSON_INT, 0, 0, NULL}};
+    [ACTION_START] = {.name = "start", .type = JSON_REAL, .offset = offsetof(action_object, start), .optional = 1},
+    [ACTION_END] = {.name = "end", .type = JSON_REAL, .offset = offsetof(action_object, end), .optional = 1},
+    [ACTION_LIVE] = {.name = "live", .type = JSON_INT32, .offset = offsetof(action_object, live), .optional = 1},
+    [ACTION_KEEP] = {.name = "keep", .type = JSON_BOOL, .offset = offsetof(action_object, keep), .optional = 1},
+    {.name = "pass", .type = JSON_WORD, .offset = offsetof(action_object, pass), .word = pass_word},
+    {.name = "chunk", .type = JSON_INT32, .offset = offsetof(action_object, chunk)},
+    {.name = "stage", .type = JSON_INT32, .offset = offsetof(action_object, stage)},
+    {.name = NULL}};
 
 static int read_action(const json_document *document, uint32_t node, saved_schedule *saved, int64_t n) {
     const uint64_t times = (uint64_t)1 << ACTION_START | (uint64_t)1 << ACTION_END | (uint64_t)1 << ACTION_LIVE;
@@ -339,10 +342,12 @@ typedef struct bounds_object {
     double values[CF_MAX_BOUNDS];
 } bounds_object;
 
-#define BOUND(name, place) {name, JSON_REAL, offsetof(bounds_object, values[place]), 1, NULL}
+#define BOUND(key, place) \
+    {.name = key, .type = JSON_REAL, .offset = offsetof(bounds_object, values[place]), .optional = 1}
 
-static const json_field bound_fields[] = {BOUND("critical-path", 0), BOUND("stage-load", 1), BOUND("one-machine", 2),
-                                          BOUND("memory", 3), {NULL, JSON_INT, 0, 0, NULL}};
+static const json_field bound_fields[] = {
+    BOUND("critical-path", 0), BOUND("stage-load", 1), BOUND("one-machine", 2), BOUND("memory", 3),
+    {.name = NULL}};
 
 static int read_bounds(const json_document *document, uint32_t node, cf_timeline *timeline) {
     bounds_object object;

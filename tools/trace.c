@@ -127,10 +127,8 @@ int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timel
     t.timeline = timeline;
     t.nanoseconds = microseconds * 1000;
     t.to = to->stream;
-    if (!(timeline->makespan * t.nanoseconds < 9e18)) {
-        fprintf(stderr, "chunkflow: --trace: the run would last longer than 9e18 nanoseconds\n");
-        return CLI_WRONG;
-    }
+    if (!(timeline->makespan * t.nanoseconds < 9e18))
+        return cli_wrong("--trace: the run would last longer than 9e18 nanoseconds");
     errno = 0;
     fputs("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [", t.to);
     for (stage = 0; stage < schedule->n_stages && !ferror(t.to); stage++) print_stage(&t, stage);

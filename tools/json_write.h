@@ -1,0 +1,26 @@
+/* json_write.h - JSON, member by member: the reports of the commands. */
+
+#ifndef CHUNKFLOW_JSON_WRITE_H
+#define CHUNKFLOW_JSON_WRITE_H
+
+#include "cli.h"
+
+/* Commas are its own matter. What goes wrong is reported by cli_outputs_finish. */
+typedef struct json_writer {
+    cli_output *to;
+    int inside; /* whether the object or array at hand has a member already */
+    int depth;  /* how many are open */
+} json_writer;
+
+/* Opens the object that is the whole file, with its "format" and version 1. */
+void json_write_begin(json_writer *w, cli_output *to, const char *format);
+void json_write_end(json_writer *w);
+
+void json_open(json_writer *w, const char *key, char bracket); /* key NULL here and below: none */
+void json_close(json_writer *w, char bracket);
+void json_integer_member(json_writer *w, const char *key, int64_t value);
+void json_number_member(json_writer *w, const char *key, double value);
+void json_bool_member(json_writer *w, const char *key, int value);
+void json_text_member(json_writer *w, const char *key, const char *value); /* printable ASCII; others become ? */
+
+#endif /* CHUNKFLOW_JSON_WRITE_H */
