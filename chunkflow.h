@@ -9147,33 +9147,33 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    ================================================================================================================ */
 
 /* What has happened to a chunk on one virtual stage. */
-typedef struct cf__chunk_state {
+typedef struct cf__run_chunk {
     int32_t slot;      /* activation slot, -1: none */
     uint8_t forwarded; /* F ran */
-    uint8_t backward;  /* 0: not yet; CF__HALF: I ran, W is to come; CF__WHOLE */
+    uint8_t backward;  /* 0: not yet; CF__RUN_HALF: I ran, W is to come; CF__RUN_WHOLE */
     uint8_t away;      /* its rows of the state are in host memory */
-} cf__chunk_state;
+} cf__run_chunk;
 
-enum { CF__HALF = 1, CF__WHOLE = 2 };
+enum { CF__RUN_HALF = 1, CF__RUN_WHOLE = 2 };
 
-typedef struct cf__group_state {
+typedef struct cf__run_group {
     int32_t slot;    /* state slot, -1: none */
     int32_t n_away;  /* chunks whose rows are in host memory */
     int64_t tokens;  /* tokens whose K and V it holds, there or here */
     int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
-} cf__group_state;
+} cf__run_group;
 
 /* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
-enum { CF__IN_F = 0, CF__IN_R, CF__IN_B, CF__OUT_F, CF__OUT_R, CF__OUT_B, CF__TENSORS };
+enum { CF__RUN_IN_F = 0, CF__RUN_IN_R, CF__RUN_IN_B, CF__RUN_OUT_F, CF__RUN_OUT_R, CF__RUN_OUT_B, CF__RUN_TENSORS };
 
 /* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
-enum { CF__NOT_THERE = -1, CF__WANTED = -2, CF__GONE = -3 }; /* WANTED: there is a SEND for it in the list */
+enum { CF__RUN_NOT_THERE = -1, CF__RUN_WANTED = -2, CF__RUN_GONE = -3 }; /* WANTED: there is a SEND for it in the list */
 
 /* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
-typedef struct cf__slots {
+typedef struct cf__run_slots {
     int32_t *free_list;
     int64_t n_free, n_made, n_live;
-} cf__slots;
+} cf__run_slots;
 
 /* A run of one stage. The next action is the one at position stats.done of its list. */
 struct cf_runner {
@@ -9182,15 +9182,15 @@ struct cf_runner {
     const cf_action *actions; /* (n_actions) the stage's list */
     int64_t n_actions;
     cf_run_desc desc;
-    cf_allocator allocator;   /* gives the memory back; its release is NULL where the memory is the caller's */
+    cf_block block;           /* the memory that the runner lies in */
     cf_error failure;         /* what ended the run; its code is CF_OK before */
     int64_t stage, first_chunk, n_virtual_stages;
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
-    cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
-    cf__group_state *groups;  /* (n_virtual x n_groups) */
+    cf__run_chunk *chunks;  /* (n_virtual x n_steps) */
+    cf__run_group *groups;  /* (n_virtual x n_groups) */
     int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
-    int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
-    cf__slots activations, states, boundaries;
+    int32_t *tensors;         /* (n_virtual x n_steps x CF__RUN_TENSORS) */
+    cf__run_slots activations, states, boundaries;
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
@@ -9201,107 +9201,122 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
     return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
 }
 
-static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
-    cf_runner *runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
-    r->chunks = (cf__chunk_state *)cf__take(carver, r->n_states, sizeof(cf__chunk_state));
-    r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
+/* A run that is being opened. */
+typedef struct cf__run_opening {
+    cf_runner header; /* what is known before there is memory */
+    cf_runner *runner;
+    cf_error *error;
+} cf__run_opening;
+
+static cf_block *cf__run_object(void *job, cf__carver *carver) {
+    cf__run_opening *opening = (cf__run_opening *)job;
+    cf_runner *r = &opening->header;
+    opening->runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
+    r->chunks = (cf__run_chunk *)cf__take(carver, r->n_states, sizeof(cf__run_chunk));
+    r->groups = (cf__run_group *)cf__take(carver, r->n_group_states, sizeof(cf__run_group));
     r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
     r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
     r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
     r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
-    return runner;
+    if (opening->runner == NULL) return NULL;
+    *opening->runner = *r;
+    return &opening->runner->block;
 }
 
-/* Checks plan and schedule against each other and measures the working space. */
+/* Members of the schedule that can be judged without its lists. */
+static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
+                                  {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
+                                  {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_LIMIT},
+                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
+    if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
+    return CF_OK;
+}
+
+/* Checks plan and schedule against each other, and counts what a stage needs. */
 static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    cf_result result;
     memset(r, 0, sizeof *r);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if (schedule->n_chunks != plan->n_chunks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
-                        "made for another plan");
-    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__run_check_counts(plan, schedule, error));
     r->plan = plan;
     r->schedule = schedule;
     r->first_chunk = schedule->rank * plan->n_steps;
-    if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
+    r->n_virtual_stages = schedule->n_stages * schedule->n_virtual;
+    if (r->n_virtual_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX / schedule->n_virtual, schedule->n_stages,
+                        "is too large for that many virtual stages");
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
-        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
-        r->n_group_states > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual,
-                        "too many chunks per stage");
-    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
+        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) ||
+        r->n_states > INT32_MAX / CF__RUN_TENSORS || r->n_group_states > INT32_MAX)
+        return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
+    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__RUN_TENSORS;
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf_runner header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__run_start(&header, plan, schedule, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_runner(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    *bytes = carver.used;
-    return CF_OK;
+/* A callback has returned something else than 0. */
+static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const cf_step *step, int64_t code) {
+    const cf_action *a = &step->action;
+    char why[120];
+    (void)snprintf(why, sizeof why, "the callback returned %lld for %s of chunk %d on virtual stage %d (stage %d)",
+                   (long long)code, cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, (int)r->stage);
+    (void)cf__refuse(&r->failure, CF_ERROR_CALLBACK, callback, step->position, why);
+    r->failure.got = code;
+    return CF_ERROR_CALLBACK;
 }
 
-static cf_result cf__fail_callback(cf_runner *r, const char *callback, int64_t position, int64_t code) {
-    return cf__fail(&r->failure, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
+/* The schedule asks for something impossible. */
+static cf_result cf__run_bad_action(cf_runner *r, const char *field, const cf_step *step, const char *why) {
+    const cf_action *a = &step->action;
+    char text[160];
+    (void)snprintf(text, sizeof text, "stage %d: %s of chunk %d on virtual stage %d %s", (int)r->stage,
+                   cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, why);
+    return cf__refuse(&r->failure, CF_ERROR_SCHEDULE, field, step->position, text);
 }
 
-static cf_result cf__bad_action(cf_runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
-                                const char *why) {
-    return cf__fail(&r->failure, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
-}
-
-static cf__slots *cf__slots_of(cf_runner *r, cf_resource what) {
+static cf__run_slots *cf__run_slots_of(cf_runner *r, cf_resource what) {
     return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
 }
 
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
-    cf__slots *slots = cf__slots_of(r, what);
+static cf_result cf__run_acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
+    cf__run_slots *slots = cf__run_slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
     int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
     if (code != 0) {
         slots->free_list[slots->n_free++] = slot;
-        return cf__fail_callback(r, "acquire", step->position, code);
+        return cf__run_fail_callback(r, "acquire", step, code);
     }
     slots->n_live++;
     *out = slot;
     return CF_OK;
 }
 
-static void cf__release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
-    cf__slots *slots = cf__slots_of(r, what);
+static void cf__run_release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
+    cf__run_slots *slots = cf__run_slots_of(r, what);
     if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
     *slot = -1;
 }
 
-static int64_t cf__virtual_of(const cf_runner *r, const cf_step *step) {
+static int64_t cf__run_virtual_of(const cf_runner *r, const cf_step *step) {
     return step->action.stage / r->schedule->n_stages;
 }
 
-static cf__chunk_state *cf__chunk_state_of(const cf_runner *r, const cf_step *step) {
-    return &r->chunks[cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
+static cf__run_chunk *cf__run_chunk_of(const cf_runner *r, const cf_step *step) {
+    return &r->chunks[cf__run_virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
 }
 
-static cf__group_state *cf__group_state_of(const cf_runner *r, const cf_step *step) {
+static cf__run_group *cf__run_group_of(const cf_runner *r, const cf_step *step) {
     if (step->chunk->group < 0) return NULL;
-    return &r->groups[cf__virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
+    return &r->groups[cf__run_virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
 }
 
 /* Turns an action into a step, once every index in it is known to be good. */
-static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) {
+static cf_result cf__run_read_action(cf_runner *r, int64_t position, cf_step *step) {
     const cf_plan *plan = r->plan;
     const cf_action *a = &r->actions[position];
     int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
@@ -9312,86 +9327,84 @@ static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) 
     step->position = position;
     step->slot = step->state = step->input = step->output = step->peer = -1;
     if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
-        return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
+        return cf__run_bad_action(r, "chunk", step, "names a chunk that this rank does not have");
     if (a->stage < 0 || a->stage >= r->n_virtual_stages)
-        return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
+        return cf__run_bad_action(r, "stage", step, "names a virtual stage that does not exist");
     if (a->stage % r->schedule->n_stages != r->stage)
-        return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
-    if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
+        return cf__run_bad_action(r, "stage", step, "belongs to another stage");
+    if (a->pass >= passes) return cf__run_bad_action(r, "pass", step, "is no pass that such a list can hold");
     if (cf__flags_are_wrong(a) && a->reserved != 0)
-        return cf__bad_action(r, "reserved", step, 0, a->reserved, "must be 0");
+        return cf__run_bad_action(r, "reserved", step, "has a reserved field that is not 0");
     if (cf__flags_are_wrong(a))
-        return cf__bad_action(r, "keep", step, 0, a->keep, "only F and R keep, and that is 0 or 1");
+        return cf__run_bad_action(r, "keep", step, "has a wrong keep flag: it is 0 or 1, and 0 in all but F and R");
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__fail(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
-                        "its group or slices do not exist");
+        return cf__refuse(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, "its group or its slices do not exist");
     step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     return CF_OK;
 }
 
 /* ---- tensors that cross stages ---- */
 
-static int32_t *cf__tensor_of(const cf_runner *r, const cf_step *step, int tensor) {
-    int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
-    return &r->tensors[state * CF__TENSORS + tensor];
+static int32_t *cf__run_tensor(const cf_runner *r, const cf_step *step, int tensor) {
+    int64_t state = cf__run_virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
+    return &r->tensors[state * CF__RUN_TENSORS + tensor];
 }
 
-static cf_result cf__acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
+static cf_result cf__run_acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
+    cf_result result = cf__run_acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
     r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
     return result;
 }
 
-static void cf__release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
-    *tensor = CF__GONE;
+static void cf__run_release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
+    cf__run_release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
+    *tensor = CF__RUN_GONE;
 }
 
 /* The tensor that a pass reads, -1: none that crosses stages. */
-static int cf__tensor_in(const cf_runner *r, const cf_step *step) {
+static int cf__run_tensor_in(const cf_runner *r, const cf_step *step) {
     int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
+    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__RUN_IN_B : -1;
     if (stage == 0) return -1;
-    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__IN_R : CF__IN_F;
+    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__RUN_IN_R : CF__RUN_IN_F;
 }
 
 /* The tensor that a pass makes, -1: none that crosses stages. */
-static int cf__tensor_out(const cf_runner *r, const cf_step *step) {
+static int cf__run_tensor_out(const cf_runner *r, const cf_step *step) {
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
+    return step->action.pass == CF_F ? CF__RUN_OUT_F : step->action.pass == CF_R ? CF__RUN_OUT_R : CF__RUN_OUT_B;
 }
 
 /* The input must have come; the output gets a slot if the list has a SEND for it. */
-static cf_result cf__before_boundary(cf_runner *r, cf_step *step) {
-    int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
-    cf_result result;
-    if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
-        return cf__bad_action(r, "pass", step, 1, 0, "runs before its input is received");
-    if (in >= 0) step->input = *cf__tensor_of(r, step, in);
-    if (out < 0 || *cf__tensor_of(r, step, out) != CF__WANTED) return CF_OK;
-    if ((result = cf__acquire_boundary(r, step, cf__tensor_of(r, step, out))) != CF_OK) return result;
-    step->output = *cf__tensor_of(r, step, out);
+static cf_result cf__run_before_boundary(cf_runner *r, cf_step *step) {
+    int in = cf__run_tensor_in(r, step), out = cf__run_tensor_out(r, step);
+    if (in >= 0 && *cf__run_tensor(r, step, in) < 0)
+        return cf__run_bad_action(r, "pass", step, "runs before its input is received");
+    if (in >= 0) step->input = *cf__run_tensor(r, step, in);
+    if (out < 0 || *cf__run_tensor(r, step, out) != CF__RUN_WANTED) return CF_OK;
+    CF__TRY(cf__run_acquire_boundary(r, step, cf__run_tensor(r, step, out)));
+    step->output = *cf__run_tensor(r, step, out);
     return CF_OK;
 }
 
 /* The input has been read; local replay will read it once more where F kept nothing. */
-static void cf__after_boundary(cf_runner *r, const cf_step *step) {
-    int in = cf__tensor_in(r, step);
+static void cf__run_after_boundary(cf_runner *r, const cf_step *step) {
+    int in = cf__run_tensor_in(r, step);
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
-    if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
+    if (in >= 0 && !again) cf__run_release_boundary(r, step, cf__run_tensor(r, step, in));
 }
 
 /* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
-static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
-    static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
+static cf_result cf__run_read_transfer(cf_runner *r, cf_step *step, int *tensor) {
+    static const int tensors[] = {CF__RUN_OUT_F, CF__RUN_IN_F, CF__RUN_OUT_R, CF__RUN_IN_R, CF__RUN_OUT_B, CF__RUN_IN_B};
     int64_t other;
     *tensor = tensors[step->action.pass - CF_SEND_F];
-    other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
+    other = step->action.stage + (*tensor == CF__RUN_OUT_F || *tensor == CF__RUN_OUT_R || *tensor == CF__RUN_IN_B ? 1 : -1);
     if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
-        return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
+        return cf__run_bad_action(r, "pass", step, "has no other stage to send to or receive from");
     step->peer = other % r->schedule->n_stages;
     return CF_OK;
 }
@@ -9399,34 +9412,32 @@ static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
 static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
     int tensor, code = 0, sends;
     int32_t *slot;
-    cf_result result = cf__read_transfer(r, step, &tensor);
-    if (result != CF_OK) return result;
-    slot = cf__tensor_of(r, step, tensor);
-    sends = tensor >= CF__OUT_F;
-    if (sends && *slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "nothing to send, or sent already");
-    if (!sends && *slot != CF__NOT_THERE) return cf__bad_action(r, "pass", step, 0, 1, "received already");
-    if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
+    CF__TRY(cf__run_read_transfer(r, step, &tensor));
+    slot = cf__run_tensor(r, step, tensor);
+    sends = tensor >= CF__RUN_OUT_F;
+    if (sends && *slot < 0) return cf__run_bad_action(r, "pass", step, "has nothing to send, or sends it twice");
+    if (!sends && *slot != CF__RUN_NOT_THERE) return cf__run_bad_action(r, "pass", step, "comes twice");
+    if (!sends) CF__TRY(cf__run_acquire_boundary(r, step, slot));
     if (sends) step->output = *slot;
     else step->input = *slot;
     if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
     if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
-    if (sends) cf__release_boundary(r, step, slot);
+    if (code != 0) return cf__run_fail_callback(r, sends ? "send" : "receive", step, code);
+    if (sends) cf__run_release_boundary(r, step, slot);
     return CF_OK;
 }
 
 /* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
-static cf_result cf__find_sends(cf_runner *r) {
+static cf_result cf__run_find_sends(cf_runner *r) {
     int64_t i;
-    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
+    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__RUN_NOT_THERE;
     for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
         cf_step step;
         int tensor;
-        cf_result result = cf__read_action(r, i, &step);
-        if (result != CF_OK) return result;
+        CF__TRY(cf__run_read_action(r, i, &step));
         if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
-        if ((result = cf__read_transfer(r, &step, &tensor)) != CF_OK) return result;
-        *cf__tensor_of(r, &step, tensor) = CF__WANTED;
+        CF__TRY(cf__run_read_transfer(r, &step, &tensor));
+        *cf__run_tensor(r, &step, tensor) = CF__RUN_WANTED;
     }
     return CF_OK;
 }
@@ -9434,19 +9445,20 @@ static cf_result cf__find_sends(cf_runner *r) {
 /* ---- state in host memory ---- */
 
 static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
     int leaves = step->action.pass == CF_OFFLOAD, code = 0;
     if (group == NULL || !chunk->forwarded || chunk->backward != 0)
-        return cf__bad_action(r, "pass", step, 1, 0, "this chunk has no rows of state now");
+        return cf__run_bad_action(r, "pass", step, "moves rows that are not there: they live from F to the backward");
     if (chunk->away == leaves)
-        return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+        return cf__run_bad_action(r, "pass", step,
+                                  leaves ? "moves rows that are in host memory" : "moves rows that are on the stage");
     if (!leaves) r->live_state_tokens += rows;
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
     if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
     if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
+    if (code != 0) return cf__run_fail_callback(r, leaves ? "offload" : "prefetch", step, code);
     if (leaves) r->live_state_tokens -= rows;
     chunk->away = (uint8_t)leaves;
     group->n_away += leaves ? 1 : -1;
@@ -9455,43 +9467,40 @@ static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
 
 /* ---- passes ---- */
 
-static cf_result cf__check_rows(cf_runner *r, const cf_step *step) {
-    const cf__group_state *group = cf__group_state_of(r, step);
+static cf_result cf__run_check_rows(cf_runner *r, const cf_step *step) {
+    const cf__run_group *group = cf__run_group_of(r, step);
     if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
-    return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
+    return cf__run_bad_action(r, "pass", step, "needs rows of state that are in host memory");
 }
 
 /* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
-static cf_result cf__before_forward(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+static cf_result cf__run_before_forward(cf_runner *r, cf_step *step) {
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     int replay = step->action.pass == CF_R;
-    cf_result result;
     if (chunk->forwarded != replay)
-        return cf__bad_action(r, "pass", step, replay, chunk->forwarded, replay ? "R before F" : "F twice");
+        return cf__run_bad_action(r, "pass", step, replay ? "comes before its F" : "comes twice");
     if (chunk->slot >= 0 || chunk->backward != 0)
-        return cf__bad_action(r, "pass", step, 0, 1, "R of a chunk that has its activations or its backward");
-    if (replay && !step->action.keep) return cf__bad_action(r, "keep", step, 1, 0, "R that keeps nothing");
+        return cf__run_bad_action(r, "pass", step, "is needless: its chunk has its activations, or had its backward");
+    if (replay && !step->action.keep) return cf__run_bad_action(r, "keep", step, "keeps nothing, so it is of no use");
     if (group != NULL && !replay && group->tokens != step->chunk->prefix)
-        return cf__bad_action(r, "chunk", step, step->chunk->prefix, group->tokens, "F without its whole prefix");
+        return cf__run_bad_action(r, "chunk", step, "comes before F of the chunk before it in its group");
     if (group != NULL && group->slot < 0) {
-        result = cf__acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot);
-        if (result != CF_OK) return result;
+        CF__TRY(cf__run_acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot));
         r->stats.peak_states = cf__max(r->stats.peak_states, r->states.n_live);
     }
     if (!step->action.keep) return CF_OK;
-    result = cf__acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__run_acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot));
     r->live_tokens += step->chunk->padded;
     r->stats.peak_slots = cf__max(r->stats.peak_slots, r->activations.n_live);
     r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->live_tokens);
     return CF_OK;
 }
 
-static void cf__after_forward(cf_runner *r, const cf_step *step) {
-    cf__group_state *group = cf__group_state_of(r, step);
+static void cf__run_after_forward(cf_runner *r, const cf_step *step) {
+    cf__run_group *group = cf__run_group_of(r, step);
     int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
-    cf__chunk_state_of(r, step)->forwarded = 1;
+    cf__run_chunk_of(r, step)->forwarded = 1;
     if (group == NULL || step->action.pass == CF_R) return;
     group->tokens += tokens;
     group->reached = group->tokens;
@@ -9501,52 +9510,53 @@ static void cf__after_forward(cf_runner *r, const cf_step *step) {
 
 /* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
    complete. W needs its I. */
-static cf_result cf__before_backward(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+static cf_result cf__run_before_backward(cf_runner *r, cf_step *step) {
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
-    int64_t wanted = step->action.pass == CF_W ? CF__HALF : 0;
-    if (chunk->slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "backward without kept activations");
+    int64_t wanted = step->action.pass == CF_W ? CF__RUN_HALF : 0;
+    if (chunk->slot < 0) return cf__run_bad_action(r, "pass", step, "finds no activations");
     if (chunk->backward != wanted)
-        return cf__bad_action(r, "pass", step, wanted, chunk->backward, "backward out of order");
+        return cf__run_bad_action(r, "pass", step, "comes twice, or before its I");
     if (group == NULL || step->action.pass == CF_W) return CF_OK;
     if (group->reached != r->plan->groups[step->chunk->group].tokens)
-        return cf__bad_action(r, "chunk", step, r->plan->groups[step->chunk->group].tokens, group->reached,
-                              "backward before the forward of a later chunk");
+        return cf__run_bad_action(r, "chunk", step, "comes before F of a later chunk of its group");
     if (group->tokens != end)
-        return cf__bad_action(r, "chunk", step, end, group->tokens, "backward before that of a later chunk");
+        return cf__run_bad_action(r, "chunk", step, "comes before the backward of a later chunk of its group");
     return CF_OK;
 }
 
-static void cf__after_backward(cf_runner *r, const cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+static void cf__run_after_backward(cf_runner *r, const cf_step *step) {
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     if (step->action.pass != CF_I) {
-        cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
+        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
         r->live_tokens -= step->chunk->padded;
         r->n_finished++;
     }
-    chunk->backward = step->action.pass == CF_I ? CF__HALF : CF__WHOLE;
+    chunk->backward = step->action.pass == CF_I ? CF__RUN_HALF : CF__RUN_WHOLE;
     if (group == NULL || step->action.pass == CF_W) return;
     r->live_state_tokens -= group->tokens - step->chunk->prefix;
     group->tokens = step->chunk->prefix;
     if (step->chunk->index == 0)
-        cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
+        cf__run_release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
 }
 
-static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {
+static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     cf_progress progress = {
         r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
         r->live_state_tokens, r->boundaries.n_live};
     int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
     if (code == 0) return CF_OK;
-    return cf__fail(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
+    (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
+    r->failure.got = code;
+    return CF_ERROR_CANCELLED;
 }
 
 /* The slots that a step is told of, once they are taken. */
-static void cf__show_slots(const cf_runner *r, cf_step *step) {
-    const cf__group_state *group = cf__group_state_of(r, step);
-    step->slot = cf__chunk_state_of(r, step)->slot;
+static void cf__run_show_slots(const cf_runner *r, cf_step *step) {
+    const cf__run_group *group = cf__run_group_of(r, step);
+    step->slot = cf__run_chunk_of(r, step)->slot;
     if (group == NULL) return;
     step->state = group->slot;
     step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
@@ -9554,133 +9564,121 @@ static void cf__show_slots(const cf_runner *r, cf_step *step) {
 
 static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
     int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
-    cf_result result = cf__check_rows(r, step);
-    if (result != CF_OK) return result;
-    result = forward ? cf__before_forward(r, step) : cf__before_backward(r, step);
-    if (result == CF_OK) result = cf__before_boundary(r, step);
-    if (result != CF_OK) return result;
-    cf__show_slots(r, step);
+    CF__TRY(cf__run_check_rows(r, step));
+    CF__TRY(forward ? cf__run_before_forward(r, step) : cf__run_before_backward(r, step));
+    CF__TRY(cf__run_before_boundary(r, step));
+    cf__run_show_slots(r, step);
     if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
     if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
-    if (forward) cf__after_forward(r, step);
-    else cf__after_backward(r, step);
-    cf__after_boundary(r, step);
+    if (code != 0) return cf__run_fail_callback(r, forward ? "forward" : "backward", step, code);
+    if (forward) cf__run_after_forward(r, step);
+    else cf__run_after_backward(r, step);
+    cf__run_after_boundary(r, step);
     return CF_OK;
 }
 
 static cf_result cf__run_action(cf_runner *r) {
     cf_step step;
-    cf_result result = cf__read_action(r, r->stats.done, &step);
-    if (result != CF_OK) return result;
-    cf__show_slots(r, &step);
-    if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
-    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) result = cf__run_offload(r, &step);
-    else result = cf__run_transfer(r, &step);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__run_read_action(r, r->stats.done, &step));
+    cf__run_show_slots(r, &step);
+    if (step.action.pass < CF_COMPUTE_PASS_COUNT) CF__TRY(cf__run_pass(r, &step));
+    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) CF__TRY(cf__run_offload(r, &step));
+    else CF__TRY(cf__run_transfer(r, &step));
     r->stats.done++;
-    return cf__report_progress(r, &step);
+    return cf__run_report(r, &step);
 }
 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__release_all(cf_runner *r) {
+static int64_t cf__run_release_all(cf_runner *r) {
     int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
     int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
     for (i = 0; i < r->n_states; i++)
         if (r->chunks[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
+            cf__run_release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
                         &r->chunks[i].slot);
     for (i = 0; i < r->n_group_states; i++)
         if (r->groups[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
+            cf__run_release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
     for (i = 0; i < r->n_tensors; i++)
         if (r->tensors[i] >= 0)
-            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % n_steps,
-                        i / CF__TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
+            cf__run_release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__RUN_TENSORS % n_steps,
+                        i / CF__RUN_TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
     return n_left;
 }
 
 /* What the end of a run has to say, once everything is given back. */
-static cf_result cf__judge_end(cf_runner *r, int64_t n_left) {
+static cf_result cf__run_judge_end(cf_runner *r, int64_t n_left) {
     if (r->failure.code != CF_OK) return r->failure.code;
     if (r->stats.done < r->n_actions)
         return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
                         "the list was not run to its end");
     if (n_left > 0)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots are still in use at the end of the list");
     if (r->n_finished != r->n_states)
         return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
-                        "chunks without a complete backward");
+                        "some chunks never end their backward");
     return CF_OK;
 }
 
 /* The caller's copy of what went wrong. */
-static cf_result cf__tell_failure(const cf_runner *r, cf_error *error) {
+static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
     if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
     return r->failure.code;
 }
 
 /* Finds the stage's list. */
-static cf_result cf__find_list(cf_runner *r, int64_t stage, cf_error *error) {
+static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error) {
     const cf_schedule *s = r->schedule;
     if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
         return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
-                        "action lists overlap or run out of range");
+                        "the lists of actions overlap, or run out of range");
     r->stage = stage;
     r->n_actions = s->first[stage + 1] - s->first[stage];
     if (r->n_actions == 0) return CF_OK;
-    if (s->actions == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    if (s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
     r->actions = &s->actions[s->first[stage]];
     return CF_OK;
 }
 
-/* The block of `bytes` bytes that the runner lives in: the caller's, or from the allocator. */
-static cf_result cf__runner_memory(cf_runner *r, size_t bytes, unsigned char **memory, cf_error *error) {
-    cf_result result = cf__allocator(r->desc.allocator, &r->allocator, error);
-    if (result != CF_OK) return result;
-    *memory = (unsigned char *)r->desc.memory;
-    if (*memory != NULL) {
-        r->allocator.release = NULL;
-        return cf__check_memory(*memory, r->desc.bytes, bytes, error);
-    }
-    *memory = (unsigned char *)r->allocator.alloc(bytes, r->allocator.user);
-    return *memory != NULL ? CF_OK : cf__fail_memory(error, bytes);
+/* Nothing has run yet and no slot is in use. */
+static cf_result cf__run_fill(void *job) {
+    cf__run_opening *opening = (cf__run_opening *)job;
+    cf_runner *r = opening->runner;
+    int64_t i;
+    memset(r->chunks, 0, (size_t)r->n_states * sizeof *r->chunks);
+    memset(r->groups, 0, (size_t)r->n_group_states * sizeof *r->groups);
+    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
+    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
+    (void)cf__run_find_sends(r);
+    return cf__run_tell_failure(r, opening->error);
 }
 
-static void cf__free_runner(cf_runner *r) {
-    cf_allocator allocator = r->allocator;
-    if (allocator.release != NULL) allocator.release(r, allocator.user);
+static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_object, cf__run_fill};
+
+CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
+    cf__run_opening opening;
+    memset(&opening, 0, sizeof opening);
+    CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
+    return cf__size_job(&cf__run_recipe, &opening, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
-    cf_runner header, *r;
-    cf__carver carver = {NULL, 0, 0};
-    int64_t i;
-    cf_result result = cf__run_start(&header, plan, schedule, error);
-    if (result != CF_OK) return result;
+    cf__run_opening opening;
+    cf_allocator allocator;
+    memset(&opening, 0, sizeof opening);
+    opening.error = error;
+    CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
-    if ((result = cf__find_list(&header, stage, error)) != CF_OK) return result;
-    header.desc = *desc;
-    cf__layout_runner(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    if ((result = cf__runner_memory(&header, carver.used, &carver.base, error)) != CF_OK) return result;
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    r = cf__layout_runner(&header, &carver);
-    *r = header;
-    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
-    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
-    result = cf__find_sends(r);
-    if (result == CF_OK) {
-        *out = r;
-    } else {
-        (void)cf__tell_failure(r, error);
-        cf__free_runner(r);
-    }
-    return result;
+    CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
+    CF__TRY(cf__run_find_list(&opening.header, stage, error));
+    CF__TRY(cf__allocator(desc->allocator, &allocator, error));
+    opening.header.desc = *desc;
+    if (desc->memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &opening, desc->memory, desc->bytes, error));
+    else CF__TRY(cf__make(&cf__run_recipe, &opening, &allocator, error));
+    *out = opening.runner;
+    return CF_OK;
 }
 
 CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
@@ -9690,24 +9688,23 @@ CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
 CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
     if (r == NULL) return cf__fail_null(error, "runner");
     if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
-    return cf__tell_failure(r, error);
+    return cf__run_tell_failure(r, error);
 }
 
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
     cf_result result;
     if (r == NULL) return CF_OK;
-    (void)cf__judge_end(r, cf__release_all(r));
-    result = cf__tell_failure(r, error);
+    (void)cf__run_judge_end(r, cf__run_release_all(r));
+    result = cf__run_tell_failure(r, error);
     if (stats != NULL) *stats = r->stats;
-    cf__free_runner(r);
+    cf__free_object(r, &r->block);
     return result;
 }
 
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error) {
     cf_runner *runner = NULL;
-    cf_result result = cf_run_open(plan, schedule, stage, desc, &runner, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf_run_open(plan, schedule, stage, desc, &runner, error));
     while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
     return cf_run_close(runner, stats, error);
 }
