@@ -9722,126 +9722,133 @@ typedef struct cf__writer {
     char text[4096];
 } cf__writer;
 
-enum { CF__LONGEST_PIECE = 256 }; /* no single cf__print makes more characters than this */
+enum { CF__WRITE_PIECE = 256 }; /* no single cf__write_text makes more characters than this */
 
-static void cf__flush(cf__writer *w) {
+static void cf__write_flush(cf__writer *w) {
     if (w->code == 0 && w->used > 0) w->code = w->write(w->text, w->used, w->user);
     w->used = 0;
 }
 
-static void cf__print(cf__writer *w, const char *format, ...) {
+static void cf__write_text(cf__writer *w, const char *format, ...) {
     va_list arguments;
     int n;
-    if (sizeof w->text - w->used < CF__LONGEST_PIECE) cf__flush(w);
+    if (sizeof w->text - w->used < CF__WRITE_PIECE) cf__write_flush(w);
     va_start(arguments, format);
-    n = vsnprintf(w->text + w->used, CF__LONGEST_PIECE, format, arguments);
+    n = vsnprintf(w->text + w->used, CF__WRITE_PIECE, format, arguments);
     va_end(arguments);
-    if (n > 0) w->used += (size_t)cf__min(n, CF__LONGEST_PIECE - 1);
+    if (n > 0) w->used += (size_t)cf__min(n, CF__WRITE_PIECE - 1);
 }
 
 /* A number member, followed by a comma. */
-static void cf__print_count(cf__writer *w, const char *name, int64_t value) {
-    cf__print(w, "\"%s\": %lld, ", name, (long long)value);
+static void cf__write_count(cf__writer *w, const char *name, int64_t value) {
+    cf__write_text(w, "\"%s\": %lld, ", name, (long long)value);
 }
 
 /* A double as JSON wants it, whatever the locale's decimal point is. */
-static void cf__print_real(cf__writer *w, double value) {
+static void cf__write_real(cf__writer *w, double value) {
     char text[40], *c;
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c != 0; c++)
         if (*c == ',') *c = '.';
-    cf__print(w, "%s", text);
+    cf__write_text(w, "%s", text);
 }
 
-static cf_result cf__finish_writing(cf__writer *w, cf_error *error) {
-    cf__flush(w);
+static cf__writer cf__write_start(cf_write_fn write, void *user) {
+    cf__writer w;
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    return w;
+}
+
+static cf_result cf__write_end(cf__writer *w, cf_error *error) {
+    cf__write_flush(w);
     if (w->code == 0) return CF_OK;
-    return cf__fail(error, CF_ERROR_WRITE, "write", -1, 0, w->code, "reported an error");
+    (void)cf__refuse(error, CF_ERROR_WRITE, "write", -1, "the callback reported an error");
+    if (error != NULL) error->got = w->code;
+    return CF_ERROR_WRITE;
 }
 
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
     int64_t i;
-    cf__print(w, "%s\n    {", id > 0 ? "," : "");
-    cf__print_count(w, "id", id);
-    cf__print_count(w, "group", c->group);
-    cf__print_count(w, "index", c->index);
-    cf__print_count(w, "prefix", c->prefix);
-    cf__print_count(w, "tokens", c->tokens);
-    cf__print_count(w, "padded", c->padded);
-    cf__print_count(w, "pairs", c->pairs);
-    cf__print_count(w, "rank", c->rank);
-    cf__print(w, "\"slices\": [");
+    cf__write_text(w, "%s\n    {", id > 0 ? "," : "");
+    cf__write_count(w, "id", id);
+    cf__write_count(w, "group", c->group);
+    cf__write_count(w, "index", c->index);
+    cf__write_count(w, "prefix", c->prefix);
+    cf__write_count(w, "tokens", c->tokens);
+    cf__write_count(w, "padded", c->padded);
+    cf__write_count(w, "pairs", c->pairs);
+    cf__write_count(w, "rank", c->rank);
+    cf__write_text(w, "\"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        cf__print(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}", i > 0 ? ", " : "",
+        cf__write_text(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}", i > 0 ? ", " : "",
                   (long long)s->sequence, (long long)s->begin, (long long)s->length, (long long)s->offset);
     }
-    cf__print(w, "]}");
+    cf__write_text(w, "]}");
 }
 
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__print(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
-    cf__print_count(w, "chunk_size", plan->chunk_size);
-    cf__print_count(w, "align", plan->align);
-    cf__print_count(w, "max_slices", plan->max_slices);
-    cf__print(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
+    cf__write_count(w, "chunk_size", plan->chunk_size);
+    cf__write_count(w, "align", plan->align);
+    cf__write_count(w, "max_slices", plan->max_slices);
+    cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
               cf_split_method_name(plan->split));
-    cf__print_count(w, "n_sequences", plan->n_sequences);
-    cf__print_count(w, "n_empty", plan->n_empty);
-    cf__print_count(w, "n_tokens", plan->n_tokens);
-    cf__print(w, "\n  ");
-    cf__print_count(w, "n_ranks", plan->n_ranks);
-    cf__print_count(w, "n_steps", plan->n_steps);
-    cf__print_count(w, "n_chunks", plan->n_chunks);
-    cf__print_count(w, "n_idle", plan->n_idle);
-    cf__print_count(w, "n_groups", plan->n_groups);
-    cf__print_count(w, "n_slices", plan->n_slices);
-    cf__print(w, "\n  ");
-    cf__print_count(w, "lower_bound", plan->lower_bound);
-    cf__print_count(w, "excess", stats.excess);
-    cf__print(w, "\"fill\": ");
-    cf__print_real(w, stats.fill);
+    cf__write_count(w, "n_sequences", plan->n_sequences);
+    cf__write_count(w, "n_empty", plan->n_empty);
+    cf__write_count(w, "n_tokens", plan->n_tokens);
+    cf__write_text(w, "\n  ");
+    cf__write_count(w, "n_ranks", plan->n_ranks);
+    cf__write_count(w, "n_steps", plan->n_steps);
+    cf__write_count(w, "n_chunks", plan->n_chunks);
+    cf__write_count(w, "n_idle", plan->n_idle);
+    cf__write_count(w, "n_groups", plan->n_groups);
+    cf__write_count(w, "n_slices", plan->n_slices);
+    cf__write_text(w, "\n  ");
+    cf__write_count(w, "lower_bound", plan->lower_bound);
+    cf__write_count(w, "excess", stats.excess);
+    cf__write_text(w, "\"fill\": ");
+    cf__write_real(w, stats.fill);
 }
 
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t i;
-    cf_result result;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (write == NULL) return cf__fail_null(error, "write");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
+    CF__TRY(cf__check_plan_counts(plan, error));
+    w = cf__write_start(write, user);
     cf__write_plan_counts(&w, plan);
-    cf__print(&w, ",\n  \"groups\": [");
+    cf__write_text(&w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups; i++) {
         const cf_group *g = &plan->groups[i];
-        cf__print(
+        cf__write_text(
             &w,
             "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
             i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
             (long long)g->tokens);
     }
-    cf__print(&w, "],\n  \"chunks\": [");
+    cf__write_text(&w, "],\n  \"chunks\": [");
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
-    cf__print(&w, "]\n}\n");
-    return cf__finish_writing(&w, error);
+    cf__write_text(&w, "]\n}\n");
+    return cf__write_end(&w, error);
 }
 
-static void cf__print_real_member(cf__writer *w, const char *name, double value) {
-    cf__print(w, "\"%s\": ", name);
-    cf__print_real(w, value);
+static void cf__write_real_member(cf__writer *w, const char *name, double value) {
+    cf__write_text(w, "\"%s\": ", name);
+    cf__write_real(w, value);
 }
 
-static void cf__print_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
+static void cf__write_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
     int64_t i;
-    cf__print(w, ",\n  \"%s\": [", name);
-    for (i = 0; i < n && w->code == 0; i++) cf__print(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
-    cf__print(w, "]");
+    cf__write_text(w, ",\n  \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__write_text(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
+    cf__write_text(w, "]");
 }
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
@@ -9852,34 +9859,34 @@ static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
                  {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
     int64_t i;
     for (i = 0; i < 5; i++) {
-        cf__print(w, "%s", i > 0 ? ", " : "\n  ");
-        cf__print_real_member(w, reals[i].name, reals[i].value);
+        cf__write_text(w, "%s", i > 0 ? ", " : "\n  ");
+        cf__write_real_member(w, reals[i].name, reals[i].value);
     }
-    cf__print(w, ",\n  \"bounds\": {");
+    cf__write_text(w, ",\n  \"bounds\": {");
     for (i = 0; i < t->n_bounds; i++) {
-        cf__print(w, "%s", i > 0 ? ", " : "");
-        cf__print_real_member(w, t->bounds[i].name, t->bounds[i].value);
+        cf__write_text(w, "%s", i > 0 ? ", " : "");
+        cf__write_real_member(w, t->bounds[i].name, t->bounds[i].value);
     }
-    cf__print(w, "}");
-    cf__print_counts(w, "peak_live", t->peak_live, t->n_stages);
-    cf__print_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
-    cf__print_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
-    cf__print_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
-    cf__print(w, ",");
+    cf__write_text(w, "}");
+    cf__write_counts(w, "peak_live", t->peak_live, t->n_stages);
+    cf__write_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
+    cf__write_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
+    cf__write_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
+    cf__write_text(w, ",");
 }
 
 static void cf__write_action_json(cf__writer *w, const cf_action *a) {
-    cf__print(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
+    cf__write_text(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
               (int)a->stage);
-    if (a->pass == CF_F || a->pass == CF_R) cf__print(w, ", \"keep\": %s", a->keep ? "true" : "false");
+    if (a->pass == CF_F || a->pass == CF_R) cf__write_text(w, ", \"keep\": %s", a->keep ? "true" : "false");
 }
 
 static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
-    cf__print(w, ", ");
-    cf__print_real_member(w, "start", t->start[id]);
-    cf__print(w, ", ");
-    cf__print_real_member(w, "end", t->end[id]);
-    cf__print(w, ", \"live\": %d", (int)t->live[id]);
+    cf__write_text(w, ", ");
+    cf__write_real_member(w, "start", t->start[id]);
+    cf__write_text(w, ", ");
+    cf__write_real_member(w, "end", t->end[id]);
+    cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
 }
 
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
@@ -9890,34 +9897,32 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
     if (write == NULL) return cf__fail_null(error, "write");
     if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
         return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
-                        "made from another schedule");
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__print(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__print(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
+                        "has another number of actions or stages than the schedule");
+    w = cf__write_start(write, user);
+    cf__write_text(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
+    cf__write_text(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
               cf_replay_name(schedule->replay));
-    cf__print_count(&w, "stages", schedule->n_stages);
-    cf__print_count(&w, "virtual_stages", schedule->n_virtual);
-    cf__print_count(&w, "k", schedule->k);
-    cf__print_count(&w, "rank", schedule->rank);
-    cf__print_count(&w, "n_chunks", schedule->n_chunks);
-    cf__print_count(&w, "n_actions", schedule->n_actions);
-    cf__print_count(&w, "lowered", schedule->lowered);
+    cf__write_count(&w, "stages", schedule->n_stages);
+    cf__write_count(&w, "virtual_stages", schedule->n_virtual);
+    cf__write_count(&w, "k", schedule->k);
+    cf__write_count(&w, "rank", schedule->rank);
+    cf__write_count(&w, "n_chunks", schedule->n_chunks);
+    cf__write_count(&w, "n_actions", schedule->n_actions);
+    cf__write_count(&w, "lowered", schedule->lowered);
     if (timeline != NULL) cf__write_timeline(&w, timeline);
-    cf__print(&w, "\n  \"actions\": [");
+    cf__write_text(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
-        cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
+        cf__write_text(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
-            cf__print(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
+            cf__write_text(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
             cf__write_action_json(&w, &schedule->actions[i]);
             if (timeline != NULL) cf__write_action_times(&w, timeline, i);
-            cf__print(&w, "}");
+            cf__write_text(&w, "}");
         }
-        cf__print(&w, "]");
+        cf__write_text(&w, "]");
     }
-    cf__print(&w, "]\n}\n");
-    return cf__finish_writing(&w, error);
+    cf__write_text(&w, "]\n}\n");
+    return cf__write_end(&w, error);
 }
 
 /* ---- graphs ---- */
@@ -9926,11 +9931,11 @@ static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id)
     static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
                                         "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
     const cf_node *node = &graph->nodes[id];
-    cf__print(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
-    if (graph->n_virtual > 1) cf__print(w, " @ %d", (int)node->stage);
-    cf__print(w, "\", tooltip=\"");
-    cf__print_real(w, node->seconds);
-    cf__print(w, " s\", %s];\n", looks[node->pass]);
+    cf__write_text(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
+    if (graph->n_virtual > 1) cf__write_text(w, " @ %d", (int)node->stage);
+    cf__write_text(w, "\", tooltip=\"");
+    cf__write_real(w, node->seconds);
+    cf__write_text(w, " s\", %s];\n", looks[node->pass]);
 }
 
 static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
@@ -9941,7 +9946,7 @@ static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
                                                      "style=solid, color=\"#5b8def\"",
                                                      "style=solid, color=gray",
                                                      "style=dotted, constraint=false, color=gray"};
-    cf__print(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
+    cf__write_text(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
               cf_edge_name((cf_edge_why)edge->why));
 }
 
@@ -9949,51 +9954,48 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
                                            cf_error *error) {
     cf__writer w;
     int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__check_graph_arrays(graph, error));
     if (write == NULL) return cf__fail_null(error, "write");
-    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
+    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
     if (graph->n_nodes > most)
         return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
-                        "too many nodes to draw; raise max_nodes or draw fewer chunks");
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__print(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
-    cf__print(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
+                        "is too many to draw; raise max_nodes, or draw fewer chunks");
+    w = cf__write_start(write, user);
+    cf__write_text(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    cf__write_text(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
-        cf__print(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
+        cf__write_text(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
         for (i = 0; i < graph->n_nodes; i++)
             if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
-        cf__print(&w, "  }\n");
+        cf__write_text(&w, "  }\n");
     }
     for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
-    cf__print(&w, "}\n");
-    return cf__finish_writing(&w, error);
+    cf__write_text(&w, "}\n");
+    return cf__write_end(&w, error);
 }
 
 /* ---- schedules as CSV ---- */
 
-static int cf__is_extension(int64_t pass) {
+static int cf__csv_is_extension(int64_t pass) {
     return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
 }
 
 /* Everything that can be refused, before the first character is written. */
-static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
+static cf_result cf__csv_check_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
                                        cf_error *error) {
     int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
     for (i = 0; i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->chunk < first || a->chunk >= first + plan->n_steps)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "this rank has no such chunk");
         if (a->stage < 0 || a->stage >= n_stages)
             return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage,
-                            "no such virtual stage");
+                            "there is no such virtual stage");
         if (a->pass >= CF_PASS_COUNT)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "there is no such pass");
         if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
-        if (cf__is_extension(a->pass) && !desc->extensions)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "extensions", i, 1, 0, "a pass that PyTorch's files do not have");
+        if (cf__csv_is_extension(a->pass) && !desc->extensions)
+            return cf__refuse(error, CF_ERROR_ARGUMENT, "extensions", i, "PyTorch's files do not have such a pass");
     }
     return CF_OK;
 }
@@ -10004,39 +10006,35 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     cf_csv_desc full;
     int64_t stage, i;
     int written;
-    cf_result result;
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (write == NULL) return cf__fail_null(error, "write");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
-        return result;
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__check_schedule_counts(plan, schedule, error));
+    CF__TRY(cf__check_schedule_lists(schedule, error));
+    CF__TRY(cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
     if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format,
-                        "lower the schedule first");
-    if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "format", -1,
+                          "the schedule has no transfers to write; lower it first");
+    CF__TRY(cf__csv_check_actions(plan, schedule, &full, error));
+    w = cf__write_start(write, user);
     for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
         for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
             const cf_action *a = &schedule->actions[i];
             if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
-            cf__print(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
+            cf__write_text(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
                       (long long)(a->chunk - schedule->rank * plan->n_steps));
             written = 1;
         }
-        cf__print(&w, "\r\n");
+        cf__write_text(&w, "\r\n");
     }
-    return cf__finish_writing(&w, error);
+    return cf__write_end(&w, error);
 }
 
 /* The reader goes through the text twice: once to count, once to fill in the schedule. */
-typedef struct cf__csv {
+typedef struct cf__csv_reader {
     const char *text;
     size_t bytes, at;         /* length; where the next cell begins */
     int more;                 /* 1: there is a next cell */
@@ -10052,9 +10050,11 @@ typedef struct cf__csv {
     int64_t n_rows, n_actions, last_stage; /* counted */
     int has_transfers;
     int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
-} cf__csv;
+    cf_schedule header, *schedule;         /* what is made */
+    int32_t *live;                         /* (chunks x virtual stages) working space of cf__csv_find_keeps */
+} cf__csv_reader;
 
-static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, const char *why) {
+static cf_result cf__csv_bad_text(const cf__csv_reader *r, int64_t line, int64_t column, const char *why) {
     cf_error *error = r->error;
     char excerpt[25];
     size_t i;
@@ -10072,15 +10072,15 @@ static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, co
     return CF_ERROR_TEXT;
 }
 
-static cf_result cf__bad_cell(const cf__csv *r, const char *why) {
-    return cf__bad_text(r, r->cell_line, r->cell_column, why);
+static cf_result cf__csv_bad_cell(const cf__csv_reader *r, const char *why) {
+    return cf__csv_bad_text(r, r->cell_line, r->cell_column, why);
 }
 
-static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
+static int cf__csv_is_blank(char c) { return c == ' ' || c == '\t'; }
 
 /* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty
    one; *none says so. */
-static int cf__next_cell(cf__csv *r, int *none) {
+static int cf__csv_next_cell(cf__csv_reader *r, int *none) {
     size_t begin = r->at, end = begin;
     if (!r->more) return 0;
     if (begin == r->line_begin) r->row++;
@@ -10095,8 +10095,8 @@ static int cf__next_cell(cf__csv *r, int *none) {
     } else {
         *none = 0;
     }
-    while (begin < end && cf__is_blank(r->text[begin])) begin++;
-    while (end > begin && cf__is_blank(r->text[end - 1])) end--;
+    while (begin < end && cf__csv_is_blank(r->text[begin])) begin++;
+    while (end > begin && cf__csv_is_blank(r->text[end - 1])) end--;
     r->cell = r->text + begin;
     r->cell_bytes = end - begin;
     r->cell_column = (int64_t)(begin - r->line_begin) + 1;
@@ -10105,7 +10105,7 @@ static int cf__next_cell(cf__csv *r, int *none) {
 }
 
 /* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
-static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
+static size_t cf__csv_read_number(const char *text, size_t bytes, int64_t *value) {
     size_t n = 0;
     int64_t sum = 0;
     while (n < bytes && text[n] >= '0' && text[n] <= '9') {
@@ -10116,38 +10116,38 @@ static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
     return n > 1 && text[0] == '0' ? 0 : n;
 }
 
-static int cf__is_word(const char *text, size_t bytes, const char *word) {
+static int cf__csv_is_word(const char *text, size_t bytes, const char *word) {
     return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
 }
 
 /* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
-static cf_pass cf__read_pass(const cf__csv *r, const char *text, size_t bytes) {
+static cf_pass cf__csv_read_pass(const cf__csv_reader *r, const char *text, size_t bytes) {
     int pass;
-    if (r->desc.legacy && cf__is_word(text, bytes, "BW")) return CF_B;
+    if (r->desc.legacy && cf__csv_is_word(text, bytes, "BW")) return CF_B;
     for (pass = 0; pass < CF_PASS_COUNT; pass++)
-        if (cf__is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
+        if (cf__csv_is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
     return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
 }
 
 /* The cell as an action; chunk counts within the rank. */
-static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
+static cf_result cf__csv_read_cell(const cf__csv_reader *r, cf_action *action) {
     static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
     int64_t stage, chunk;
-    size_t used = cf__read_number(r->cell, r->cell_bytes, &stage), word = used, i;
+    size_t used = cf__csv_read_number(r->cell, r->cell_bytes, &stage), word = used, i;
     cf_pass pass;
-    if (used == 0) return cf__bad_cell(r, "an action starts with the number of its virtual stage");
+    if (used == 0) return cf__csv_bad_cell(r, "an action starts with the number of its virtual stage");
     while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
-    pass = cf__read_pass(r, r->cell + used, word - used);
+    pass = cf__csv_read_pass(r, r->cell + used, word - used);
     for (i = 0; i < 3; i++)
-        if (cf__is_word(r->cell + used, word - used, foreign[i]))
-            return cf__bad_cell(r, "sharding is not scheduled here");
-    if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
-        return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
-    if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
-    used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
+        if (cf__csv_is_word(r->cell + used, word - used, foreign[i]))
+            return cf__csv_bad_cell(r, "sharding is not scheduled here");
+    if (pass == CF_PASS_COUNT && cf__csv_is_word(r->cell + used, word - used, "BW"))
+        return cf__csv_bad_cell(r, "BW stands in older files; read them with `legacy`");
+    if (pass == CF_PASS_COUNT) return cf__csv_bad_cell(r, "there is no such pass");
+    used = cf__csv_read_number(r->cell + word, r->cell_bytes - word, &chunk);
     if (used == 0 || word + used != r->cell_bytes)
-        return cf__bad_cell(r, "an action ends with the number of its chunk");
-    if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
+        return cf__csv_bad_cell(r, "an action ends with the number of its chunk");
+    if (chunk >= r->plan->n_steps) return cf__csv_bad_cell(r, "the rank has no such chunk");
     memset(action, 0, sizeof *action);
     action->chunk = (int32_t)chunk;
     action->stage = (int32_t)stage;
@@ -10155,7 +10155,7 @@ static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
     return CF_OK;
 }
 
-static void cf__rewind(cf__csv *r) {
+static void cf__csv_rewind(cf__csv_reader *r) {
     r->at = r->line_begin = 0;
     r->more = r->bytes > 0;
     r->line = 1;
@@ -10163,12 +10163,11 @@ static void cf__rewind(cf__csv *r) {
 }
 
 /* First time through: every cell must be an action, and the dialect must be one. */
-static cf_result cf__count_cells(cf__csv *r) {
+static cf_result cf__csv_count_cells(cf__csv_reader *r) {
     int none;
-    cf__rewind(r);
-    while (cf__next_cell(r, &none)) {
+    cf__csv_rewind(r);
+    while (cf__csv_next_cell(r, &none)) {
         cf_action action;
-        cf_result result;
         if (none) continue;
         if (r->cell_bytes == 0) {
             if (r->empty_line == 0) {
@@ -10177,26 +10176,27 @@ static cf_result cf__count_cells(cf__csv *r) {
             }
             continue;
         }
-        if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
+        CF__TRY(cf__csv_read_cell(r, &action));
         if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
-            return cf__bad_cell(r, "a transfer in a file of passes only");
+            return cf__csv_bad_cell(r, "there is a transfer in a file that is said to hold passes only");
         if (r->n_actions == CF_MAX_ACTIONS)
-            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "too many");
+            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "is too large");
         r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
         r->last_stage = cf__max(r->last_stage, action.stage);
         r->n_actions++;
     }
     r->n_rows = r->row + 1;
     r->cell_bytes = 0;
-    if (r->n_rows == 0) return cf__bad_text(r, 1, 1, "no rows");
+    if (r->n_rows == 0) return cf__csv_bad_text(r, 1, 1, "there are no rows");
     if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
-        return cf__bad_text(r, r->empty_line, r->empty_column, "an empty cell in a file with transfers");
+        return cf__csv_bad_text(r, r->empty_line, r->empty_column, "a file with transfers has no empty cells");
     return CF_OK;
 }
 
-/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked
-   for. */
-static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
+/* Fills in what follows from the counts. A text with fewer than two actions for each chunk and stage is refused here,
+   before any memory is asked for. */
+static cf_result cf__csv_fill_header(cf__csv_reader *r) {
+    cf_schedule *header = &r->header;
     int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
     memset(header, 0, sizeof *header);
     header->kind = r->desc.kind;
@@ -10210,7 +10210,7 @@ static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
     header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
     if (n_stages % r->n_rows != 0)
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
-                        "the virtual stages are no multiple of the rows");
+                        "the number of virtual stages is no multiple of the number of rows");
     if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
                         "every chunk needs two passes on every virtual stage");
@@ -10218,18 +10218,18 @@ static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
 }
 
 /* Second time: the actions, with chunks as the plan numbers them. */
-static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
+static cf_result cf__csv_fill_actions(cf__csv_reader *r, cf_schedule *schedule) {
     int64_t n = 0, row = 0;
     int none;
-    cf__rewind(r);
+    cf__csv_rewind(r);
     schedule->first[0] = 0;
-    while (cf__next_cell(r, &none)) {
+    while (cf__csv_next_cell(r, &none)) {
         cf_action *action = &schedule->actions[n];
         for (; row < r->row; row++) schedule->first[row + 1] = n;
         if (none || r->cell_bytes == 0) continue;
-        (void)cf__read_cell(r, action); /* it could be read the first time */
+        (void)cf__csv_read_cell(r, action); /* it could be read the first time */
         if (action->stage % r->n_rows != r->row)
-            return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
+            return cf__csv_bad_cell(r, "this virtual stage lies on another row (v mod rows)");
         action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
         n++;
     }
@@ -10239,7 +10239,7 @@ static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
 
 /* R keeps, and so does F unless there is an R; then K, if it was left open. live: a zero per chunk and virtual
    stage. */
-static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
+static void cf__csv_find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
     int64_t i, first = schedule->rank * plan->n_steps;
     for (i = 0; i < schedule->n_actions; i++) {
         cf_action *a = &schedule->actions[i];
@@ -10263,9 +10263,8 @@ static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *
     }
 }
 
-static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
+static cf_result cf__csv_start(cf__csv_reader *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
                                cf_error *error) {
-    cf_result result;
     memset(r, 0, sizeof *r);
     if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -10274,52 +10273,46 @@ static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const
     r->bytes = bytes;
     r->plan = plan;
     r->error = error;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
-        return result;
-    if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    return cf__count_cells(r);
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
+    CF__TRY(cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
+    CF__TRY(cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__range(r->desc.k, 0, INT64_MAX, "k", error));
+    CF__TRY(cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error));
+    return cf__csv_count_cells(r);
 }
 
-/* The schedule and, behind it, the scratch of cf__find_keeps. */
-static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_t **live, cf__carver *carver) {
-    cf_schedule *schedule = cf__layout_schedule(header, carver);
-    *live = (int32_t *)cf__take(carver, header->n_stages * header->n_virtual * r->plan->n_steps, sizeof(int32_t));
-    return schedule;
+static void cf__csv_scratch(void *job, cf__carver *carver) {
+    cf__csv_reader *r = (cf__csv_reader *)job;
+    int64_t n_cells = r->header.n_stages * r->header.n_virtual * r->plan->n_steps;
+    r->live = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
+}
+
+static cf_block *cf__csv_object(void *job, cf__carver *carver) {
+    cf__csv_reader *r = (cf__csv_reader *)job;
+    r->schedule = cf__layout_schedule(&r->header, carver);
+    if (r->schedule == NULL) return NULL;
+    *r->schedule = r->header;
+    return &r->schedule->block;
+}
+
+static cf_result cf__csv_fill(void *job) {
+    cf__csv_reader *r = (cf__csv_reader *)job;
+    CF__TRY(cf__csv_fill_actions(r, r->schedule));
+    cf__csv_find_keeps(r->plan, r->schedule, r->live, r->desc.k);
+    return cf_schedule_validate(r->plan, r->schedule, NULL, r->desc.allocator, r->error);
 }
 
 CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
                                              const cf_csv_desc *desc, cf_schedule **out, cf_error *error) {
-    cf__csv r;
-    cf_schedule header, *schedule;
-    cf_allocator allocator;
-    cf__carver carver = {NULL, 0, 0};
-    int32_t *live;
-    cf_result result = cf__csv_start(&r, text, bytes, plan, desc, error);
-    if (result != CF_OK) return result;
+    static const cf__recipe recipe = {"bytes", 1, cf__csv_scratch, NULL, cf__csv_object, cf__csv_fill};
+    cf__csv_reader r;
+    CF__TRY(cf__csv_start(&r, text, bytes, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(r.desc.allocator, &allocator, error)) != CF_OK) return result;
-    if ((result = cf__csv_header(&r, &header)) != CF_OK) return result;
-    cf__layout_csv(&r, &header, &live, &carver);
-    if (carver.overflow) return cf__too_large(error, "bytes");
-    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
-    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    schedule = cf__layout_csv(&r, &header, &live, &carver);
-    *schedule = header;
-    schedule->allocator = allocator;
-    result = cf__fill_from_csv(&r, schedule);
-    if (result == CF_OK) {
-        cf__find_keeps(plan, schedule, live, r.desc.k);
-        result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
-    }
-    if (result == CF_OK) *out = schedule;
-    else cf_schedule_free(schedule);
-    return result;
+    CF__TRY(cf__csv_fill_header(&r));
+    CF__TRY(cf__make(&recipe, &r, r.desc.allocator, error));
+    *out = r.schedule;
+    return CF_OK;
 }
 
 /* ================================================================================================================
