@@ -4775,7 +4775,8 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
         }
     total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
     if (total <= DBL_MAX / 1e6) return CF_OK;
-    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes of the batch take too many seconds to add up");
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1,
+                      "the passes of the batch take too many seconds to add up");
 }
 
 static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
@@ -4845,7 +4846,9 @@ static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__
     int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
     for (; link < end; link++) {
-        int32_t on = link->chunks == CF__PIPE_KEPT_ON ? unit->k : link->chunks == -CF__PIPE_KEPT_ON ? -unit->k : link->chunks;
+        int32_t on = link->chunks == CF__PIPE_KEPT_ON    ? unit->k
+                     : link->chunks == -CF__PIPE_KEPT_ON ? -unit->k
+                                                         : link->chunks;
         if (place + on < (link->kept ? n_dropped : 0)) continue;
         if (place + on >= (link->pass == CF_R ? n_dropped : unit->n)) continue;
         needs[n].chunk = (int32_t)chunk + on;
@@ -4962,7 +4965,8 @@ static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) 
 }
 
 /* Everything but times that are not finite is refused here. */
-static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
+                                 cf_error *error) {
     int64_t i;
     memset(g, 0, sizeof *g);
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -5043,7 +5047,8 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     int replayed;
     if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
     replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
-    if ((int)pass < 0 || pass > CF_W || !cf__pipe_has_pass(pass, graph->split) || (pass == CF_R && !replayed)) return -1;
+    if ((int)pass < 0 || pass > CF_W || !cf__pipe_has_pass(pass, graph->split) || (pass == CF_R && !replayed))
+        return -1;
     place = pass <= CF_R ? (int64_t)pass : 1 + replayed + (pass == CF_W);
     return graph->first[i] + place * n_stages + stage;
 }
@@ -5203,7 +5208,8 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            if (edge->to != i) return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among another node's edges");
+            if (edge->to != i)
+                return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among another node's edges");
             if (edge->from < 0 || edge->from >= graph->n_nodes)
                 return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
             if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
@@ -5793,7 +5799,8 @@ static int cf__pattern_may_run_ahead(const cf__schedule_maker *m, const cf__patt
 
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__pattern_has_room(m, merge))
+        return 0;
     return merge->i < pattern->need[merge->j] || cf__pattern_may_run_ahead(m, merge);
 }
 
@@ -5808,7 +5815,8 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+    if (m->needs != NULL && item->opens)
+        merge->bytes += cf__pattern_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
     merge->chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
 }
@@ -6395,9 +6403,11 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
 
 /* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the passes at the
    other ends of the rules being known. */
-static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk) {
+static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit,
+                                  int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
-    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, transfer = cf__transfer_seconds(pipe, chunk);
+    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail,
+           transfer = cf__transfer_seconds(pipe, chunk);
     cf__need needs[CF__MOST_NEEDS];
     int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), i;
     int rises = (pass <= CF_R) == (way == CF__PIPE_WAITS_FOR);
@@ -7064,7 +7074,8 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
         int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
         int64_t cell = cf__dispatch_cell(id), chunk = cell % d->pipe->n;
         cf_pass pass = cf__dispatch_pass(id);
-        int starts = pass == CF_F && cell < d->pipe->n * d->pipe->n_stages && chunk == cf__dispatch_unit(d, chunk)->first;
+        int starts =
+            pass == CF_F && cell < d->pipe->n * d->pipe->n_stages && chunk == cf__dispatch_unit(d, chunk)->first;
         if (starts) cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
         else cf__dispatch_push(worker, cf__dispatch_queue_of(pass), id, d->urgency);
     }
@@ -7245,10 +7256,14 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
-static int64_t cf__search_below(cf__search *search, int64_t n) { return (int64_t)(cf__draw(&search->random) % (uint64_t)n); }
+static int64_t cf__search_below(cf__search *search, int64_t n) {
+    return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
+}
 
 /* In [-1, 1), a multiple of 2^-20. */
-static double cf__search_random(cf__search *search) { return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1; }
+static double cf__search_random(cf__search *search) {
+    return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1;
+}
 
 static int cf__search_is_over(const cf__search *search) {
     return search->report.n_tried >= search->budget || search->report.makespan <= search->goal * (1 + 1e-12);
@@ -7361,7 +7376,13 @@ static void cf__search_try_grid(cf__search *search) {
 
 /* ---- the walk ---- */
 
-typedef enum cf__search_move_kind { CF__SEARCH_SWAP = 0, CF__SEARCH_SHIFT, CF__SEARCH_NUDGE, CF__SEARCH_POLICY, CF__SEARCH_KEEP } cf__search_move_kind;
+typedef enum cf__search_move_kind {
+    CF__SEARCH_SWAP = 0,
+    CF__SEARCH_SHIFT,
+    CF__SEARCH_NUDGE,
+    CF__SEARCH_POLICY,
+    CF__SEARCH_KEEP
+} cf__search_move_kind;
 
 typedef struct cf__search_move {
     cf__search_move_kind kind;
@@ -7420,7 +7441,10 @@ static cf__search_move cf__search_make_move(cf__search *search) {
     cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = d->policy;
-    move.kind = chance < 4 ? CF__SEARCH_SWAP : chance < 8 ? CF__SEARCH_SHIFT : chance < 14 ? CF__SEARCH_NUDGE : CF__SEARCH_POLICY;
+    move.kind = chance < 4    ? CF__SEARCH_SWAP
+                : chance < 8  ? CF__SEARCH_SHIFT
+                : chance < 14 ? CF__SEARCH_NUDGE
+                              : CF__SEARCH_POLICY;
     if (m->n_units < 2 && (move.kind == CF__SEARCH_SWAP || move.kind == CF__SEARCH_SHIFT)) move.kind = CF__SEARCH_NUDGE;
     if (chance % 4 == 0 && cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_KEEP;
     switch (move.kind) {
@@ -7466,7 +7490,8 @@ static void cf__search_jump(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double much = search->bounds[0].critical_path;
     int64_t i;
-    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2), split = m->desc.split_backward && cf__search_below(search, 2);
+    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2),
+        split = m->desc.split_backward && cf__search_below(search, 2);
     for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
     cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
     search->dispatch.policy = cf__search_policy(split, risk, cf__product(much, cf__search_random(search)), 0);
@@ -7716,7 +7741,8 @@ static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, co
     if (cells > schedule->n_actions / 2)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions,
                         "passes are missing");
-    result = cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, &sim->desc.bytes, schedule->n_stages, error);
+    result =
+        cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, &sim->desc.bytes, schedule->n_stages, error);
     if (result != CF_OK) return result;
     if (sim->desc.timing != NULL && (result = cf__check_timing(sim->desc.timing, n_v, error)) != CF_OK) return result;
     if ((result = cf__check_bytes(plan, schedule->rank, &sim->desc.bytes, schedule->n_virtual, error)) != CF_OK)
@@ -9019,33 +9045,33 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    ================================================================================================================ */
 
 /* What has happened to a chunk on one virtual stage. */
-typedef struct cf__chunk_state {
+typedef struct cf__run_chunk {
     int32_t slot;      /* activation slot, -1: none */
     uint8_t forwarded; /* F ran */
-    uint8_t backward;  /* 0: not yet; CF__HALF: I ran, W is to come; CF__WHOLE */
+    uint8_t backward;  /* 0: not yet; CF__RUN_HALF: I ran, W is to come; CF__RUN_WHOLE */
     uint8_t away;      /* its rows of the state are in host memory */
-} cf__chunk_state;
+} cf__run_chunk;
 
-enum { CF__HALF = 1, CF__WHOLE = 2 };
+enum { CF__RUN_HALF = 1, CF__RUN_WHOLE = 2 };
 
-typedef struct cf__group_state {
+typedef struct cf__run_group {
     int32_t slot;    /* state slot, -1: none */
     int32_t n_away;  /* chunks whose rows are in host memory */
     int64_t tokens;  /* tokens whose K and V it holds, there or here */
     int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
-} cf__group_state;
+} cf__run_group;
 
 /* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
-enum { CF__IN_F = 0, CF__IN_R, CF__IN_B, CF__OUT_F, CF__OUT_R, CF__OUT_B, CF__TENSORS };
+enum { CF__RUN_IN_F = 0, CF__RUN_IN_R, CF__RUN_IN_B, CF__RUN_OUT_F, CF__RUN_OUT_R, CF__RUN_OUT_B, CF__RUN_TENSORS };
 
 /* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
-enum { CF__NOT_THERE = -1, CF__WANTED = -2, CF__GONE = -3 }; /* WANTED: there is a SEND for it in the list */
+enum { CF__RUN_NOT_THERE = -1, CF__RUN_WANTED = -2, CF__RUN_GONE = -3 }; /* WANTED: there is a SEND for it in the list */
 
 /* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
-typedef struct cf__slots {
+typedef struct cf__run_slots {
     int32_t *free_list;
     int64_t n_free, n_made, n_live;
-} cf__slots;
+} cf__run_slots;
 
 /* A run of one stage. The next action is the one at position stats.done of its list. */
 struct cf_runner {
@@ -9054,15 +9080,15 @@ struct cf_runner {
     const cf_action *actions; /* (n_actions) the stage's list */
     int64_t n_actions;
     cf_run_desc desc;
-    cf_allocator allocator;   /* gives the memory back; its release is NULL where the memory is the caller's */
+    cf_block block;           /* the memory that the runner lies in */
     cf_error failure;         /* what ended the run; its code is CF_OK before */
     int64_t stage, first_chunk, n_virtual_stages;
     int64_t n_states, n_group_states; /* lengths of the two arrays below */
-    cf__chunk_state *chunks;  /* (n_virtual x n_steps) */
-    cf__group_state *groups;  /* (n_virtual x n_groups) */
+    cf__run_chunk *chunks;  /* (n_virtual x n_steps) */
+    cf__run_group *groups;  /* (n_virtual x n_groups) */
     int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
-    int32_t *tensors;         /* (n_virtual x n_steps x CF__TENSORS) */
-    cf__slots activations, states, boundaries;
+    int32_t *tensors;         /* (n_virtual x n_steps x CF__RUN_TENSORS) */
+    cf__run_slots activations, states, boundaries;
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
     int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
@@ -9073,107 +9099,122 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
     return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
 }
 
-static cf_runner *cf__layout_runner(cf_runner *r, cf__carver *carver) {
-    cf_runner *runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
-    r->chunks = (cf__chunk_state *)cf__take(carver, r->n_states, sizeof(cf__chunk_state));
-    r->groups = (cf__group_state *)cf__take(carver, r->n_group_states, sizeof(cf__group_state));
+/* A run that is being opened. */
+typedef struct cf__run_opening {
+    cf_runner header; /* what is known before there is memory */
+    cf_runner *runner;
+    cf_error *error;
+} cf__run_opening;
+
+static cf_block *cf__run_object(void *job, cf__carver *carver) {
+    cf__run_opening *opening = (cf__run_opening *)job;
+    cf_runner *r = &opening->header;
+    opening->runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
+    r->chunks = (cf__run_chunk *)cf__take(carver, r->n_states, sizeof(cf__run_chunk));
+    r->groups = (cf__run_group *)cf__take(carver, r->n_group_states, sizeof(cf__run_group));
     r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
     r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
     r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
     r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
-    return runner;
+    if (opening->runner == NULL) return NULL;
+    *opening->runner = *r;
+    return &opening->runner->block;
 }
 
-/* Checks plan and schedule against each other and measures the working space. */
+/* Members of the schedule that can be judged without its lists. */
+static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
+                                  {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
+                                  {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_LIMIT},
+                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
+    if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
+    return CF_OK;
+}
+
+/* Checks plan and schedule against each other, and counts what a stage needs. */
 static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    cf_result result;
     memset(r, 0, sizeof *r);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if (schedule->n_chunks != plan->n_chunks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
-                        "made for another plan");
-    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->first == NULL)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, 1, schedule->n_stages, "not a schedule");
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__run_check_counts(plan, schedule, error));
     r->plan = plan;
     r->schedule = schedule;
     r->first_chunk = schedule->rank * plan->n_steps;
-    if (!cf__mul(schedule->n_stages, schedule->n_virtual, &r->n_virtual_stages) || r->n_virtual_stages > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX, schedule->n_stages, "too many stages");
+    r->n_virtual_stages = schedule->n_stages * schedule->n_virtual;
+    if (r->n_virtual_stages > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX / schedule->n_virtual, schedule->n_stages,
+                        "is too large for that many virtual stages");
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
-        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) || r->n_states > INT32_MAX / CF__TENSORS ||
-        r->n_group_states > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_virtual", -1, INT32_MAX, schedule->n_virtual,
-                        "too many chunks per stage");
-    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__TENSORS;
+        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) ||
+        r->n_states > INT32_MAX / CF__RUN_TENSORS || r->n_group_states > INT32_MAX)
+        return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
+    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__RUN_TENSORS;
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf_runner header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__run_start(&header, plan, schedule, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_runner(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    *bytes = carver.used;
-    return CF_OK;
+/* A callback has returned something else than 0. */
+static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const cf_step *step, int64_t code) {
+    const cf_action *a = &step->action;
+    char why[120];
+    (void)snprintf(why, sizeof why, "the callback returned %lld for %s of chunk %d on virtual stage %d (stage %d)",
+                   (long long)code, cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, (int)r->stage);
+    (void)cf__refuse(&r->failure, CF_ERROR_CALLBACK, callback, step->position, why);
+    r->failure.got = code;
+    return CF_ERROR_CALLBACK;
 }
 
-static cf_result cf__fail_callback(cf_runner *r, const char *callback, int64_t position, int64_t code) {
-    return cf__fail(&r->failure, CF_ERROR_CALLBACK, callback, position, 0, code, "reported an error");
+/* The schedule asks for something impossible. */
+static cf_result cf__run_bad_action(cf_runner *r, const char *field, const cf_step *step, const char *why) {
+    const cf_action *a = &step->action;
+    char text[160];
+    (void)snprintf(text, sizeof text, "stage %d: %s of chunk %d on virtual stage %d %s", (int)r->stage,
+                   cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, why);
+    return cf__refuse(&r->failure, CF_ERROR_SCHEDULE, field, step->position, text);
 }
 
-static cf_result cf__bad_action(cf_runner *r, const char *field, const cf_step *step, int64_t wanted, int64_t got,
-                                const char *why) {
-    return cf__fail(&r->failure, CF_ERROR_SCHEDULE, field, step->position, wanted, got, why);
-}
-
-static cf__slots *cf__slots_of(cf_runner *r, cf_resource what) {
+static cf__run_slots *cf__run_slots_of(cf_runner *r, cf_resource what) {
     return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
 }
 
 /* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
-    cf__slots *slots = cf__slots_of(r, what);
+static cf_result cf__run_acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
+    cf__run_slots *slots = cf__run_slots_of(r, what);
     int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
     int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
     if (code != 0) {
         slots->free_list[slots->n_free++] = slot;
-        return cf__fail_callback(r, "acquire", step->position, code);
+        return cf__run_fail_callback(r, "acquire", step, code);
     }
     slots->n_live++;
     *out = slot;
     return CF_OK;
 }
 
-static void cf__release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
-    cf__slots *slots = cf__slots_of(r, what);
+static void cf__run_release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
+    cf__run_slots *slots = cf__run_slots_of(r, what);
     if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
     slots->free_list[slots->n_free++] = *slot;
     slots->n_live--;
     *slot = -1;
 }
 
-static int64_t cf__virtual_of(const cf_runner *r, const cf_step *step) {
+static int64_t cf__run_virtual_of(const cf_runner *r, const cf_step *step) {
     return step->action.stage / r->schedule->n_stages;
 }
 
-static cf__chunk_state *cf__chunk_state_of(const cf_runner *r, const cf_step *step) {
-    return &r->chunks[cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
+static cf__run_chunk *cf__run_chunk_of(const cf_runner *r, const cf_step *step) {
+    return &r->chunks[cf__run_virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
 }
 
-static cf__group_state *cf__group_state_of(const cf_runner *r, const cf_step *step) {
+static cf__run_group *cf__run_group_of(const cf_runner *r, const cf_step *step) {
     if (step->chunk->group < 0) return NULL;
-    return &r->groups[cf__virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
+    return &r->groups[cf__run_virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
 }
 
 /* Turns an action into a step, once every index in it is known to be good. */
-static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) {
+static cf_result cf__run_read_action(cf_runner *r, int64_t position, cf_step *step) {
     const cf_plan *plan = r->plan;
     const cf_action *a = &r->actions[position];
     int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
@@ -9184,86 +9225,86 @@ static cf_result cf__read_action(cf_runner *r, int64_t position, cf_step *step) 
     step->position = position;
     step->slot = step->state = step->input = step->output = step->peer = -1;
     if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
-        return cf__bad_action(r, "chunk", step, r->first_chunk, a->chunk, "not a chunk of this rank");
+        return cf__run_bad_action(r, "chunk", step, "names a chunk that this rank does not have");
     if (a->stage < 0 || a->stage >= r->n_virtual_stages)
-        return cf__bad_action(r, "stage", step, r->stage, a->stage, "no such virtual stage");
+        return cf__run_bad_action(r, "stage", step, "names a virtual stage that does not exist");
     if (a->stage % r->schedule->n_stages != r->stage)
-        return cf__bad_action(r, "stage", step, r->stage, a->stage, "this virtual stage lies on another stage");
-    if (a->pass >= passes) return cf__bad_action(r, "pass", step, passes - 1, a->pass, "no such pass");
+        return cf__run_bad_action(r, "stage", step, "belongs to another stage");
+    if (a->pass >= passes) return cf__run_bad_action(r, "pass", step, "is no pass that such a list can hold");
     if (cf__flags_are_wrong(a) && a->reserved != 0)
-        return cf__bad_action(r, "reserved", step, 0, a->reserved, "must be 0");
+        return cf__run_bad_action(r, "reserved", step, "has a reserved field that is not 0");
     if (cf__flags_are_wrong(a))
-        return cf__bad_action(r, "keep", step, 0, a->keep, "only F and R keep, and that is 0 or 1");
+        return cf__run_bad_action(r, "keep", step, "has a wrong keep flag: it is 0 or 1, and 0 in all but F and R");
     step->chunk = &plan->chunks[a->chunk];
     if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
         step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__fail(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, 0, step->chunk->group,
-                        "its group or slices do not exist");
+        return cf__refuse(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, "its group or its slices do not exist");
     step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     return CF_OK;
 }
 
 /* ---- tensors that cross stages ---- */
 
-static int32_t *cf__tensor_of(const cf_runner *r, const cf_step *step, int tensor) {
-    int64_t state = cf__virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
-    return &r->tensors[state * CF__TENSORS + tensor];
+static int32_t *cf__run_tensor(const cf_runner *r, const cf_step *step, int tensor) {
+    int64_t state = cf__run_virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
+    return &r->tensors[state * CF__RUN_TENSORS + tensor];
 }
 
-static cf_result cf__acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf_result result = cf__acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
+static cf_result cf__run_acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
+    cf_result result = cf__run_acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
     r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
     return result;
 }
 
-static void cf__release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf__release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
-    *tensor = CF__GONE;
+static void cf__run_release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
+    cf__run_release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
+    *tensor = CF__RUN_GONE;
 }
 
 /* The tensor that a pass reads, -1: none that crosses stages. */
-static int cf__tensor_in(const cf_runner *r, const cf_step *step) {
+static int cf__run_tensor_in(const cf_runner *r, const cf_step *step) {
     int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__IN_B : -1;
+    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__RUN_IN_B : -1;
     if (stage == 0) return -1;
-    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__IN_R : CF__IN_F;
+    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__RUN_IN_R : CF__RUN_IN_F;
 }
 
 /* The tensor that a pass makes, -1: none that crosses stages. */
-static int cf__tensor_out(const cf_runner *r, const cf_step *step) {
+static int cf__run_tensor_out(const cf_runner *r, const cf_step *step) {
     if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    return step->action.pass == CF_F ? CF__OUT_F : step->action.pass == CF_R ? CF__OUT_R : CF__OUT_B;
+    return step->action.pass == CF_F ? CF__RUN_OUT_F : step->action.pass == CF_R ? CF__RUN_OUT_R : CF__RUN_OUT_B;
 }
 
 /* The input must have come; the output gets a slot if the list has a SEND for it. */
-static cf_result cf__before_boundary(cf_runner *r, cf_step *step) {
-    int in = cf__tensor_in(r, step), out = cf__tensor_out(r, step);
-    cf_result result;
-    if (in >= 0 && *cf__tensor_of(r, step, in) < 0)
-        return cf__bad_action(r, "pass", step, 1, 0, "runs before its input is received");
-    if (in >= 0) step->input = *cf__tensor_of(r, step, in);
-    if (out < 0 || *cf__tensor_of(r, step, out) != CF__WANTED) return CF_OK;
-    if ((result = cf__acquire_boundary(r, step, cf__tensor_of(r, step, out))) != CF_OK) return result;
-    step->output = *cf__tensor_of(r, step, out);
+static cf_result cf__run_before_boundary(cf_runner *r, cf_step *step) {
+    int in = cf__run_tensor_in(r, step), out = cf__run_tensor_out(r, step);
+    if (in >= 0 && *cf__run_tensor(r, step, in) < 0)
+        return cf__run_bad_action(r, "pass", step, "runs before its input is received");
+    if (in >= 0) step->input = *cf__run_tensor(r, step, in);
+    if (out < 0 || *cf__run_tensor(r, step, out) != CF__RUN_WANTED) return CF_OK;
+    CF__TRY(cf__run_acquire_boundary(r, step, cf__run_tensor(r, step, out)));
+    step->output = *cf__run_tensor(r, step, out);
     return CF_OK;
 }
 
 /* The input has been read; local replay will read it once more where F kept nothing. */
-static void cf__after_boundary(cf_runner *r, const cf_step *step) {
-    int in = cf__tensor_in(r, step);
+static void cf__run_after_boundary(cf_runner *r, const cf_step *step) {
+    int in = cf__run_tensor_in(r, step);
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
-    if (in >= 0 && !again) cf__release_boundary(r, step, cf__tensor_of(r, step, in));
+    if (in >= 0 && !again) cf__run_release_boundary(r, step, cf__run_tensor(r, step, in));
 }
 
 /* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
-static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
-    static const int tensors[] = {CF__OUT_F, CF__IN_F, CF__OUT_R, CF__IN_R, CF__OUT_B, CF__IN_B};
+static cf_result cf__run_read_transfer(cf_runner *r, cf_step *step, int *tensor) {
+    static const int tensors[] = {CF__RUN_OUT_F, CF__RUN_IN_F,  CF__RUN_OUT_R,
+                                  CF__RUN_IN_R,  CF__RUN_OUT_B, CF__RUN_IN_B};
     int64_t other;
     *tensor = tensors[step->action.pass - CF_SEND_F];
-    other = step->action.stage + (*tensor == CF__OUT_F || *tensor == CF__OUT_R || *tensor == CF__IN_B ? 1 : -1);
+    other =
+        step->action.stage + (*tensor == CF__RUN_OUT_F || *tensor == CF__RUN_OUT_R || *tensor == CF__RUN_IN_B ? 1 : -1);
     if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
-        return cf__bad_action(r, "pass", step, -1, step->action.pass, "no other stage to send to or receive from");
+        return cf__run_bad_action(r, "pass", step, "has no other stage to send to or receive from");
     step->peer = other % r->schedule->n_stages;
     return CF_OK;
 }
@@ -9271,34 +9312,32 @@ static cf_result cf__read_transfer(cf_runner *r, cf_step *step, int *tensor) {
 static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
     int tensor, code = 0, sends;
     int32_t *slot;
-    cf_result result = cf__read_transfer(r, step, &tensor);
-    if (result != CF_OK) return result;
-    slot = cf__tensor_of(r, step, tensor);
-    sends = tensor >= CF__OUT_F;
-    if (sends && *slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "nothing to send, or sent already");
-    if (!sends && *slot != CF__NOT_THERE) return cf__bad_action(r, "pass", step, 0, 1, "received already");
-    if (!sends && (result = cf__acquire_boundary(r, step, slot)) != CF_OK) return result;
+    CF__TRY(cf__run_read_transfer(r, step, &tensor));
+    slot = cf__run_tensor(r, step, tensor);
+    sends = tensor >= CF__RUN_OUT_F;
+    if (sends && *slot < 0) return cf__run_bad_action(r, "pass", step, "has nothing to send, or sends it twice");
+    if (!sends && *slot != CF__RUN_NOT_THERE) return cf__run_bad_action(r, "pass", step, "comes twice");
+    if (!sends) CF__TRY(cf__run_acquire_boundary(r, step, slot));
     if (sends) step->output = *slot;
     else step->input = *slot;
     if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
     if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, sends ? "send" : "receive", step->position, code);
-    if (sends) cf__release_boundary(r, step, slot);
+    if (code != 0) return cf__run_fail_callback(r, sends ? "send" : "receive", step, code);
+    if (sends) cf__run_release_boundary(r, step, slot);
     return CF_OK;
 }
 
 /* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
-static cf_result cf__find_sends(cf_runner *r) {
+static cf_result cf__run_find_sends(cf_runner *r) {
     int64_t i;
-    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__NOT_THERE;
+    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__RUN_NOT_THERE;
     for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
         cf_step step;
         int tensor;
-        cf_result result = cf__read_action(r, i, &step);
-        if (result != CF_OK) return result;
+        CF__TRY(cf__run_read_action(r, i, &step));
         if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
-        if ((result = cf__read_transfer(r, &step, &tensor)) != CF_OK) return result;
-        *cf__tensor_of(r, &step, tensor) = CF__WANTED;
+        CF__TRY(cf__run_read_transfer(r, &step, &tensor));
+        *cf__run_tensor(r, &step, tensor) = CF__RUN_WANTED;
     }
     return CF_OK;
 }
@@ -9306,19 +9345,20 @@ static cf_result cf__find_sends(cf_runner *r) {
 /* ---- state in host memory ---- */
 
 static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
     int leaves = step->action.pass == CF_OFFLOAD, code = 0;
     if (group == NULL || !chunk->forwarded || chunk->backward != 0)
-        return cf__bad_action(r, "pass", step, 1, 0, "this chunk has no rows of state now");
+        return cf__run_bad_action(r, "pass", step, "moves rows that are not there: they live from F to the backward");
     if (chunk->away == leaves)
-        return cf__bad_action(r, "pass", step, !leaves, leaves, leaves ? "its rows are away" : "its rows are here");
+        return cf__run_bad_action(r, "pass", step,
+                                  leaves ? "moves rows that are in host memory" : "moves rows that are on the stage");
     if (!leaves) r->live_state_tokens += rows;
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
     if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
     if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, leaves ? "offload" : "prefetch", step->position, code);
+    if (code != 0) return cf__run_fail_callback(r, leaves ? "offload" : "prefetch", step, code);
     if (leaves) r->live_state_tokens -= rows;
     chunk->away = (uint8_t)leaves;
     group->n_away += leaves ? 1 : -1;
@@ -9327,43 +9367,40 @@ static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
 
 /* ---- passes ---- */
 
-static cf_result cf__check_rows(cf_runner *r, const cf_step *step) {
-    const cf__group_state *group = cf__group_state_of(r, step);
+static cf_result cf__run_check_rows(cf_runner *r, const cf_step *step) {
+    const cf__run_group *group = cf__run_group_of(r, step);
     if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
-    return cf__bad_action(r, "pass", step, 0, group->n_away, "rows of its state are in host memory");
+    return cf__run_bad_action(r, "pass", step, "needs rows of state that are in host memory");
 }
 
 /* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
-static cf_result cf__before_forward(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+static cf_result cf__run_before_forward(cf_runner *r, cf_step *step) {
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     int replay = step->action.pass == CF_R;
-    cf_result result;
     if (chunk->forwarded != replay)
-        return cf__bad_action(r, "pass", step, replay, chunk->forwarded, replay ? "R before F" : "F twice");
+        return cf__run_bad_action(r, "pass", step, replay ? "comes before its F" : "comes twice");
     if (chunk->slot >= 0 || chunk->backward != 0)
-        return cf__bad_action(r, "pass", step, 0, 1, "R of a chunk that has its activations or its backward");
-    if (replay && !step->action.keep) return cf__bad_action(r, "keep", step, 1, 0, "R that keeps nothing");
+        return cf__run_bad_action(r, "pass", step, "is needless: its chunk has its activations, or had its backward");
+    if (replay && !step->action.keep) return cf__run_bad_action(r, "keep", step, "keeps nothing, so it is of no use");
     if (group != NULL && !replay && group->tokens != step->chunk->prefix)
-        return cf__bad_action(r, "chunk", step, step->chunk->prefix, group->tokens, "F without its whole prefix");
+        return cf__run_bad_action(r, "chunk", step, "comes before F of the chunk before it in its group");
     if (group != NULL && group->slot < 0) {
-        result = cf__acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot);
-        if (result != CF_OK) return result;
+        CF__TRY(cf__run_acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot));
         r->stats.peak_states = cf__max(r->stats.peak_states, r->states.n_live);
     }
     if (!step->action.keep) return CF_OK;
-    result = cf__acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__run_acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot));
     r->live_tokens += step->chunk->padded;
     r->stats.peak_slots = cf__max(r->stats.peak_slots, r->activations.n_live);
     r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->live_tokens);
     return CF_OK;
 }
 
-static void cf__after_forward(cf_runner *r, const cf_step *step) {
-    cf__group_state *group = cf__group_state_of(r, step);
+static void cf__run_after_forward(cf_runner *r, const cf_step *step) {
+    cf__run_group *group = cf__run_group_of(r, step);
     int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
-    cf__chunk_state_of(r, step)->forwarded = 1;
+    cf__run_chunk_of(r, step)->forwarded = 1;
     if (group == NULL || step->action.pass == CF_R) return;
     group->tokens += tokens;
     group->reached = group->tokens;
@@ -9373,52 +9410,53 @@ static void cf__after_forward(cf_runner *r, const cf_step *step) {
 
 /* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
    complete. W needs its I. */
-static cf_result cf__before_backward(cf_runner *r, cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+static cf_result cf__run_before_backward(cf_runner *r, cf_step *step) {
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
-    int64_t wanted = step->action.pass == CF_W ? CF__HALF : 0;
-    if (chunk->slot < 0) return cf__bad_action(r, "pass", step, 1, 0, "backward without kept activations");
+    int64_t wanted = step->action.pass == CF_W ? CF__RUN_HALF : 0;
+    if (chunk->slot < 0) return cf__run_bad_action(r, "pass", step, "finds no activations");
     if (chunk->backward != wanted)
-        return cf__bad_action(r, "pass", step, wanted, chunk->backward, "backward out of order");
+        return cf__run_bad_action(r, "pass", step, "comes twice, or before its I");
     if (group == NULL || step->action.pass == CF_W) return CF_OK;
     if (group->reached != r->plan->groups[step->chunk->group].tokens)
-        return cf__bad_action(r, "chunk", step, r->plan->groups[step->chunk->group].tokens, group->reached,
-                              "backward before the forward of a later chunk");
+        return cf__run_bad_action(r, "chunk", step, "comes before F of a later chunk of its group");
     if (group->tokens != end)
-        return cf__bad_action(r, "chunk", step, end, group->tokens, "backward before that of a later chunk");
+        return cf__run_bad_action(r, "chunk", step, "comes before the backward of a later chunk of its group");
     return CF_OK;
 }
 
-static void cf__after_backward(cf_runner *r, const cf_step *step) {
-    cf__chunk_state *chunk = cf__chunk_state_of(r, step);
-    cf__group_state *group = cf__group_state_of(r, step);
+static void cf__run_after_backward(cf_runner *r, const cf_step *step) {
+    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
+    cf__run_group *group = cf__run_group_of(r, step);
     if (step->action.pass != CF_I) {
-        cf__release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
+        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
         r->live_tokens -= step->chunk->padded;
         r->n_finished++;
     }
-    chunk->backward = step->action.pass == CF_I ? CF__HALF : CF__WHOLE;
+    chunk->backward = step->action.pass == CF_I ? CF__RUN_HALF : CF__RUN_WHOLE;
     if (group == NULL || step->action.pass == CF_W) return;
     r->live_state_tokens -= group->tokens - step->chunk->prefix;
     group->tokens = step->chunk->prefix;
     if (step->chunk->index == 0)
-        cf__release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
+        cf__run_release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
 }
 
-static cf_result cf__report_progress(cf_runner *r, const cf_step *step) {
+static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     cf_progress progress = {
         r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
         r->live_state_tokens, r->boundaries.n_live};
     int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
     if (code == 0) return CF_OK;
-    return cf__fail(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, 0, code, "asked to stop");
+    (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
+    r->failure.got = code;
+    return CF_ERROR_CANCELLED;
 }
 
 /* The slots that a step is told of, once they are taken. */
-static void cf__show_slots(const cf_runner *r, cf_step *step) {
-    const cf__group_state *group = cf__group_state_of(r, step);
-    step->slot = cf__chunk_state_of(r, step)->slot;
+static void cf__run_show_slots(const cf_runner *r, cf_step *step) {
+    const cf__run_group *group = cf__run_group_of(r, step);
+    step->slot = cf__run_chunk_of(r, step)->slot;
     if (group == NULL) return;
     step->state = group->slot;
     step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
@@ -9426,133 +9464,122 @@ static void cf__show_slots(const cf_runner *r, cf_step *step) {
 
 static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
     int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
-    cf_result result = cf__check_rows(r, step);
-    if (result != CF_OK) return result;
-    result = forward ? cf__before_forward(r, step) : cf__before_backward(r, step);
-    if (result == CF_OK) result = cf__before_boundary(r, step);
-    if (result != CF_OK) return result;
-    cf__show_slots(r, step);
+    CF__TRY(cf__run_check_rows(r, step));
+    CF__TRY(forward ? cf__run_before_forward(r, step) : cf__run_before_backward(r, step));
+    CF__TRY(cf__run_before_boundary(r, step));
+    cf__run_show_slots(r, step);
     if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
     if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
-    if (code != 0) return cf__fail_callback(r, forward ? "forward" : "backward", step->position, code);
-    if (forward) cf__after_forward(r, step);
-    else cf__after_backward(r, step);
-    cf__after_boundary(r, step);
+    if (code != 0) return cf__run_fail_callback(r, forward ? "forward" : "backward", step, code);
+    if (forward) cf__run_after_forward(r, step);
+    else cf__run_after_backward(r, step);
+    cf__run_after_boundary(r, step);
     return CF_OK;
 }
 
 static cf_result cf__run_action(cf_runner *r) {
     cf_step step;
-    cf_result result = cf__read_action(r, r->stats.done, &step);
-    if (result != CF_OK) return result;
-    cf__show_slots(r, &step);
-    if (step.action.pass < CF_COMPUTE_PASS_COUNT) result = cf__run_pass(r, &step);
-    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) result = cf__run_offload(r, &step);
-    else result = cf__run_transfer(r, &step);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__run_read_action(r, r->stats.done, &step));
+    cf__run_show_slots(r, &step);
+    if (step.action.pass < CF_COMPUTE_PASS_COUNT) CF__TRY(cf__run_pass(r, &step));
+    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) CF__TRY(cf__run_offload(r, &step));
+    else CF__TRY(cf__run_transfer(r, &step));
     r->stats.done++;
-    return cf__report_progress(r, &step);
+    return cf__run_report(r, &step);
 }
 
 /* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__release_all(cf_runner *r) {
+static int64_t cf__run_release_all(cf_runner *r) {
     int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
     int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
     for (i = 0; i < r->n_states; i++)
         if (r->chunks[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
+            cf__run_release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
                         &r->chunks[i].slot);
     for (i = 0; i < r->n_group_states; i++)
         if (r->groups[i].slot >= 0)
-            cf__release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
+            cf__run_release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
     for (i = 0; i < r->n_tensors; i++)
         if (r->tensors[i] >= 0)
-            cf__release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__TENSORS % n_steps,
-                        i / CF__TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
+            cf__run_release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__RUN_TENSORS % n_steps,
+                        i / CF__RUN_TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
     return n_left;
 }
 
 /* What the end of a run has to say, once everything is given back. */
-static cf_result cf__judge_end(cf_runner *r, int64_t n_left) {
+static cf_result cf__run_judge_end(cf_runner *r, int64_t n_left) {
     if (r->failure.code != CF_OK) return r->failure.code;
     if (r->stats.done < r->n_actions)
         return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
                         "the list was not run to its end");
     if (n_left > 0)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left, "slots still in use at the end");
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left,
+                        "slots are still in use at the end of the list");
     if (r->n_finished != r->n_states)
         return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
-                        "chunks without a complete backward");
+                        "some chunks never end their backward");
     return CF_OK;
 }
 
 /* The caller's copy of what went wrong. */
-static cf_result cf__tell_failure(const cf_runner *r, cf_error *error) {
+static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
     if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
     return r->failure.code;
 }
 
 /* Finds the stage's list. */
-static cf_result cf__find_list(cf_runner *r, int64_t stage, cf_error *error) {
+static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error) {
     const cf_schedule *s = r->schedule;
     if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
         return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
-                        "action lists overlap or run out of range");
+                        "the lists of actions overlap, or run out of range");
     r->stage = stage;
     r->n_actions = s->first[stage + 1] - s->first[stage];
     if (r->n_actions == 0) return CF_OK;
-    if (s->actions == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
+    if (s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
     r->actions = &s->actions[s->first[stage]];
     return CF_OK;
 }
 
-/* The block of `bytes` bytes that the runner lives in: the caller's, or from the allocator. */
-static cf_result cf__runner_memory(cf_runner *r, size_t bytes, unsigned char **memory, cf_error *error) {
-    cf_result result = cf__allocator(r->desc.allocator, &r->allocator, error);
-    if (result != CF_OK) return result;
-    *memory = (unsigned char *)r->desc.memory;
-    if (*memory != NULL) {
-        r->allocator.release = NULL;
-        return cf__check_memory(*memory, r->desc.bytes, bytes, error);
-    }
-    *memory = (unsigned char *)r->allocator.alloc(bytes, r->allocator.user);
-    return *memory != NULL ? CF_OK : cf__fail_memory(error, bytes);
+/* Nothing has run yet and no slot is in use. */
+static cf_result cf__run_fill(void *job) {
+    cf__run_opening *opening = (cf__run_opening *)job;
+    cf_runner *r = opening->runner;
+    int64_t i;
+    memset(r->chunks, 0, (size_t)r->n_states * sizeof *r->chunks);
+    memset(r->groups, 0, (size_t)r->n_group_states * sizeof *r->groups);
+    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
+    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
+    (void)cf__run_find_sends(r);
+    return cf__run_tell_failure(r, opening->error);
 }
 
-static void cf__free_runner(cf_runner *r) {
-    cf_allocator allocator = r->allocator;
-    if (allocator.release != NULL) allocator.release(r, allocator.user);
+static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_object, cf__run_fill};
+
+CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
+    cf__run_opening opening;
+    memset(&opening, 0, sizeof opening);
+    CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
+    return cf__size_job(&cf__run_recipe, &opening, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
-    cf_runner header, *r;
-    cf__carver carver = {NULL, 0, 0};
-    int64_t i;
-    cf_result result = cf__run_start(&header, plan, schedule, error);
-    if (result != CF_OK) return result;
+    cf__run_opening opening;
+    cf_allocator allocator;
+    memset(&opening, 0, sizeof opening);
+    opening.error = error;
+    CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__choice(stage, 0, schedule->n_stages - 1, "stage", error)) != CF_OK) return result;
-    if ((result = cf__find_list(&header, stage, error)) != CF_OK) return result;
-    header.desc = *desc;
-    cf__layout_runner(&header, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_chunks");
-    if ((result = cf__runner_memory(&header, carver.used, &carver.base, error)) != CF_OK) return result;
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    r = cf__layout_runner(&header, &carver);
-    *r = header;
-    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
-    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
-    result = cf__find_sends(r);
-    if (result == CF_OK) {
-        *out = r;
-    } else {
-        (void)cf__tell_failure(r, error);
-        cf__free_runner(r);
-    }
-    return result;
+    CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
+    CF__TRY(cf__run_find_list(&opening.header, stage, error));
+    CF__TRY(cf__allocator(desc->allocator, &allocator, error));
+    opening.header.desc = *desc;
+    if (desc->memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &opening, desc->memory, desc->bytes, error));
+    else CF__TRY(cf__make(&cf__run_recipe, &opening, &allocator, error));
+    *out = opening.runner;
+    return CF_OK;
 }
 
 CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
@@ -9562,24 +9589,23 @@ CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
 CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
     if (r == NULL) return cf__fail_null(error, "runner");
     if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
-    return cf__tell_failure(r, error);
+    return cf__run_tell_failure(r, error);
 }
 
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
     cf_result result;
     if (r == NULL) return CF_OK;
-    (void)cf__judge_end(r, cf__release_all(r));
-    result = cf__tell_failure(r, error);
+    (void)cf__run_judge_end(r, cf__run_release_all(r));
+    result = cf__run_tell_failure(r, error);
     if (stats != NULL) *stats = r->stats;
-    cf__free_runner(r);
+    cf__free_object(r, &r->block);
     return result;
 }
 
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error) {
     cf_runner *runner = NULL;
-    cf_result result = cf_run_open(plan, schedule, stage, desc, &runner, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf_run_open(plan, schedule, stage, desc, &runner, error));
     while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
     return cf_run_close(runner, stats, error);
 }
@@ -9597,126 +9623,134 @@ typedef struct cf__writer {
     char text[4096];
 } cf__writer;
 
-enum { CF__LONGEST_PIECE = 256 }; /* no single cf__print makes more characters than this */
+enum { CF__WRITE_PIECE = 256 }; /* no single cf__write_text makes more characters than this */
 
-static void cf__flush(cf__writer *w) {
+static void cf__write_flush(cf__writer *w) {
     if (w->code == 0 && w->used > 0) w->code = w->write(w->text, w->used, w->user);
     w->used = 0;
 }
 
-static void cf__print(cf__writer *w, const char *format, ...) {
+static void cf__write_text(cf__writer *w, const char *format, ...) {
     va_list arguments;
     int n;
-    if (sizeof w->text - w->used < CF__LONGEST_PIECE) cf__flush(w);
+    if (sizeof w->text - w->used < CF__WRITE_PIECE) cf__write_flush(w);
     va_start(arguments, format);
-    n = vsnprintf(w->text + w->used, CF__LONGEST_PIECE, format, arguments);
+    n = vsnprintf(w->text + w->used, CF__WRITE_PIECE, format, arguments);
     va_end(arguments);
-    if (n > 0) w->used += (size_t)cf__min(n, CF__LONGEST_PIECE - 1);
+    if (n > 0) w->used += (size_t)cf__min(n, CF__WRITE_PIECE - 1);
 }
 
 /* A number member, followed by a comma. */
-static void cf__print_count(cf__writer *w, const char *name, int64_t value) {
-    cf__print(w, "\"%s\": %lld, ", name, (long long)value);
+static void cf__write_count(cf__writer *w, const char *name, int64_t value) {
+    cf__write_text(w, "\"%s\": %lld, ", name, (long long)value);
 }
 
 /* A double as JSON wants it, whatever the locale's decimal point is. */
-static void cf__print_real(cf__writer *w, double value) {
+static void cf__write_real(cf__writer *w, double value) {
     char text[40], *c;
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c != 0; c++)
         if (*c == ',') *c = '.';
-    cf__print(w, "%s", text);
+    cf__write_text(w, "%s", text);
 }
 
-static cf_result cf__finish_writing(cf__writer *w, cf_error *error) {
-    cf__flush(w);
+static cf__writer cf__write_start(cf_write_fn write, void *user) {
+    cf__writer w;
+    memset(&w, 0, sizeof w);
+    w.write = write;
+    w.user = user;
+    return w;
+}
+
+static cf_result cf__write_end(cf__writer *w, cf_error *error) {
+    cf__write_flush(w);
     if (w->code == 0) return CF_OK;
-    return cf__fail(error, CF_ERROR_WRITE, "write", -1, 0, w->code, "reported an error");
+    (void)cf__refuse(error, CF_ERROR_WRITE, "write", -1, "the callback reported an error");
+    if (error != NULL) error->got = w->code;
+    return CF_ERROR_WRITE;
 }
 
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
     int64_t i;
-    cf__print(w, "%s\n    {", id > 0 ? "," : "");
-    cf__print_count(w, "id", id);
-    cf__print_count(w, "group", c->group);
-    cf__print_count(w, "index", c->index);
-    cf__print_count(w, "prefix", c->prefix);
-    cf__print_count(w, "tokens", c->tokens);
-    cf__print_count(w, "padded", c->padded);
-    cf__print_count(w, "pairs", c->pairs);
-    cf__print_count(w, "rank", c->rank);
-    cf__print(w, "\"slices\": [");
+    cf__write_text(w, "%s\n    {", id > 0 ? "," : "");
+    cf__write_count(w, "id", id);
+    cf__write_count(w, "group", c->group);
+    cf__write_count(w, "index", c->index);
+    cf__write_count(w, "prefix", c->prefix);
+    cf__write_count(w, "tokens", c->tokens);
+    cf__write_count(w, "padded", c->padded);
+    cf__write_count(w, "pairs", c->pairs);
+    cf__write_count(w, "rank", c->rank);
+    cf__write_text(w, "\"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        cf__print(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}", i > 0 ? ", " : "",
-                  (long long)s->sequence, (long long)s->begin, (long long)s->length, (long long)s->offset);
+        cf__write_text(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}",
+                       i > 0 ? ", " : "", (long long)s->sequence, (long long)s->begin, (long long)s->length,
+                       (long long)s->offset);
     }
-    cf__print(w, "]}");
+    cf__write_text(w, "]}");
 }
 
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__print(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
-    cf__print_count(w, "chunk_size", plan->chunk_size);
-    cf__print_count(w, "align", plan->align);
-    cf__print_count(w, "max_slices", plan->max_slices);
-    cf__print(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
+    cf__write_count(w, "chunk_size", plan->chunk_size);
+    cf__write_count(w, "align", plan->align);
+    cf__write_count(w, "max_slices", plan->max_slices);
+    cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
               cf_split_method_name(plan->split));
-    cf__print_count(w, "n_sequences", plan->n_sequences);
-    cf__print_count(w, "n_empty", plan->n_empty);
-    cf__print_count(w, "n_tokens", plan->n_tokens);
-    cf__print(w, "\n  ");
-    cf__print_count(w, "n_ranks", plan->n_ranks);
-    cf__print_count(w, "n_steps", plan->n_steps);
-    cf__print_count(w, "n_chunks", plan->n_chunks);
-    cf__print_count(w, "n_idle", plan->n_idle);
-    cf__print_count(w, "n_groups", plan->n_groups);
-    cf__print_count(w, "n_slices", plan->n_slices);
-    cf__print(w, "\n  ");
-    cf__print_count(w, "lower_bound", plan->lower_bound);
-    cf__print_count(w, "excess", stats.excess);
-    cf__print(w, "\"fill\": ");
-    cf__print_real(w, stats.fill);
+    cf__write_count(w, "n_sequences", plan->n_sequences);
+    cf__write_count(w, "n_empty", plan->n_empty);
+    cf__write_count(w, "n_tokens", plan->n_tokens);
+    cf__write_text(w, "\n  ");
+    cf__write_count(w, "n_ranks", plan->n_ranks);
+    cf__write_count(w, "n_steps", plan->n_steps);
+    cf__write_count(w, "n_chunks", plan->n_chunks);
+    cf__write_count(w, "n_idle", plan->n_idle);
+    cf__write_count(w, "n_groups", plan->n_groups);
+    cf__write_count(w, "n_slices", plan->n_slices);
+    cf__write_text(w, "\n  ");
+    cf__write_count(w, "lower_bound", plan->lower_bound);
+    cf__write_count(w, "excess", stats.excess);
+    cf__write_text(w, "\"fill\": ");
+    cf__write_real(w, stats.fill);
 }
 
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t i;
-    cf_result result;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (write == NULL) return cf__fail_null(error, "write");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
+    CF__TRY(cf__check_plan_counts(plan, error));
+    w = cf__write_start(write, user);
     cf__write_plan_counts(&w, plan);
-    cf__print(&w, ",\n  \"groups\": [");
+    cf__write_text(&w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups; i++) {
         const cf_group *g = &plan->groups[i];
-        cf__print(
+        cf__write_text(
             &w,
             "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
             i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
             (long long)g->tokens);
     }
-    cf__print(&w, "],\n  \"chunks\": [");
+    cf__write_text(&w, "],\n  \"chunks\": [");
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
-    cf__print(&w, "]\n}\n");
-    return cf__finish_writing(&w, error);
+    cf__write_text(&w, "]\n}\n");
+    return cf__write_end(&w, error);
 }
 
-static void cf__print_real_member(cf__writer *w, const char *name, double value) {
-    cf__print(w, "\"%s\": ", name);
-    cf__print_real(w, value);
+static void cf__write_real_member(cf__writer *w, const char *name, double value) {
+    cf__write_text(w, "\"%s\": ", name);
+    cf__write_real(w, value);
 }
 
-static void cf__print_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
+static void cf__write_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
     int64_t i;
-    cf__print(w, ",\n  \"%s\": [", name);
-    for (i = 0; i < n && w->code == 0; i++) cf__print(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
-    cf__print(w, "]");
+    cf__write_text(w, ",\n  \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__write_text(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
+    cf__write_text(w, "]");
 }
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
@@ -9727,34 +9761,34 @@ static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
                  {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
     int64_t i;
     for (i = 0; i < 5; i++) {
-        cf__print(w, "%s", i > 0 ? ", " : "\n  ");
-        cf__print_real_member(w, reals[i].name, reals[i].value);
+        cf__write_text(w, "%s", i > 0 ? ", " : "\n  ");
+        cf__write_real_member(w, reals[i].name, reals[i].value);
     }
-    cf__print(w, ",\n  \"bounds\": {");
+    cf__write_text(w, ",\n  \"bounds\": {");
     for (i = 0; i < t->n_bounds; i++) {
-        cf__print(w, "%s", i > 0 ? ", " : "");
-        cf__print_real_member(w, t->bounds[i].name, t->bounds[i].value);
+        cf__write_text(w, "%s", i > 0 ? ", " : "");
+        cf__write_real_member(w, t->bounds[i].name, t->bounds[i].value);
     }
-    cf__print(w, "}");
-    cf__print_counts(w, "peak_live", t->peak_live, t->n_stages);
-    cf__print_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
-    cf__print_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
-    cf__print_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
-    cf__print(w, ",");
+    cf__write_text(w, "}");
+    cf__write_counts(w, "peak_live", t->peak_live, t->n_stages);
+    cf__write_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
+    cf__write_counts(w, "peak_state_tokens", t->peak_state_tokens, t->n_stages);
+    cf__write_counts(w, "peak_bytes", t->peak_bytes, t->n_stages);
+    cf__write_text(w, ",");
 }
 
 static void cf__write_action_json(cf__writer *w, const cf_action *a) {
-    cf__print(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
+    cf__write_text(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
               (int)a->stage);
-    if (a->pass == CF_F || a->pass == CF_R) cf__print(w, ", \"keep\": %s", a->keep ? "true" : "false");
+    if (a->pass == CF_F || a->pass == CF_R) cf__write_text(w, ", \"keep\": %s", a->keep ? "true" : "false");
 }
 
 static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
-    cf__print(w, ", ");
-    cf__print_real_member(w, "start", t->start[id]);
-    cf__print(w, ", ");
-    cf__print_real_member(w, "end", t->end[id]);
-    cf__print(w, ", \"live\": %d", (int)t->live[id]);
+    cf__write_text(w, ", ");
+    cf__write_real_member(w, "start", t->start[id]);
+    cf__write_text(w, ", ");
+    cf__write_real_member(w, "end", t->end[id]);
+    cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
 }
 
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
@@ -9765,34 +9799,32 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
     if (write == NULL) return cf__fail_null(error, "write");
     if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
         return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
-                        "made from another schedule");
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__print(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__print(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
+                        "has another number of actions or stages than the schedule");
+    w = cf__write_start(write, user);
+    cf__write_text(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
+    cf__write_text(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
               cf_replay_name(schedule->replay));
-    cf__print_count(&w, "stages", schedule->n_stages);
-    cf__print_count(&w, "virtual_stages", schedule->n_virtual);
-    cf__print_count(&w, "k", schedule->k);
-    cf__print_count(&w, "rank", schedule->rank);
-    cf__print_count(&w, "n_chunks", schedule->n_chunks);
-    cf__print_count(&w, "n_actions", schedule->n_actions);
-    cf__print_count(&w, "lowered", schedule->lowered);
+    cf__write_count(&w, "stages", schedule->n_stages);
+    cf__write_count(&w, "virtual_stages", schedule->n_virtual);
+    cf__write_count(&w, "k", schedule->k);
+    cf__write_count(&w, "rank", schedule->rank);
+    cf__write_count(&w, "n_chunks", schedule->n_chunks);
+    cf__write_count(&w, "n_actions", schedule->n_actions);
+    cf__write_count(&w, "lowered", schedule->lowered);
     if (timeline != NULL) cf__write_timeline(&w, timeline);
-    cf__print(&w, "\n  \"actions\": [");
+    cf__write_text(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
-        cf__print(&w, "%s\n   [", stage > 0 ? "," : "");
+        cf__write_text(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
-            cf__print(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
+            cf__write_text(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
             cf__write_action_json(&w, &schedule->actions[i]);
             if (timeline != NULL) cf__write_action_times(&w, timeline, i);
-            cf__print(&w, "}");
+            cf__write_text(&w, "}");
         }
-        cf__print(&w, "]");
+        cf__write_text(&w, "]");
     }
-    cf__print(&w, "]\n}\n");
-    return cf__finish_writing(&w, error);
+    cf__write_text(&w, "]\n}\n");
+    return cf__write_end(&w, error);
 }
 
 /* ---- graphs ---- */
@@ -9801,11 +9833,11 @@ static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id)
     static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
                                         "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
     const cf_node *node = &graph->nodes[id];
-    cf__print(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
-    if (graph->n_virtual > 1) cf__print(w, " @ %d", (int)node->stage);
-    cf__print(w, "\", tooltip=\"");
-    cf__print_real(w, node->seconds);
-    cf__print(w, " s\", %s];\n", looks[node->pass]);
+    cf__write_text(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
+    if (graph->n_virtual > 1) cf__write_text(w, " @ %d", (int)node->stage);
+    cf__write_text(w, "\", tooltip=\"");
+    cf__write_real(w, node->seconds);
+    cf__write_text(w, " s\", %s];\n", looks[node->pass]);
 }
 
 static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
@@ -9816,7 +9848,7 @@ static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
                                                      "style=solid, color=\"#5b8def\"",
                                                      "style=solid, color=gray",
                                                      "style=dotted, constraint=false, color=gray"};
-    cf__print(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
+    cf__write_text(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
               cf_edge_name((cf_edge_why)edge->why));
 }
 
@@ -9824,51 +9856,51 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
                                            cf_error *error) {
     cf__writer w;
     int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
-    cf_result result = cf__check_graph_arrays(graph, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__check_graph_arrays(graph, error));
     if (write == NULL) return cf__fail_null(error, "write");
-    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "negative");
+    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
     if (graph->n_nodes > most)
         return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
-                        "too many nodes to draw; raise max_nodes or draw fewer chunks");
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    cf__print(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
-    cf__print(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
+                        "is too many to draw; raise max_nodes, or draw fewer chunks");
+    w = cf__write_start(write, user);
+    cf__write_text(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    cf__write_text(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
-        cf__print(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
+        cf__write_text(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage,
+                       (long long)stage);
         for (i = 0; i < graph->n_nodes; i++)
             if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
-        cf__print(&w, "  }\n");
+        cf__write_text(&w, "  }\n");
     }
     for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
-    cf__print(&w, "}\n");
-    return cf__finish_writing(&w, error);
+    cf__write_text(&w, "}\n");
+    return cf__write_end(&w, error);
 }
 
 /* ---- schedules as CSV ---- */
 
-static int cf__is_extension(int64_t pass) {
+static int cf__csv_is_extension(int64_t pass) {
     return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
 }
 
 /* Everything that can be refused, before the first character is written. */
-static cf_result cf__check_csv_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
+static cf_result cf__csv_check_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
                                        cf_error *error) {
     int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
     for (i = 0; i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->chunk < first || a->chunk >= first + plan->n_steps)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk, "not a chunk of this rank");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk,
+                            "this rank has no such chunk");
         if (a->stage < 0 || a->stage >= n_stages)
             return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage,
-                            "no such virtual stage");
+                            "there is no such virtual stage");
         if (a->pass >= CF_PASS_COUNT)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass, "no such pass");
+            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass,
+                            "there is no such pass");
         if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
-        if (cf__is_extension(a->pass) && !desc->extensions)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "extensions", i, 1, 0, "a pass that PyTorch's files do not have");
+        if (cf__csv_is_extension(a->pass) && !desc->extensions)
+            return cf__refuse(error, CF_ERROR_ARGUMENT, "extensions", i, "PyTorch's files do not have such a pass");
     }
     return CF_OK;
 }
@@ -9879,39 +9911,35 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     cf_csv_desc full;
     int64_t stage, i;
     int written;
-    cf_result result;
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (write == NULL) return cf__fail_null(error, "write");
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
-        return result;
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__check_schedule_counts(plan, schedule, error));
+    CF__TRY(cf__check_schedule_lists(schedule, error));
+    CF__TRY(cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
     if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "format", -1, CF_CSV_COMPUTE_ONLY, full.format,
-                        "lower the schedule first");
-    if ((result = cf__check_csv_actions(plan, schedule, &full, error)) != CF_OK) return result;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "format", -1,
+                          "the schedule has no transfers to write; lower it first");
+    CF__TRY(cf__csv_check_actions(plan, schedule, &full, error));
+    w = cf__write_start(write, user);
     for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
         for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
             const cf_action *a = &schedule->actions[i];
             if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
-            cf__print(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
+            cf__write_text(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
                       (long long)(a->chunk - schedule->rank * plan->n_steps));
             written = 1;
         }
-        cf__print(&w, "\r\n");
+        cf__write_text(&w, "\r\n");
     }
-    return cf__finish_writing(&w, error);
+    return cf__write_end(&w, error);
 }
 
 /* The reader goes through the text twice: once to count, once to fill in the schedule. */
-typedef struct cf__csv {
+typedef struct cf__csv_reader {
     const char *text;
     size_t bytes, at;         /* length; where the next cell begins */
     int more;                 /* 1: there is a next cell */
@@ -9927,9 +9955,11 @@ typedef struct cf__csv {
     int64_t n_rows, n_actions, last_stage; /* counted */
     int has_transfers;
     int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
-} cf__csv;
+    cf_schedule header, *schedule;         /* what is made */
+    int32_t *live;                         /* (chunks x virtual stages) working space of cf__csv_find_keeps */
+} cf__csv_reader;
 
-static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, const char *why) {
+static cf_result cf__csv_bad_text(const cf__csv_reader *r, int64_t line, int64_t column, const char *why) {
     cf_error *error = r->error;
     char excerpt[25];
     size_t i;
@@ -9947,15 +9977,15 @@ static cf_result cf__bad_text(const cf__csv *r, int64_t line, int64_t column, co
     return CF_ERROR_TEXT;
 }
 
-static cf_result cf__bad_cell(const cf__csv *r, const char *why) {
-    return cf__bad_text(r, r->cell_line, r->cell_column, why);
+static cf_result cf__csv_bad_cell(const cf__csv_reader *r, const char *why) {
+    return cf__csv_bad_text(r, r->cell_line, r->cell_column, why);
 }
 
-static int cf__is_blank(char c) { return c == ' ' || c == '\t'; }
+static int cf__csv_is_blank(char c) { return c == ' ' || c == '\t'; }
 
 /* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty
    one; *none says so. */
-static int cf__next_cell(cf__csv *r, int *none) {
+static int cf__csv_next_cell(cf__csv_reader *r, int *none) {
     size_t begin = r->at, end = begin;
     if (!r->more) return 0;
     if (begin == r->line_begin) r->row++;
@@ -9970,8 +10000,8 @@ static int cf__next_cell(cf__csv *r, int *none) {
     } else {
         *none = 0;
     }
-    while (begin < end && cf__is_blank(r->text[begin])) begin++;
-    while (end > begin && cf__is_blank(r->text[end - 1])) end--;
+    while (begin < end && cf__csv_is_blank(r->text[begin])) begin++;
+    while (end > begin && cf__csv_is_blank(r->text[end - 1])) end--;
     r->cell = r->text + begin;
     r->cell_bytes = end - begin;
     r->cell_column = (int64_t)(begin - r->line_begin) + 1;
@@ -9980,7 +10010,7 @@ static int cf__next_cell(cf__csv *r, int *none) {
 }
 
 /* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
-static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
+static size_t cf__csv_read_number(const char *text, size_t bytes, int64_t *value) {
     size_t n = 0;
     int64_t sum = 0;
     while (n < bytes && text[n] >= '0' && text[n] <= '9') {
@@ -9991,38 +10021,38 @@ static size_t cf__read_number(const char *text, size_t bytes, int64_t *value) {
     return n > 1 && text[0] == '0' ? 0 : n;
 }
 
-static int cf__is_word(const char *text, size_t bytes, const char *word) {
+static int cf__csv_is_word(const char *text, size_t bytes, const char *word) {
     return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
 }
 
 /* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
-static cf_pass cf__read_pass(const cf__csv *r, const char *text, size_t bytes) {
+static cf_pass cf__csv_read_pass(const cf__csv_reader *r, const char *text, size_t bytes) {
     int pass;
-    if (r->desc.legacy && cf__is_word(text, bytes, "BW")) return CF_B;
+    if (r->desc.legacy && cf__csv_is_word(text, bytes, "BW")) return CF_B;
     for (pass = 0; pass < CF_PASS_COUNT; pass++)
-        if (cf__is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
+        if (cf__csv_is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
     return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
 }
 
 /* The cell as an action; chunk counts within the rank. */
-static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
+static cf_result cf__csv_read_cell(const cf__csv_reader *r, cf_action *action) {
     static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
     int64_t stage, chunk;
-    size_t used = cf__read_number(r->cell, r->cell_bytes, &stage), word = used, i;
+    size_t used = cf__csv_read_number(r->cell, r->cell_bytes, &stage), word = used, i;
     cf_pass pass;
-    if (used == 0) return cf__bad_cell(r, "an action starts with the number of its virtual stage");
+    if (used == 0) return cf__csv_bad_cell(r, "an action starts with the number of its virtual stage");
     while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
-    pass = cf__read_pass(r, r->cell + used, word - used);
+    pass = cf__csv_read_pass(r, r->cell + used, word - used);
     for (i = 0; i < 3; i++)
-        if (cf__is_word(r->cell + used, word - used, foreign[i]))
-            return cf__bad_cell(r, "sharding is not scheduled here");
-    if (pass == CF_PASS_COUNT && cf__is_word(r->cell + used, word - used, "BW"))
-        return cf__bad_cell(r, "BW is of older files; read it with `legacy`");
-    if (pass == CF_PASS_COUNT) return cf__bad_cell(r, "no such pass");
-    used = cf__read_number(r->cell + word, r->cell_bytes - word, &chunk);
+        if (cf__csv_is_word(r->cell + used, word - used, foreign[i]))
+            return cf__csv_bad_cell(r, "sharding is not scheduled here");
+    if (pass == CF_PASS_COUNT && cf__csv_is_word(r->cell + used, word - used, "BW"))
+        return cf__csv_bad_cell(r, "BW stands in older files; read them with `legacy`");
+    if (pass == CF_PASS_COUNT) return cf__csv_bad_cell(r, "there is no such pass");
+    used = cf__csv_read_number(r->cell + word, r->cell_bytes - word, &chunk);
     if (used == 0 || word + used != r->cell_bytes)
-        return cf__bad_cell(r, "an action ends with the number of its chunk");
-    if (chunk >= r->plan->n_steps) return cf__bad_cell(r, "the rank has no such chunk");
+        return cf__csv_bad_cell(r, "an action ends with the number of its chunk");
+    if (chunk >= r->plan->n_steps) return cf__csv_bad_cell(r, "the rank has no such chunk");
     memset(action, 0, sizeof *action);
     action->chunk = (int32_t)chunk;
     action->stage = (int32_t)stage;
@@ -10030,7 +10060,7 @@ static cf_result cf__read_cell(const cf__csv *r, cf_action *action) {
     return CF_OK;
 }
 
-static void cf__rewind(cf__csv *r) {
+static void cf__csv_rewind(cf__csv_reader *r) {
     r->at = r->line_begin = 0;
     r->more = r->bytes > 0;
     r->line = 1;
@@ -10038,12 +10068,11 @@ static void cf__rewind(cf__csv *r) {
 }
 
 /* First time through: every cell must be an action, and the dialect must be one. */
-static cf_result cf__count_cells(cf__csv *r) {
+static cf_result cf__csv_count_cells(cf__csv_reader *r) {
     int none;
-    cf__rewind(r);
-    while (cf__next_cell(r, &none)) {
+    cf__csv_rewind(r);
+    while (cf__csv_next_cell(r, &none)) {
         cf_action action;
-        cf_result result;
         if (none) continue;
         if (r->cell_bytes == 0) {
             if (r->empty_line == 0) {
@@ -10052,26 +10081,28 @@ static cf_result cf__count_cells(cf__csv *r) {
             }
             continue;
         }
-        if ((result = cf__read_cell(r, &action)) != CF_OK) return result;
+        CF__TRY(cf__csv_read_cell(r, &action));
         if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
-            return cf__bad_cell(r, "a transfer in a file of passes only");
+            return cf__csv_bad_cell(r, "there is a transfer in a file that is said to hold passes only");
         if (r->n_actions == CF_MAX_ACTIONS)
-            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1, "too many");
+            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1,
+                            "is too large");
         r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
         r->last_stage = cf__max(r->last_stage, action.stage);
         r->n_actions++;
     }
     r->n_rows = r->row + 1;
     r->cell_bytes = 0;
-    if (r->n_rows == 0) return cf__bad_text(r, 1, 1, "no rows");
+    if (r->n_rows == 0) return cf__csv_bad_text(r, 1, 1, "there are no rows");
     if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
-        return cf__bad_text(r, r->empty_line, r->empty_column, "an empty cell in a file with transfers");
+        return cf__csv_bad_text(r, r->empty_line, r->empty_column, "a file with transfers has no empty cells");
     return CF_OK;
 }
 
-/* What follows from the counts. An action less than two per chunk and stage is refused here, before memory is asked
-   for. */
-static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
+/* Fills in what follows from the counts. A text with fewer than two actions for each chunk and stage is refused here,
+   before any memory is asked for. */
+static cf_result cf__csv_fill_header(cf__csv_reader *r) {
+    cf_schedule *header = &r->header;
     int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
     memset(header, 0, sizeof *header);
     header->kind = r->desc.kind;
@@ -10085,7 +10116,7 @@ static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
     header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
     if (n_stages % r->n_rows != 0)
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
-                        "the virtual stages are no multiple of the rows");
+                        "the number of virtual stages is no multiple of the number of rows");
     if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
         return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
                         "every chunk needs two passes on every virtual stage");
@@ -10093,18 +10124,18 @@ static cf_result cf__csv_header(const cf__csv *r, cf_schedule *header) {
 }
 
 /* Second time: the actions, with chunks as the plan numbers them. */
-static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
+static cf_result cf__csv_fill_actions(cf__csv_reader *r, cf_schedule *schedule) {
     int64_t n = 0, row = 0;
     int none;
-    cf__rewind(r);
+    cf__csv_rewind(r);
     schedule->first[0] = 0;
-    while (cf__next_cell(r, &none)) {
+    while (cf__csv_next_cell(r, &none)) {
         cf_action *action = &schedule->actions[n];
         for (; row < r->row; row++) schedule->first[row + 1] = n;
         if (none || r->cell_bytes == 0) continue;
-        (void)cf__read_cell(r, action); /* it could be read the first time */
+        (void)cf__csv_read_cell(r, action); /* it could be read the first time */
         if (action->stage % r->n_rows != r->row)
-            return cf__bad_cell(r, "this virtual stage lies on another row (v mod rows)");
+            return cf__csv_bad_cell(r, "this virtual stage lies on another row (v mod rows)");
         action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
         n++;
     }
@@ -10114,7 +10145,7 @@ static cf_result cf__fill_from_csv(cf__csv *r, cf_schedule *schedule) {
 
 /* R keeps, and so does F unless there is an R; then K, if it was left open. live: a zero per chunk and virtual
    stage. */
-static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
+static void cf__csv_find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
     int64_t i, first = schedule->rank * plan->n_steps;
     for (i = 0; i < schedule->n_actions; i++) {
         cf_action *a = &schedule->actions[i];
@@ -10138,9 +10169,8 @@ static void cf__find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *
     }
 }
 
-static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const cf_plan *plan, const cf_csv_desc *desc,
-                               cf_error *error) {
-    cf_result result;
+static cf_result cf__csv_start(cf__csv_reader *r, const char *text, size_t bytes, const cf_plan *plan,
+                               const cf_csv_desc *desc, cf_error *error) {
     memset(r, 0, sizeof *r);
     if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -10149,53 +10179,46 @@ static cf_result cf__csv_start(cf__csv *r, const char *text, size_t bytes, const
     r->bytes = bytes;
     r->plan = plan;
     r->error = error;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error)) != CF_OK)
-        return result;
-    if ((result = cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error)) != CF_OK) return result;
-    if ((result = cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error)) != CF_OK) return result;
-    if ((result = cf__range(r->desc.k, 0, INT64_MAX, "k", error)) != CF_OK) return result;
-    if ((result = cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error)) != CF_OK) return result;
-    return cf__count_cells(r);
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
+    CF__TRY(cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
+    CF__TRY(cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__range(r->desc.k, 0, INT64_MAX, "k", error));
+    CF__TRY(cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error));
+    return cf__csv_count_cells(r);
 }
 
-/* The schedule and, behind it, the scratch of cf__find_keeps. */
-static cf_schedule *cf__layout_csv(const cf__csv *r, cf_schedule *header, int32_t **live, cf__carver *carver) {
-    cf_schedule *schedule = cf__layout_schedule(header, carver);
-    *live = (int32_t *)cf__take(carver, header->n_stages * header->n_virtual * r->plan->n_steps, sizeof(int32_t));
-    return schedule;
+static void cf__csv_scratch(void *job, cf__carver *carver) {
+    cf__csv_reader *r = (cf__csv_reader *)job;
+    int64_t n_cells = r->header.n_stages * r->header.n_virtual * r->plan->n_steps;
+    r->live = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
+}
+
+static cf_block *cf__csv_object(void *job, cf__carver *carver) {
+    cf__csv_reader *r = (cf__csv_reader *)job;
+    r->schedule = cf__layout_schedule(&r->header, carver);
+    if (r->schedule == NULL) return NULL;
+    *r->schedule = r->header;
+    return &r->schedule->block;
+}
+
+static cf_result cf__csv_fill(void *job) {
+    cf__csv_reader *r = (cf__csv_reader *)job;
+    CF__TRY(cf__csv_fill_actions(r, r->schedule));
+    cf__csv_find_keeps(r->plan, r->schedule, r->live, r->desc.k);
+    return cf_schedule_validate(r->plan, r->schedule, NULL, r->desc.allocator, r->error);
 }
 
 CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
                                              const cf_csv_desc *desc, cf_schedule **out, cf_error *error) {
-    cf__csv r;
-    cf_schedule header, *schedule;
-    cf_allocator allocator;
-    cf__carver carver = {NULL, 0, 0};
-    int32_t *live;
-    cf_result result = cf__csv_start(&r, text, bytes, plan, desc, error);
-    if (result != CF_OK) return result;
+    static const cf__recipe recipe = {"bytes", 1, cf__csv_scratch, NULL, cf__csv_object, cf__csv_fill};
+    cf__csv_reader r;
+    CF__TRY(cf__csv_start(&r, text, bytes, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(r.desc.allocator, &allocator, error)) != CF_OK) return result;
-    if ((result = cf__csv_header(&r, &header)) != CF_OK) return result;
-    cf__layout_csv(&r, &header, &live, &carver);
-    if (carver.overflow) return cf__too_large(error, "bytes");
-    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
-    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    schedule = cf__layout_csv(&r, &header, &live, &carver);
-    *schedule = header;
-    schedule->block.allocator = allocator;
-    schedule->block.bytes = carver.used;
-    result = cf__fill_from_csv(&r, schedule);
-    if (result == CF_OK) {
-        cf__find_keeps(plan, schedule, live, r.desc.k);
-        result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
-    }
-    if (result == CF_OK) *out = schedule;
-    else cf_schedule_free(schedule);
-    return result;
+    CF__TRY(cf__csv_fill_header(&r));
+    CF__TRY(cf__make(&recipe, &r, r.desc.allocator, error));
+    *out = r.schedule;
+    return CF_OK;
 }
 
 #ifdef __cplusplus
