@@ -104,6 +104,10 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
 TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g -O1 $(SANITIZE)
+# The library itself takes longest to compile with sanitizers, so this happens once: with LINKED, a file that defines
+# CHUNKFLOW_IMPLEMENTATION gets the declarations only and is linked with LIBRARY.
+LIBRARY      := $(TEST_BUILD)/implementation.o
+LINKED       := -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_TUNE_IMPLEMENTED
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o)
 TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard tests/*.h)
@@ -117,18 +121,17 @@ $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/trainer: tests/test_trainer.c tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(TEST_BUILD)/trainer: tests/test_trainer.c $(LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/trainer_model: tests/test_trainer_model.c tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS)
+$(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(LIBRARY) -o $@ $(LDLIBS)
 
-# With the unit tests' copy of the implementation: compiling it with sanitizers takes half a minute.
-$(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_BUILD)/implementation.o
-	$(CC) $(CSTD) $(CPPFLAGS) -DCHUNKFLOW_IMPLEMENTED $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+$(TEST_BUILD)/train_tiny: examples/train_tiny.c $(LIBRARY)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
@@ -143,9 +146,17 @@ unit: $(TEST_BUILD)/unit
 
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
-CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/cuda_emu $(CPPFLAGS) $(TEST_CFLAGS) $(WARN)
+CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/cuda_emu $(CPPFLAGS) $(LINKED) $(WARN)
+# What runs longest and is no part of what is tested, the emulated processor and the reference, is optimised and has no
+# sanitizers. It comes last when linking, so that templates are taken from files that have them.
+CUDA_PLAIN    := $(addprefix $(CUDA_BUILD)/,cuda_emu.cc.o reference.cc.o)
+$(CUDA_PLAIN): TEST_CFLAGS = -g -O2 $(if $(findstring address,$(SANITIZE)),-DEMU_ASAN=1)
+# What is compiled longer than it runs: the tests themselves.
+CUDA_TEST     := $(patsubst tests/cuda/%,$(CUDA_BUILD)/%.o,$(wildcard tests/cuda/test_*.cc) tests/cuda/main.cc)
+$(CUDA_TEST): TEST_CFLAGS = -g -O0 $(SANITIZE)
 CUDA_SOURCES  := chunkflow_cuda.cu $(wildcard tests/cuda_emu/*.cc tests/cuda/*.cc)
-CUDA_OBJECTS  := $(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))
+CUDA_OBJECTS  := $(filter-out $(CUDA_PLAIN),$(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))) \
+                 $(CUDA_PLAIN) $(LIBRARY)
 CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
 vpath %.cc tests/cuda tests/cuda_emu
 
@@ -153,21 +164,21 @@ $(CUDA_BUILD):
 	mkdir -p $@
 
 $(CUDA_BUILD)/%.cc.o: %.cc $(CUDA_HEADERS) | $(CUDA_BUILD)
-	$(CXX) $(CUDA_CXXFLAGS) -c $< -o $@
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_HEADERS) | $(CUDA_BUILD)
-	$(CXX) $(CUDA_CXXFLAGS) -x c++ -c $< -o $@
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -x c++ -c $< -o $@
 
 $(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # The CUDA example under the emulation: executor_emulated.cc includes it and calls its main.
-CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_emulated.o chunkflow_cuda.cu.o \
-                $(addsuffix .o,$(notdir $(wildcard tests/cuda_emu/*.cc))))
+CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_emulated.o chunkflow_cuda.cu.o nccl_emu.cc.o runtime_emu.cc.o \
+                cublas_emu.cc.o cuda_emu.cc.o) $(LIBRARY)
 
 $(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_cuda.cu $(TRAIN_HEADERS) \
                                    $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
-	$(CXX) $(CUDA_CXXFLAGS) -c $< -o $@
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)

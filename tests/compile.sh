@@ -52,10 +52,12 @@ language_flags() {
     esac
 }
 
-mode_flags() {
-    case $1 in
-        debug) printf '%s' "-O0 -g" ;;
-        ndebug) printf '%s' "-O2 -DNDEBUG" ;;
+# Optimised code, with the warnings that only an optimiser gives, once for each language: C99 and C11 are the same to it.
+mode_flags() { # mode, standard
+    case $1-$2 in
+        debug-*) printf '%s' "-O0 -g" ;;
+        ndebug-c11) printf '%s' "-O0 -DNDEBUG" ;;
+        ndebug-*) printf '%s' "-O2 -DNDEBUG" ;;
     esac
 }
 
@@ -71,14 +73,15 @@ driver() { # compiler, standard
 one_file() { # compiler, standard, mode
     name=one-file-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN -I"$TOP" "$SOURCES/one_file.c" \
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN -I"$TOP" "$SOURCES/one_file.c" \
         -o "$OUT/$name" && run "$name" "$OUT/$name" "passes 13"
 }
 
+# What it shows is that the two files fit together, optimised or not.
 two_files() { # compiler, mode
     name=two-files-$1-$2
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) $(mode_flags "$2") $WARN -I"$TOP" "$SOURCES/user.c" \
+    build "$name" "$1" $(language_flags c99) $(mode_flags "$2" c11) $WARN -I"$TOP" "$SOURCES/user.c" \
         "$SOURCES/implementation.c" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
 }
 
@@ -95,7 +98,7 @@ cplusplus_user() { # compiler, standard of the implementation
 static_mode() { # compiler, standard, mode
     name=static-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN -I"$TOP" "$SOURCES/static_one.c" \
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN -I"$TOP" "$SOURCES/static_one.c" \
         "$SOURCES/static_two.c" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of the library is visible outside its file"
@@ -122,7 +125,7 @@ TUNE="-I$TOP -I$TOP/tools"
 own_linkage() { # compiler
     name=own-linkage-$1
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) -O2 -fPIC -shared -fvisibility=hidden $WARN -I"$TOP" \
+    build "$name" "$1" $(language_flags c99) -O0 -fPIC -shared -fvisibility=hidden $WARN -I"$TOP" \
         "$SOURCES/own_linkage.c" -o "$OUT/$name.so" || return 0
     nm -D --defined-only "$OUT/$name.so" | awk '$2 == "T" { print $3 }' | grep -v -e '^_init$' -e '^_fini$' | sort \
         >"$OUT/$name.exported"
@@ -140,7 +143,7 @@ own_linkage() { # compiler
 symbols() { # compiler, name, source, prefix of the header's macros, header
     name=$2-$1
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) -O2 -fno-pic -fno-pie $WARN $TUNE -c "$SOURCES/$3" -o "$OUT/$name.o" ||
+    build "$name" "$1" $(language_flags c99) -O0 -fno-pic -fno-pie $WARN $TUNE -c "$SOURCES/$3" -o "$OUT/$name.o" ||
         return 0
     nm "$OUT/$name.o" >"$OUT/$name.nm"
     nm -g --defined-only "$OUT/$name.o" | awk '{ print $3 }' | sort >"$OUT/$name.exported"

@@ -1,6 +1,7 @@
 /* test_trainer.c - the CPU trainer of examples/, in float64 - MIT or public domain
 
-       cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/test_trainer.c -lm
+       cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/test_trainer.c \
+           tests/implementation.c -lm
 
    What the gradients are checked against: finite differences of the loss, for every parameter tensor; and the loss, and
    attention by itself, against plain loops written here from the definitions. train_check.sh tests the programs. */
@@ -11,8 +12,6 @@
 #define TRAIN_FLOAT64
 #endif
 
-#define CHUNKFLOW_IMPLEMENTATION
-#define CHUNKFLOW_STATIC
 #include "../chunkflow.h"
 
 #include "../examples/check.h"

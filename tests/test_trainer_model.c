@@ -1,6 +1,6 @@
 /* test_trainer_model.c - the memory model against what the CPU trainer of examples/ counts - MIT or public domain
 
-       cc -std=c99 -O1 -g -fsanitize=address,undefined tests/test_trainer_model.c -lm
+       cc -std=c99 -O1 -g -fsanitize=address,undefined tests/test_trainer_model.c tests/implementation.c -lm
 
    The trainer takes every large buffer through a meter. Here a batch is trained on, and what the meter has seen is
    compared with what the library says of the same schedule without running anything. In float32 the terms are, with q =
@@ -20,8 +20,6 @@
 
 #define _POSIX_C_SOURCE 200809L
 
-#define CHUNKFLOW_IMPLEMENTATION
-#define CHUNKFLOW_STATIC
 #include "../chunkflow.h"
 
 #include "../examples/check.h"

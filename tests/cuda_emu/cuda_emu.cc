@@ -484,18 +484,6 @@ int __reduce_add_sync(unsigned mask, int value) {
     return value;
 }
 
-float atomicAdd(float *address, float value) {
-    float old = *address;
-    *address = old + value;
-    return old;
-}
-
-int atomicAdd(int *address, int value) {
-    int old = *address;
-    *address = (int)((unsigned)old + (unsigned)value);
-    return old;
-}
-
 /* ================================================================================================================
    >>shared    dynamic shared memory with its books
    ================================================================================================================ */
@@ -833,11 +821,7 @@ static float low_half(uint32_t pair, bool bf16) {
 
 static float high_half(uint32_t pair, bool bf16) { return low_half(pair >> 16, bf16); }
 
-#if defined(__clang__) || defined(__GNUC__)
-__attribute__((no_sanitize("address", "undefined")))
-#endif
-static void
-mma_work(warp *w, int) {
+static void mma_work(warp *w, int) {
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < 32; lane++) {
         const mma_call *call = (const mma_call *)w->arguments[lane];

@@ -312,8 +312,19 @@ int __shfl_sync(unsigned mask, int value, int lane, int width = 32);
 unsigned __ballot_sync(unsigned mask, int predicate);
 int __reduce_max_sync(unsigned mask, int value);
 int __reduce_add_sync(unsigned mask, int value);
-float atomicAdd(float *address, float value);
-int atomicAdd(int *address, int value);
+
+/* Here, so that they are compiled with the kernels and AddressSanitizer sees where they write. */
+static inline float atomicAdd(float *address, float value) {
+    float old = *address;
+    *address = old + value;
+    return old;
+}
+
+static inline int atomicAdd(int *address, int value) {
+    int old = *address;
+    *address = (int)((unsigned)old + (unsigned)value);
+    return old;
+}
 
 template <typename T> static inline T __ldg(const T *address) { return *address; }
 

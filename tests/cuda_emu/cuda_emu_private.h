@@ -10,7 +10,9 @@
 
 #include <memory>
 
-#if defined(__SANITIZE_ADDRESS__)
+/* Defined from outside where the emulation is linked with AddressSanitizer without being compiled with it. */
+#if defined(EMU_ASAN)
+#elif defined(__SANITIZE_ADDRESS__)
 #define EMU_ASAN 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
