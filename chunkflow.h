@@ -5002,7 +5002,10 @@ enum { CF__PIPE_TENSORS = CF_B + 1 };
 static int cf__pipe_tensor(int pass) { return pass == CF_I ? CF_B : pass; }
 
 /* The passes that make a tensor, a bit for each. */
-static int cf__pipe_makers(int tensor) { return tensor == CF_B ? 1 << CF_B | 1 << CF_I : 1 << tensor; }
+static int cf__pipe_makers(int tensor) {
+    static const uint8_t makers[CF__PIPE_TENSORS] = {1 << CF_F, 1 << CF_R, 1 << CF_B | 1 << CF_I};
+    return makers[tensor];
+}
 
 /* How many virtual stages on a pass finds the maker of what it takes, and the taker of what it makes: 1 or -1; 0 where
    nothing crosses. */
@@ -5033,42 +5036,32 @@ static cf__pipe_ways cf__pipe_ways_of(const cf__pipeline *pipe) {
     return ways;
 }
 
-/* The virtual stage that a way leads to from virtual stage v; -1: there is none. */
-static int64_t cf__pipe_follow(const cf__pipeline *pipe, int way, int64_t v) {
-    return way != 0 && v + way >= 0 && v + way < pipe->n_v ? v + way : -1;
+/* Whether a way leads anywhere from virtual stage v. */
+static int cf__pipe_leads(const cf__pipeline *pipe, int way, int64_t v) {
+    return way != 0 && (uint64_t)(v + way) < (uint64_t)pipe->n_v;
 }
 
-/* What a SEND or RECV moves, and from which virtual stage to which (past the ends of the pipeline, if the list is
-   wrong). */
+/* SEND_F .. RECV_B: what it moves, in which direction, and whether it stands where the tensor comes from. */
 typedef struct cf__pipe_transfer {
-    int tensor;
-    int sends; /* 1: the action stands on the virtual stage that it comes from */
-    int64_t from, to;
+    uint8_t tensor, sends;
+    int8_t way;
 } cf__pipe_transfer;
+
+static const cf__pipe_transfer cf__pipe_transfers[] = {{CF_F, 1, 1}, {CF_F, 0, 1},  {CF_R, 1, 1},
+                                                       {CF_R, 0, 1}, {CF_B, 1, -1}, {CF_B, 0, -1}};
 
 static int cf__pipe_is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
 
-static cf_pass cf__pipe_transfer_pass(int tensor, int sends) {
-    return (cf_pass)(CF_SEND_F + 2 * tensor + !sends);
+static const cf__pipe_transfer *cf__pipe_transfer_of(const cf_action *a) {
+    return &cf__pipe_transfers[a->pass - CF_SEND_F];
 }
 
-static cf__pipe_transfer cf__pipe_transfer_of(const cf_action *a) {
-    cf__pipe_transfer t;
-    int64_t way;
-    t.tensor = (a->pass - CF_SEND_F) / 2;
-    t.sends = a->pass == cf__pipe_transfer_pass(t.tensor, 1);
-    way = t.tensor == CF_B ? -1 : 1;
-    t.from = t.sends ? a->stage : a->stage - way;
-    t.to = t.from + way;
-    return t;
-}
-
-/* The RECV that a SEND belongs to, and the other way round. */
+/* The RECV that a SEND belongs to, and the other way round. Past the ends of the pipeline if the list is wrong. */
 static cf_action cf__pipe_other_end(const cf_action *a) {
-    cf__pipe_transfer t = cf__pipe_transfer_of(a);
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     cf_action other = *a;
-    other.pass = (uint8_t)cf__pipe_transfer_pass(t.tensor, !t.sends);
-    other.stage = (int32_t)(t.sends ? t.to : t.from);
+    other.pass = (uint8_t)(t->sends ? a->pass + 1 : a->pass - 1);
+    other.stage = t->sends ? a->stage + t->way : a->stage - t->way;
     return other;
 }
 
@@ -5106,6 +5099,11 @@ static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *er
 }
 
 /* ---- memory limits ---- */
+
+static int cf__pipe_counts_bytes(const cf_bytes *bytes) {
+    return (bytes->per_token_activations | bytes->per_token_state | bytes->per_token_state_gradient |
+            bytes->per_token_boundary) != 0;
+}
 
 /* None of the numbers is negative. */
 static cf_result cf__pipe_check_limits(const cf_validate_desc *limits, int64_t n_stages, cf_error *error) {
@@ -6342,6 +6340,7 @@ typedef struct cf__clock {
     int32_t *waiting;              /* (n_stages) stack of the stages to look at */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
+    int blocks;                    /* a transfer occupies both stages */
     int handed;                    /* where the stage at hand has handed something on since it was looked at */
     double makespan;
     /* lowered schedules only */
@@ -6374,15 +6373,11 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-static int cf__clock_blocks(const cf__clock *clock, double transfer) {
-    return transfer > 0 && clock->pipe->timing->no_overlap;
-}
-
-/* A tensor, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender is busy with
-   it, and the arrival that is noted is the moment from which the receiver can take part. */
+/* A tensor of a chunk, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender is
+   busy with it, and the arrival that is noted is the moment from which the receiver can take part. */
 static double cf__clock_send(cf__clock *clock, int64_t stage, int tensor, double made, double transfer,
                              double *arrival) {
-    int blocks = cf__clock_blocks(clock, transfer);
+    int blocks = clock->blocks && transfer > 0;
     double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[clock->ways.gives[tensor] < 0][stage];
     double begin = made > *busy ? made : *busy;
     *busy = begin + transfer;
@@ -6392,10 +6387,10 @@ static double cf__clock_send(cf__clock *clock, int64_t stage, int tensor, double
 
 /* What a pass has made goes on to the virtual stage that takes it. Where the next stage has kept the activations of its
    F, nobody takes those of an R. */
-static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t cell, double transfer) {
+static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
     int way = clock->ways.gives[a->pass], tensor = cf__pipe_tensor(a->pass);
     double made = clock->free_at[stage], *arrival;
-    if (cf__pipe_follow(clock->pipe, way, a->stage) < 0) return;
+    if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
     cell += way * clock->pipe->n;
     arrival = &clock->arrival[tensor][cell];
     if (clock->crosses) {
@@ -6404,15 +6399,17 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     }
     if (a->pass == CF_R && clock->listed != NULL && !(clock->listed[cell] >> CF_R & 1)) return;
     clock->handed |= way > 0 ? CF__CLOCK_UP : CF__CLOCK_DOWN;
-    (void)cf__clock_send(clock, stage, tensor, made, transfer, arrival);
+    (void)cf__clock_send(clock, stage, tensor, made, cf__transfer_seconds(clock->pipe, chunk), arrival);
 }
 
 /* When the stage can begin with a pass whose input has come to it. Without overlap it is busy with the transfer right
    before the pass. */
-static double cf__clock_take(cf__clock *clock, int tensor, int64_t cell, double begin, double transfer) {
+static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, double begin) {
+    double transfer;
     if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
-    if (!cf__clock_blocks(clock, transfer)) return begin;
-    if (clock->crosses) {
+    if (!clock->blocks) return begin;
+    transfer = cf__transfer_seconds(clock->pipe, chunk);
+    if (clock->crosses && transfer > 0) {
         clock->start[clock->receive[tensor][cell]] = begin;
         clock->end[clock->receive[tensor][cell]] = begin + transfer;
     }
@@ -6430,10 +6427,10 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
     int way = clock->ways.takes[a->pass], tensor = cf__pipe_tensor(a->pass);
-    int takes = cf__pipe_follow(pipe, way, a->stage) >= 0;
-    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], rows, end;
+    int takes = cf__pipe_leads(pipe, way, a->stage);
+    double start = clock->free_at[stage], rows, end;
     if (takes && !clock->crosses && !(clock->done[cell + way * pipe->n] & cf__pipe_makers(tensor))) return 0;
-    if (takes) start = cf__clock_take(clock, tensor, cell, start, transfer);
+    if (takes) start = cf__clock_take(clock, tensor, chunk, cell, start);
     rows = cf__clock_rows(clock, a->pass, chunk, cell);
     if (rows > start) start = rows;
     end = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
@@ -6441,7 +6438,7 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     clock->end[id] = clock->free_at[stage] = end;
     if (end > clock->makespan) clock->makespan = end;
     clock->done[cell] |= (uint8_t)(1 << a->pass);
-    cf__clock_hand_on(clock, stage, a, cell, transfer);
+    cf__clock_hand_on(clock, stage, a, chunk, cell);
     return 1;
 }
 
@@ -6450,16 +6447,18 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
 static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id], other = cf__pipe_other_end(a);
-    const cf__pipe_transfer t = cf__pipe_transfer_of(a);
-    int64_t peer = other.stage % pipe->n_stages, at_peer = clock->next[peer], cell = t.to * pipe->n + chunk;
-    int64_t send = t.sends ? id : at_peer, receive = t.sends ? at_peer : id;
-    double transfer = cf__transfer_seconds(pipe, chunk), begin, *arrival = &clock->arrival[t.tensor][cell];
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    int64_t peer = other.stage % (int32_t)pipe->n_stages, at_peer = clock->next[peer];
+    int64_t cell = (t->sends ? other.stage : a->stage) * pipe->n + chunk;
+    int64_t send = t->sends ? id : at_peer, receive = t->sends ? at_peer : id;
+    double transfer, begin, *arrival = &clock->arrival[t->tensor][cell];
     if (at_peer == clock->schedule->first[peer + 1]) return 0;
     if (!cf__pipe_is_same(&clock->schedule->actions[at_peer], &other)) return 0;
-    begin = cf__clock_send(clock, t.sends ? stage : peer, t.tensor, *arrival, transfer, arrival);
+    transfer = cf__transfer_seconds(pipe, chunk);
+    begin = cf__clock_send(clock, t->sends ? stage : peer, t->tensor, *arrival, transfer, arrival);
     clock->start[send] = clock->start[receive] = begin;
     clock->end[send] = clock->end[receive] = begin + transfer;
-    clock->receive[t.tensor][cell] = (int32_t)receive;
+    clock->receive[t->tensor][cell] = (int32_t)receive;
     clock->next[peer]++;
     cf__clock_look_at(clock, peer);
     return 1;
@@ -6504,6 +6503,7 @@ static void cf__clock_start(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
     clock->ways = cf__pipe_ways_of(pipe);
+    clock->blocks = pipe->timing != NULL && pipe->timing->no_overlap;
     clock->crosses = clock->schedule->lowered && pipe->n_stages > 1;
     clock->endless = -1;
     clock->n_waiting = 0;
@@ -7831,16 +7831,16 @@ typedef struct cf__held {
 
 /* INT64_MAX where that many do not fit in 64 bits. */
 static int64_t cf__check_held_bytes(const cf__held *held, const cf_bytes *bytes) {
-    cf__tally tally = {0, 0};
-    cf__tally_add(&tally, held->tokens, bytes->per_token_activations, 1);
-    cf__tally_add(&tally, held->state, bytes->per_token_state, 1);
-    cf__tally_add(&tally, held->gradient, bytes->per_token_state_gradient, 1);
-    cf__tally_add(&tally, held->saved, bytes->per_token_boundary, 1);
-    return tally.overflow ? INT64_MAX : tally.sum;
+    int64_t sum, state, gradient, saved;
+    int fits = cf__mul(held->tokens, bytes->per_token_activations, &sum) &&
+               cf__mul(held->state, bytes->per_token_state, &state) && cf__add(sum, state, &sum) &&
+               cf__mul(held->gradient, bytes->per_token_state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
+               cf__mul(held->saved, bytes->per_token_boundary, &saved) && cf__add(sum, saved, &sum);
+    return fits ? sum : INT64_MAX;
 }
 
 /* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
-static void cf__check_hold(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
+static inline void cf__check_hold(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
     if (a->keep) {
         held->live++;
@@ -7855,7 +7855,7 @@ static void cf__check_hold(const cf__pipeline *pipe, cf__held *held, const cf_ac
 }
 
 /* What goes when it has ended. */
-static void cf__check_let_go(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
+static inline void cf__check_let_go(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
     int backward = a->pass == CF_B || a->pass == CF_I;
     if (a->pass == CF_B || a->pass == CF_W) {
@@ -7874,8 +7874,9 @@ enum {
     CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
     CF__CHECK_BACKWARDS = 1 << CF_B | 1 << CF_I,
     CF__CHECK_ENDS = 1 << CF_B | 1 << CF_W,  /* activations are given back */
-    CF__CHECK_KEPT = 1 << CF_PASS_COUNT,     /* a forward has kept the activations */
-    CF__CHECK_AWAY = 1 << (CF_PASS_COUNT + 1) /* the rows of the state are in host memory */
+    CF__CHECK_KEPT_BIT = CF_PASS_COUNT,
+    CF__CHECK_KEPT = 1 << CF__CHECK_KEPT_BIT, /* a forward has kept the activations */
+    CF__CHECK_AWAY = CF__CHECK_KEPT << 1      /* the rows of the state are in host memory */
 };
 
 /* How many chunks of a group have live activations, and how many have rows in host memory. */
@@ -7889,9 +7890,11 @@ typedef struct cf__checker {
     const cf_validate_desc *desc; /* K and these limits hold, and positions count from the start of a list; NULL for
                                      cf_simulate, where any K and any memory do, and positions are indices of actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
-    const cf_bytes *bytes;        /* what its peak_bytes counts */
+    const cf_bytes *bytes;        /* what its peak_bytes counts; NULL: nothing */
     cf_error *error;
+    int crosses;                  /* transfers between stages are in the lists */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
+    int64_t n_away;               /* chunks with rows in host memory, on any virtual stage */
     cf__held held;
     uint16_t *cells;              /* (cells) the bits above */
     cf__check_tally *groups;      /* (cells) in the cell of a group's first chunk; a standalone chunk has its own */
@@ -7905,6 +7908,7 @@ typedef struct cf__checker {
 static void cf__check_layout_walk(cf__checker *k, cf__carver *carver) {
     int64_t cells = k->pipe->n * k->pipe->n_v;
     k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
+    if (k->desc == NULL && !k->schedule->lowered) cells = 0;
     k->groups = (cf__check_tally *)cf__take(carver, cells, sizeof(cf__check_tally));
 }
 
@@ -7945,20 +7949,17 @@ static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
-/* Transfers take place only in lowered schedules, and only between stages. */
-static int cf__check_crosses(const cf__checker *k) { return k->schedule->lowered && k->schedule->n_stages > 1; }
-
 /* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
 static int cf__flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
 
 static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
-    int64_t passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
-    if (a->chunk < pipe->first_chunk || a->chunk >= pipe->first_chunk + pipe->n)
+    int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
+    if ((uint64_t)(a->chunk - pipe->first_chunk) >= (uint64_t)pipe->n)
         return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "not a chunk of this rank");
-    if (a->stage < 0 || a->stage >= pipe->n_v)
+    if ((uint64_t)a->stage >= (uint64_t)pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", pipe->n_v - 1, a->stage, "there is no such virtual stage");
-    if (a->stage % pipe->n_stages != k->stage)
+    if (a->stage % (int32_t)pipe->n_stages != k->stage)
         return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes)
         return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
@@ -7975,7 +7976,7 @@ static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, con
     if (cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
-    if (cf__check_crosses(k) && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
+    if (k->crosses && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_F");
     return CF_OK;
 }
@@ -7986,7 +7987,7 @@ static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, cons
     if (*cell & CF__CHECK_KEPT)
         return cf__check_refuse(k, a, "actions.pass", "is needless, because its F kept the activations");
     if (!a->keep) return cf__check_refuse(k, a, "actions.keep", "keeps nothing");
-    if (cf__check_crosses(k) && !k->pipe->local && a->stage > 0 && !cf__check_has(cell, CF_RECV_R))
+    if (k->crosses && !k->pipe->local && a->stage > 0 && !cf__check_has(cell, CF_RECV_R))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_R");
     return CF_OK;
 }
@@ -7998,7 +7999,7 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
-    if (cf__check_crosses(k) && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
+    if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
     return CF_OK;
 }
@@ -8011,20 +8012,19 @@ static cf_result cf__check_weight(const cf__checker *k, const cf_action *a, cons
 
 /* A send or receive must have a stage at its other end, come once, and, if it sends, after what it sends. */
 static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    const cf__pipe_transfer t = cf__pipe_transfer_of(a);
-    int64_t last = k->pipe->n_v - 1;
-    if (k->schedule->n_stages == 1 || t.from < 0 || t.from > last || t.to < 0 || t.to > last)
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    if (!k->crosses || !cf__pipe_leads(k->pipe, t->sends ? t->way : -t->way, a->stage))
         return cf__check_refuse(k, a, "actions.pass", "has no other stage to go to or come from");
-    if (t.tensor == CF_R && k->pipe->local)
+    if (t->tensor == CF_R && k->pipe->local)
         return cf__check_refuse(k, a, "actions.pass", "has no place in local replay");
     if (cf__check_has(cell, a->pass)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
-    if (t.sends && !(*cell & cf__pipe_makers(t.tensor)))
+    if (t->sends && !(*cell & cf__pipe_makers(t->tensor)))
         return cf__check_refuse(k, a, "actions.pass", "comes before the pass that makes its tensor");
     return CF_OK;
 }
 
 /* OFFLOAD and PREFETCH. */
-static cf_result cf__check_move(const cf__checker *k, const cf_action *a, uint16_t *cell) {
+static cf_result cf__check_move(cf__checker *k, const cf_action *a, uint16_t *cell) {
     int leaves = a->pass == CF_OFFLOAD, away = (*cell & CF__CHECK_AWAY) != 0;
     if (k->pipe->plan->chunks[a->chunk].group < 0)
         return cf__check_refuse(k, a, k->desc != NULL ? "actions.chunk" : "actions.pass",
@@ -8035,20 +8035,21 @@ static cf_result cf__check_move(const cf__checker *k, const cf_action *a, uint16
         return cf__check_refuse(k, a, "actions.pass", away ? "moves rows that are away" : "moves rows that are here");
     *cell ^= CF__CHECK_AWAY;
     cf__check_tally_of(k, a)->away += leaves ? 1 : -1;
+    k->n_away += leaves ? 1 : -1;
     return CF_OK;
 }
 
 static cf_result cf__check_state(const cf__checker *k, const cf_action *a) {
-    int32_t away = cf__check_tally_of(k, a)->away;
+    int32_t away = k->n_away > 0 ? cf__check_tally_of(k, a)->away : 0;
     if (away == 0 || a->pass == CF_W || a->pass >= CF_COMPUTE_PASS_COUNT) return CF_OK;
     return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
 }
 
-static cf_result cf__check_action(const cf__checker *k, const cf_action *a) {
+static cf_result cf__check_action(cf__checker *k, const cf_action *a) {
     uint16_t *cell;
     CF__TRY(cf__check_fields(k, a));
     cell = cf__check_cell(k, a->chunk, a->stage);
-    if (k->schedule->lowered) CF__TRY(cf__check_state(k, a));
+    CF__TRY(cf__check_state(k, a));
     switch ((cf_pass)a->pass) {
         case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
         case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
@@ -8057,7 +8058,7 @@ static cf_result cf__check_action(const cf__checker *k, const cf_action *a) {
         case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, cell)); break;
         default: CF__TRY(cf__check_transfer(k, a, cell)); break;
     }
-    *cell |= (uint16_t)(1 << a->pass | (a->keep ? CF__CHECK_KEPT : 0));
+    *cell |= (uint16_t)(1 << a->pass | a->keep << CF__CHECK_KEPT_BIT);
     return CF_OK;
 }
 
@@ -8081,11 +8082,10 @@ static cf_result cf__check_room(const cf__checker *k, const cf_action *a) {
 }
 
 static void cf__check_note(const cf__checker *k, cf__held *peak, int64_t *peak_bytes) {
-    k->timeline->live[k->action] = (int32_t)k->held.live;
     peak->live = cf__max(peak->live, k->held.live);
     peak->tokens = cf__max(peak->tokens, k->held.tokens);
     peak->state = cf__max(peak->state, k->held.state);
-    *peak_bytes = cf__max(*peak_bytes, cf__check_held_bytes(&k->held, k->bytes));
+    if (k->bytes != NULL) *peak_bytes = cf__max(*peak_bytes, cf__check_held_bytes(&k->held, k->bytes));
 }
 
 static cf_result cf__check_list(cf__checker *k) {
@@ -8095,10 +8095,13 @@ static cf_result cf__check_list(cf__checker *k) {
     memset(&k->held, 0, sizeof k->held);
     for (k->action = schedule->first[k->stage]; k->action < schedule->first[k->stage + 1]; k->action++) {
         const cf_action *a = &schedule->actions[k->action];
+        int transfer = cf__pipe_is_transfer(a->pass); /* changes nothing of what is held */
         CF__TRY(cf__check_action(k, a));
-        cf__check_hold(k->pipe, &k->held, a);
-        if (k->desc != NULL) CF__TRY(cf__check_room(k, a));
+        if (!transfer) cf__check_hold(k->pipe, &k->held, a);
+        if (k->timeline != NULL) k->timeline->live[k->action] = (int32_t)k->held.live;
+        if (transfer) continue;
         if (k->timeline != NULL) cf__check_note(k, &peak, &peak_bytes);
+        if (k->desc != NULL) CF__TRY(cf__check_room(k, a));
         cf__check_let_go(k->pipe, &k->held, a);
     }
     if (k->timeline == NULL) return CF_OK;
@@ -8109,8 +8112,9 @@ static cf_result cf__check_list(cf__checker *k) {
     return CF_OK;
 }
 
-/* Cells and groups are zero at the start. */
+/* Cells and groups are zero at the start. Transfers take place only in lowered schedules, and only between stages. */
 static cf_result cf__check_lists(cf__checker *k) {
+    k->crosses = k->schedule->lowered && k->schedule->n_stages > 1;
     for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
     return CF_OK;
 }
@@ -8143,13 +8147,12 @@ static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) 
 static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
     const uint16_t *cell = cf__check_cell(k, chunk, stage);
     const uint16_t *behind = stage + 1 < k->pipe->n_v ? cell + k->pipe->n : NULL;
-    int crosses = cf__check_crosses(k);
     if (!cf__check_has(cell, CF_F)) return cf__check_missing(k, CF_F, chunk, stage);
     if (!(*cell & CF__CHECK_BACKWARDS)) return cf__check_missing(k, CF_B, chunk, stage);
     if (!(*cell & CF__CHECK_ENDS)) return cf__check_missing(k, CF_W, chunk, stage);
     if (!k->pipe->local && behind != NULL && cf__check_has(behind, CF_R) && !cf__check_has(cell, CF_R))
         return cf__check_missing(k, CF_R, chunk, stage);
-    if (!crosses) return CF_OK;
+    if (!k->crosses) return CF_OK;
     if (behind != NULL && !cf__check_has(cell, CF_SEND_F)) return cf__check_missing(k, CF_SEND_F, chunk, stage);
     if (stage > 0 && !cf__check_has(cell, CF_SEND_B)) return cf__check_missing(k, CF_SEND_B, chunk, stage);
     if (behind != NULL && cf__check_has(cell, CF_SEND_R) && !cf__check_has(behind, CF_RECV_R))
@@ -8217,16 +8220,19 @@ static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error 
 /* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
 static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
     const cf_plan *plan = pipe->plan;
-    int64_t id, n_virtual = pipe->n_v / pipe->n_stages;
+    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0;
     cf__tally sum = {0, 0};
     for (id = pipe->first_chunk; id < pipe->first_chunk + pipe->n; id++) {
         const cf_chunk *c = &plan->chunks[id];
-        int64_t group = c->group >= 0 ? plan->groups[c->group].tokens : 0, state = cf_chunk_state_tokens(plan, id);
-        if (c->tokens < 0 || c->padded < 0 || group < 0 || state < 0)
+        int64_t state = cf_chunk_state_tokens(plan, id);
+        if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
+        if (c->tokens < 0 || c->padded < 0 || state < 0)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has less than no tokens");
+        if (left < state)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
+        left -= state;
         cf__tally_add(&sum, n_virtual, c->padded, 2); /* of activations, and of saved inputs */
-        cf__tally_add(&sum, n_virtual, state, 1);
-        if (c->index == 0) cf__tally_add(&sum, n_virtual, group, 1);
+        cf__tally_add(&sum, n_virtual, state + left, 2); /* of state and its gradient */
         if (sum.overflow)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "their sum does not fit in 64 bits");
     }
@@ -8280,7 +8286,7 @@ static void cf__check_meet(cf__checker *k, int64_t stage, int64_t *n) {
         int64_t peer;
         if (!cf__pipe_is_transfer(a->pass)) continue;
         other = cf__pipe_other_end(a);
-        peer = other.stage % s->n_stages;
+        peer = other.stage % (int32_t)s->n_stages;
         if (k->cursor[peer] == s->first[peer + 1]) return;
         if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return;
         k->cursor[peer]++;
@@ -8329,7 +8335,7 @@ static cf_result cf__check_everything(void *job) {
     CF__TRY(cf__check_lists(k));
     CF__TRY(cf__check_all_complete(k));
     CF__TRY(cf__check_run(k, cf__check_advance, "actions"));
-    return cf__check_crosses(k) ? cf__check_run(k, cf__check_meet, "transfers") : CF_OK;
+    return k->crosses ? cf__check_run(k, cf__check_meet, "transfers") : CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
@@ -8403,8 +8409,8 @@ static cf_result cf__simulate_check_schedule(const cf_plan *plan, const cf_sched
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, CF_MAX_STAGES, s->n_stages, "is out of range");
     if (s->n_actions < 0 || s->n_actions > CF_MAX_ACTIONS)
         return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, s->n_actions, "is out of range");
-    CF__TRY(cf__check_shape(plan, s, error));
-    return cf__check_schedule_lists(s, error);
+    if (s->first != NULL) CF__TRY(cf__check_schedule_lists(s, error));
+    return cf__check_shape(plan, s, error);
 }
 
 static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule *s, const cf_simulate_desc *desc,
@@ -8435,7 +8441,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     sim->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                                 schedule->replay, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
-    sim->check.bytes = &sim->desc.bytes;
+    if (cf__pipe_counts_bytes(&sim->desc.bytes)) sim->check.bytes = &sim->desc.bytes;
     sim->header.n_actions = schedule->n_actions;
     sim->header.n_stages = schedule->n_stages;
     for (i = 0; i < schedule->n_actions && !sim->splits && !sim->desc.no_bounds; i++)
@@ -8640,13 +8646,15 @@ static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage
 
 /* The virtual stage that uses the result of a pass, -1: none does. An R is used only by an R. */
 static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
-    int64_t to = cf__pipe_follow(&l->pipe, l->ways.gives[a->pass], a->stage);
-    return to >= 0 && a->pass == CF_R && !l->replayed[cf__lower_cell(l, a->chunk, to)] ? -1 : to;
+    int way = l->ways.gives[a->pass];
+    if (!cf__pipe_leads(&l->pipe, way, a->stage)) return -1;
+    if (a->pass == CF_R && !l->replayed[cf__lower_cell(l, a->chunk, a->stage + way)]) return -1;
+    return a->stage + way;
 }
 
 /* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
 static double cf__lower_ready(const cf__lowerer *l, const cf_action *a) {
-    if (cf__pipe_follow(&l->pipe, l->ways.takes[a->pass], a->stage) < 0) return 0;
+    if (!cf__pipe_leads(&l->pipe, l->ways.takes[a->pass], a->stage)) return 0;
     return l->arrived[cf__pipe_tensor(a->pass)][cf__lower_cell(l, a->chunk, a->stage)];
 }
 
@@ -8766,29 +8774,26 @@ static void cf__lower_find_moves(cf__lowerer *l) {
 
 /* ---- writing the lists ---- */
 
-static void cf__lower_put(cf__lowerer *l, cf_pass pass, int64_t chunk, int64_t stage) {
-    cf_action *action = &l->lowered->actions[l->cursor[stage % l->pipe.n_stages]++];
-    memset(action, 0, sizeof *action);
-    action->chunk = (int32_t)chunk;
-    action->stage = (int32_t)stage;
-    action->pass = (uint8_t)pass;
+static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
+    l->lowered->actions[l->cursor[a->stage % l->pipe.n_stages]++] = *a;
 }
 
 /* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
 static void cf__lower_put_moves(cf__lowerer *l, cf_pass pass, int64_t left) {
-    const cf_action *a = &l->schedule->actions[left];
-    int64_t first = a->chunk - l->pipe.plan->chunks[a->chunk].index;
+    cf_action move = l->schedule->actions[left];
     int32_t i;
-    for (i = 0; i < l->moved[left]; i++) cf__lower_put(l, pass, first + i, a->stage);
+    move.chunk -= (int32_t)l->pipe.plan->chunks[move.chunk].index;
+    move.pass = (uint8_t)pass;
+    move.keep = 0;
+    for (i = 0; i < l->moved[left]; i++, move.chunk++) cf__lower_put(l, &move);
 }
 
 /* A pass, with the rows that come back before it and those that leave after it. */
 static void cf__lower_put_pass(cf__lowerer *l, int64_t action) {
-    const cf_action *a = &l->schedule->actions[action];
     int64_t left;
     for (left = l->desc.offload ? l->back[action] : -1; left >= 0; left = l->next_back[left])
         cf__lower_put_moves(l, CF_PREFETCH, left);
-    l->lowered->actions[l->cursor[a->stage % l->pipe.n_stages]++] = *a;
+    cf__lower_put(l, &l->schedule->actions[action]);
     if (l->desc.offload) cf__lower_put_moves(l, CF_OFFLOAD, action);
 }
 
@@ -8812,17 +8817,22 @@ static void cf__lower_measure_lists(cf__lowerer *l) {
 
 static cf_result cf__lower_fill(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
+    cf_action send, receive;
     int64_t i, n = l->schedule->n_actions;
+    memset(&send, 0, sizeof send);
     cf__lower_measure_lists(l);
     for (i = 0; i < l->n_events; i++) {
         const cf_action *a = &l->schedule->actions[l->events[i] % n];
-        int tensor = cf__pipe_tensor(a->pass);
         if (l->events[i] >= n) {
             cf__lower_put_pass(l, l->events[i] - n);
             continue;
         }
-        cf__lower_put(l, cf__pipe_transfer_pass(tensor, 1), a->chunk, a->stage);
-        cf__lower_put(l, cf__pipe_transfer_pass(tensor, 0), a->chunk, cf__lower_taker(l, a));
+        send.chunk = a->chunk;
+        send.stage = a->stage;
+        send.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_tensor(a->pass));
+        receive = cf__pipe_other_end(&send);
+        cf__lower_put(l, &send);
+        cf__lower_put(l, &receive);
     }
     return CF_OK;
 }
