@@ -335,11 +335,11 @@ TEST(foreign_schedules_are_refused) {
     schedule->k = 0;
     check_refused(plan, schedule, "k", -1);
     schedule->k = 1;
+    first = schedule->first[1];
     schedule->first[1] = schedule->n_actions + 1;
     check_refused(plan, schedule, "first", 1);
     schedule->first[1] = -1;
     check_refused(plan, schedule, "first", 1);
-    first = schedule->first[1];
     schedule->first[1] = schedule->n_actions; /* stage 0 gets the list of stage 1 as well */
     check_refused(plan, schedule, "actions.stage", first);
     cf_schedule_free(schedule);
