@@ -1026,6 +1026,37 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
 
 /* ================================================================================================================
+   >>check    is a schedule sound?
+   ================================================================================================================ */
+
+/* What a schedule must hold besides the rules. Zero means no limit in every member. */
+typedef struct cf_validate_desc {
+    int64_t limit;               /* most chunks whose activations one stage keeps at once */
+    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+    cf_bytes bytes;              /* what limit_bytes counts */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once */
+    const int64_t *limits_bytes; /* (n_stages) */
+} cf_validate_desc;
+
+/* Accepts a schedule from any source, lowered or not, only if on every virtual stage of the rank
+     every chunk has one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
+     a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
+     at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
+     with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
+   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every
+   tensor that crosses stages is sent once and received once, after it was made and before it is used, that the lists
+   end even when every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are
+   written, and that no pass of a group runs while some of its state is in host memory.
+
+   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field
+   names the member, error->item is the position in the list of the stage which error->text names (-1: something is
+   missing there). CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to
+   the passes comes from `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
+CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error);
+
+/* ================================================================================================================
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
    ================================================================================================================ */
 
@@ -1065,7 +1096,7 @@ typedef struct cf_timeline {
     int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
     int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once; none in host memory */
     int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
-    cf_allocator allocator;      /* private, as in cf_plan */
+    cf_block block;              /* private: the memory that it lies in */
 } cf_timeline;
 
 /* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
@@ -1090,12 +1121,6 @@ typedef struct cf_timeline {
    the index of the action in error->item. Time is linear in the actions; the bounds take n log n. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
-
-/* The same into the caller's memory. Rules as for cf_pack_into. */
-CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
-                                         size_t *bytes, cf_error *error);
-CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
-                                         void *memory, size_t bytes, cf_timeline **out, cf_error *error);
 
 /* A timeline of times that were measured and not simulated, in the same form, so that both are checked and drawn alike.
    start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest
@@ -1137,37 +1162,6 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
    cf_schedule_validate says. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
-
-/* ================================================================================================================
-   >>check    is a schedule sound?
-   ================================================================================================================ */
-
-/* What a schedule must hold besides the rules. Zero means no limit in every member. */
-typedef struct cf_validate_desc {
-    int64_t limit;               /* most chunks whose activations one stage keeps at once */
-    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
-    cf_bytes bytes;              /* what limit_bytes counts */
-    int64_t limit_bytes;         /* most bytes that one stage holds at once */
-    const int64_t *limits_bytes; /* (n_stages) */
-} cf_validate_desc;
-
-/* Accepts a schedule from any source, lowered or not, only if on every virtual stage of the rank
-     every chunk has one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
-     a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
-     at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
-     with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
-   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every
-   tensor that crosses stages is sent once and received once, after it was made and before it is used, that the lists
-   end even when every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are
-   written, and that no pass of a group runs while some of its state is in host memory.
-
-   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field
-   names the member, error->item is the position in the list of the stage which error->text names (-1: something is
-   missing there). CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to
-   the passes comes from `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
-CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
-                                             const cf_validate_desc *desc, const cf_allocator *allocator,
-                                             cf_error *error);
 
 /* ================================================================================================================
    >>lower    schedule -> the same with its transfers
@@ -4591,19 +4585,6 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
     return CF_OK;
 }
 
-/* Chunks of the unit that chunk `id` belongs to (its group's, or 1). 0 where plan and group disagree. */
-static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *g;
-    if (c->group == -1) return 1;
-    if (c->group < 0 || c->group >= plan->n_groups) return 0;
-    g = &plan->groups[c->group];
-    if (g->first_chunk < 0 || g->first_chunk > id || id - g->first_chunk != c->index || c->index >= g->n_chunks)
-        return 0;
-    if (g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps) return 0;
-    return g->n_chunks;
-}
-
 /* ---- the rules: what a pass waits for ----
 
    This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
@@ -4694,13 +4675,21 @@ typedef struct cf__pipeline {
     cf__costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
-    cf__pipe_links links[2][2]; /* the rules: with whole and with split backwards; CF__PIPE_WAITS_FOR and CF__PIPE_HOLDS_UP */
+    cf__pipe_links links[2][2]; /* the rules: with whole and with split backwards; CF__PIPE_WAITS_FOR and
+                                   CF__PIPE_HOLDS_UP */
+    int8_t takes[CF_COMPUTE_PASS_COUNT]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0
+                                            where nothing crosses to it */
+    int8_t gives[CF_COMPUTE_PASS_COUNT]; /* and the taker of what it makes */
 } cf__pipeline;
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
 
+/* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
+static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
+
 /* Adds one rule to the list of the pass at its near end. */
-static void cf__pipe_link(cf__pipe_links *links, const cf__pipe_rule *rule, int way, int split, int dropped) {
+static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way, int split, int dropped) {
+    cf__pipe_links *links = &pipe->links[split][way];
     cf_pass waiter = cf__pipe_resolve(rule->pass, split, dropped);
     cf_pass other = cf__pipe_resolve(rule->waits_for, split, dropped);
     cf_pass near = way == CF__PIPE_WAITS_FOR ? waiter : other, far = way == CF__PIPE_WAITS_FOR ? other : waiter;
@@ -4710,6 +4699,8 @@ static void cf__pipe_link(cf__pipe_links *links, const cf__pipe_rule *rule, int 
     link->kept = rule->waits_for == CF__PIPE_KEEPER && !dropped;
     link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
     link->stages = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->stages : -rule->stages);
+    if (cf__pipe_crosses((cf_edge_why)rule->why))
+        (way == CF__PIPE_WAITS_FOR ? pipe->takes : pipe->gives)[near] = link->stages;
 }
 
 static void cf__pipe_sort_rules(cf__pipeline *pipe) {
@@ -4721,7 +4712,7 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
         for (split = 0; split < 2; split++)
             for (way = 0; way < 2; way++)
                 for (dropped = 0; dropped <= (rule->waits_for == CF__PIPE_KEEPER); dropped++)
-                    cf__pipe_link(&pipe->links[split][way], rule, way, split, dropped);
+                    cf__pipe_link(pipe, rule, way, split, dropped);
     }
 }
 
@@ -4883,42 +4874,93 @@ static inline int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t 
     return cf__pipe_follow_from(pipe, CF__PIPE_HOLDS_UP, pass, chunk, v, split, kept, needs);
 }
 
-/* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
-static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
-
 /* Seconds between a pass and one that waits for it. */
 static double cf__need_seconds(const cf__pipeline *pipe, const cf__need *need) {
     return cf__pipe_crosses(need->why) ? cf__transfer_seconds(pipe, need->chunk) : 0;
 }
 
+/* ---- tensors that cross virtual stages ----
+
+   A chunk has three on each virtual stage: the activations that F hands on, the same again from R, and the gradient
+   from B or I. They are called after the pass that makes them, CF_F, CF_R and CF_B, whichever of the two backwards it
+   is. What a pass takes has the same name as what it makes: an R takes what an R has made. */
+enum { CF__PIPE_TENSORS = CF_B + 1 };
+
+static int cf__pipe_tensor(int pass) { return pass == CF_I ? CF_B : pass; }
+
+/* The passes that make a tensor, a bit for each. */
+static int cf__pipe_makers(int tensor) {
+    static const uint8_t makers[CF__PIPE_TENSORS] = {1 << CF_F, 1 << CF_R, 1 << CF_B | 1 << CF_I};
+    return makers[tensor];
+}
+
+/* Whether a way leads anywhere from virtual stage v. */
+static int cf__pipe_leads(const cf__pipeline *pipe, int way, int64_t v) {
+    return way != 0 && (uint64_t)(v + way) < (uint64_t)pipe->n_v;
+}
+
+/* SEND_F .. RECV_B: what it moves, in which direction, and whether it stands where the tensor comes from. */
+typedef struct cf__pipe_transfer {
+    uint8_t tensor, sends;
+    int8_t way;
+} cf__pipe_transfer;
+
+static const cf__pipe_transfer cf__pipe_transfers[] = {{CF_F, 1, 1}, {CF_F, 0, 1},  {CF_R, 1, 1},
+                                                       {CF_R, 0, 1}, {CF_B, 1, -1}, {CF_B, 0, -1}};
+
+static int cf__pipe_is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
+
+static const cf__pipe_transfer *cf__pipe_transfer_of(const cf_action *a) {
+    return &cf__pipe_transfers[a->pass - CF_SEND_F];
+}
+
+/* The RECV that a SEND belongs to, and the other way round. Past the ends of the pipeline if the list is wrong. */
+static cf_action cf__pipe_other_end(const cf_action *a) {
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    cf_action other = *a;
+    other.pass = (uint8_t)(t->sends ? a->pass + 1 : a->pass - 1);
+    other.stage = t->sends ? a->stage + t->way : a->stage - t->way;
+    return other;
+}
+
+static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
+    return a->pass == b->pass && a->chunk == b->chunk && a->stage == b->stage;
+}
+
 /* ---- the plan's units ---- */
 
-/* A unit's chunks agree with its group: the dispatch and the patterns count on it. */
+/* The n chunks of a unit agree with their group. Everything that walks over groups counts on it. */
 static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
     int64_t i;
     for (i = 0; i < n; i++) {
         const cf_chunk *c = &plan->chunks[id + i];
         if (c->group != plan->chunks[id].group || c->index != i)
             return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
-                            "chunks and groups disagree");
+                            "the chunk and its group disagree");
         if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
             return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
-                            "its slices do not exist");
+                            "the chunk's slices do not exist");
     }
     return CF_OK;
 }
 
+/* All units of a rank. */
 static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
     int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
     for (; id < end; id += n) {
-        cf_result result;
         n = cf__unit_chunks(plan, id);
         if (n == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, -1, plan->chunks[id].group,
-                            "chunks and groups disagree");
-        if ((result = cf__check_unit(plan, id, n, error)) != CF_OK) return result;
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.group", id, "the chunk and its group disagree");
+        CF__TRY(cf__check_unit(plan, id, n, error));
     }
     return CF_OK;
+}
+
+/* ---- memory limits ---- */
+
+static int cf__pipe_counts_bytes(const cf_bytes *bytes) {
+    return (bytes->per_token_activations | bytes->per_token_state | bytes->per_token_state_gradient |
+            bytes->per_token_boundary) != 0;
 }
 
 /* ================================================================================================================
@@ -4975,12 +5017,10 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     g->error = error;
     CF__TRY(cf__check_plan_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
+    CF__TRY(cf__check_units(plan, g->desc.rank, error));
     g->pipe = cf__pipeline_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
                               g->desc.timing);
     for (i = 0; i < g->pipe.n; i++) {
-        if (cf__unit_of(plan, g->pipe.first_chunk + i) == 0)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", g->pipe.first_chunk + i, -1,
-                            g->pipe.chunks[i].group, "chunks and groups disagree");
         g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
         if (g->n_nodes > CF_MAX_NODES)
             return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
@@ -5948,416 +5988,223 @@ static void cf__schedule_write_plain(const cf__schedule_maker *m, cf_schedule *s
 
 /* ================================================================================================================
    >>clock    when each action of a schedule runs
+
+   Each stage runs down its list until it has to wait for another one, and is looked at again once that one has handed
+   something on to it. In which order stages are looked at changes no time. The lists are known to be in order by
+   themselves (>>check has walked them, or the library has written them); that they wait for each other for ever is
+   found here.
    ================================================================================================================ */
 
-/* What a pass can take from a neighbouring stage: F its input, R the same again, B and I the gradient. In the order of
-   SEND_F, SEND_R, SEND_B. */
-enum { CF__INPUT = 0, CF__INPUT_AGAIN, CF__GRADIENT, CF__ARRIVALS, CF__NOTHING = CF__ARRIVALS };
-
-/* Of a cell. The first three say that it has made an input, the same again, a gradient. */
-enum {
-    CF__FORWARDED = 1 << CF__INPUT,
-    CF__REPLAYED = 1 << CF__INPUT_AGAIN,
-    CF__GRADED = 1 << CF__GRADIENT,
-    CF__WEIGHTED = 8,
-    CF__KEPT = 16
-};
+enum { CF__CLOCK_UP = 1, CF__CLOCK_DOWN = 2 };
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
     const cf_schedule *schedule;
-    cf_error *error;
+    const uint16_t *listed;        /* (cells) a bit for each pass that the lists hold; NULL: a chunk that is replayed
+                                      anywhere is replayed on all virtual stages */
     double *start, *end;           /* (n_actions) */
-    double *arrival[CF__ARRIVALS]; /* (cells) when the input of F, that of R, and the gradient are there */
-    uint8_t *done;                 /* (cells) flags above */
+    double *arrival[CF__PIPE_TENSORS]; /* (cells) when what a pass takes is there */
+    uint8_t *done;                 /* (cells) a bit for each compute pass that has run */
     int64_t *next;                 /* (n_stages) first action that has not run */
     double *free_at;               /* (n_stages) */
     double *link_free[2];          /* (n_stages) when the way to the next, to the previous stage is free */
     int32_t *waiting;              /* (n_stages) stack of the stages to look at */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
-    int given;                     /* what the stage at hand has handed on since it was looked at: 1 << CF__INPUT ... */
-    int splits;                    /* there is an I */
+    int blocks;                    /* a transfer occupies both stages */
+    int handed;                    /* where the stage at hand has handed something on since it was looked at */
     double makespan;
     /* lowered schedules only */
     int crosses;                   /* transfers between stages are in the lists */
-    int32_t *receive[CF__ARRIVALS]; /* (cells) the RECV that has brought an input, -1: none has */
-    uint8_t *away;                 /* (cells) 1: the chunk's rows of the state are in host memory */
-    int32_t *n_away;               /* (cells) of a group's first chunk: how many chunks' rows are there */
-    double *rows_at;               /* (cells) there too: when the last rows that were fetched are back */
+    int32_t *receive[CF__PIPE_TENSORS]; /* (cells) the RECV that has brought a tensor */
+    double *rows_at;               /* (cells) of a group's first chunk: when the last rows that were fetched are back */
     double *copies_end;            /* (n_stages) when the copies to and from host memory that were begun have ended */
+    int64_t endless;               /* the first copy whose end is too far from 0; -1: none */
 } cf__clock;
 
-static void cf__layout_clock(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
+static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int lowered, cf__carver *carver) {
+    int64_t cells = pipe->n * pipe->n_v, n_stages = pipe->n_stages;
     int i;
-    for (i = 0; i < CF__ARRIVALS; i++) clock->arrival[i] = (double *)cf__take(carver, n_cells, sizeof(double));
-    clock->done = (uint8_t *)cf__take(carver, n_cells, sizeof(uint8_t));
+    for (i = 0; i < CF__PIPE_TENSORS; i++) clock->arrival[i] = (double *)cf__take(carver, cells, sizeof(double));
+    clock->done = (uint8_t *)cf__take(carver, cells, sizeof(uint8_t));
     clock->next = (int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
     clock->free_at = (double *)cf__take(carver, n_stages, sizeof(double));
     for (i = 0; i < 2; i++) clock->link_free[i] = (double *)cf__take(carver, n_stages, sizeof(double));
     clock->waiting = (int32_t *)cf__take(carver, n_stages, sizeof(int32_t));
     clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
-}
-
-/* What only the lists of a lowered schedule need. */
-static void cf__layout_traffic(cf__clock *clock, int64_t n_cells, int64_t n_stages, cf__carver *carver) {
-    int i;
-    for (i = 0; i < CF__ARRIVALS; i++) clock->receive[i] = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
-    clock->away = (uint8_t *)cf__take(carver, n_cells, sizeof(uint8_t));
-    clock->n_away = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
-    clock->rows_at = (double *)cf__take(carver, n_cells, sizeof(double));
+    if (!lowered) return;
+    for (i = 0; i < CF__PIPE_TENSORS; i++) clock->receive[i] = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    clock->rows_at = (double *)cf__take(carver, cells, sizeof(double));
     clock->copies_end = (double *)cf__take(carver, n_stages, sizeof(double));
 }
 
-static cf_result cf__clock_fail(const cf__clock *clock, const char *field, int64_t action, int64_t wanted, int64_t got,
-                                const char *why) {
-    return cf__fail(clock->error, CF_ERROR_SCHEDULE, field, action, wanted, got, why);
-}
-
-/* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
-static int cf__flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
-
-/* Indices of an action are good, and it is on the right stage. */
-static cf_result cf__check_action(const cf__clock *clock, int64_t stage, int64_t id) {
-    const cf__pipeline *pipe = clock->pipe;
-    const cf_action *a = &clock->schedule->actions[id];
-    int passes = clock->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
-    if (a->chunk < pipe->first_chunk || a->chunk >= pipe->first_chunk + pipe->n)
-        return cf__clock_fail(clock, "actions.chunk", id, pipe->first_chunk, a->chunk, "not a chunk of this rank");
-    if (a->stage < 0 || a->stage >= pipe->n_v || a->stage % pipe->n_stages != stage)
-        return cf__clock_fail(clock, "actions.stage", id, stage, a->stage, "not a virtual stage of this stage");
-    if (a->pass >= passes) return cf__clock_fail(clock, "actions.pass", id, passes - 1, a->pass, "no such pass here");
-    if (!cf__flags_are_wrong(a)) return CF_OK;
-    if (a->reserved != 0) return cf__clock_fail(clock, "actions.reserved", id, 0, a->reserved, "must be 0");
-    return cf__clock_fail(clock, "actions.keep", id, 0, a->keep, "only F and R keep, and that is 0 or 1");
-}
-
-/* What an action needs from earlier actions of its own virtual stage. As the list is an order, what is missing now
-   never comes. */
-static cf_result cf__check_order(const cf__clock *clock, int64_t id, int64_t chunk, const uint8_t *cell) {
-    const cf_action *a = &clock->schedule->actions[id];
-    int dependent = clock->pipe->chunks[chunk].group >= 0;
-    switch (a->pass) {
-        case CF_F:
-            if (*cell != 0) return cf__clock_fail(clock, "actions.pass", id, 0, *cell, "F twice");
-            if (dependent && clock->pipe->chunks[chunk].index > 0 && !(cell[-1] & CF__FORWARDED))
-                return cf__clock_fail(clock, "actions", id, 1, 0, "F before that of the chunk before it in the group");
-            break;
-        case CF_R:
-            if (!(*cell & CF__FORWARDED)) return cf__clock_fail(clock, "actions.pass", id, 1, 0, "R before F");
-            if (*cell & CF__KEPT) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "R of kept activations");
-            if (!a->keep) return cf__clock_fail(clock, "actions.keep", id, 1, 0, "R that keeps nothing");
-            break;
-        case CF_W:
-            if (!(*cell & CF__GRADED)) return cf__clock_fail(clock, "actions.pass", id, 1, 0, "W before I");
-            if (*cell & CF__WEIGHTED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "W twice or after B");
-            break;
-        default: /* B, I */
-            if (!(*cell & CF__KEPT))
-                return cf__clock_fail(clock, "actions.pass", id, 1, 0, "backward without kept activations");
-            if (*cell & CF__GRADED) return cf__clock_fail(clock, "actions.pass", id, 0, 1, "backward twice");
-            if (dependent && cf__chunks_after(clock->pipe, chunk) > 0 && !(cell[1] & CF__GRADED))
-                return cf__clock_fail(clock, "actions", id, 1, 0,
-                                      "backward before that of the next chunk in the group");
-            break;
-    }
-    return CF_OK;
-}
-
-/* What a pass takes from a neighbouring stage. */
-static int cf__takes(const cf__pipeline *pipe, int pass, int64_t v) {
-    if (pass == CF_F && v > 0) return CF__INPUT;
-    if (pass == CF_R && v > 0 && !pipe->local) return CF__INPUT_AGAIN;
-    return (pass == CF_B || pass == CF_I) && v < pipe->n_v - 1 ? CF__GRADIENT : CF__NOTHING;
-}
-
-/* The cell that gets what `cell` makes. */
-static int64_t cf__cell_after(const cf__clock *clock, int what, int64_t cell) {
-    return what == CF__GRADIENT ? cell - clock->pipe->n : cell + clock->pipe->n;
-}
-
-/* The cell that makes what `cell` gets. */
-static int64_t cf__cell_before(const cf__clock *clock, int what, int64_t cell) {
-    return what == CF__GRADIENT ? cell + clock->pipe->n : cell - clock->pipe->n;
-}
-
-/* Whether the pass that makes this has run on a cell. */
-static int cf__is_made(const cf__clock *clock, int what, int64_t cell) { return clock->done[cell] >> what & 1; }
-
-/* When what a pass takes is there; -1 if that has not been sent. */
-static double cf__arrival(const cf__clock *clock, int what, int64_t cell) {
-    int sent;
-    if (what == CF__NOTHING) return 0;
-    sent = clock->crosses ? clock->receive[what][cell] >= 0
-                          : cf__is_made(clock, what, cf__cell_before(clock, what, cell));
-    return sent ? clock->arrival[what][cell] : -1;
-}
-
-/* The result of a pass, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender
-   is busy with it, and the arrival that is noted is the moment from which the receiver can take part. */
-static double cf__send(cf__clock *clock, int64_t stage, int what, double made, double seconds, double *arrival) {
-    int blocks = seconds > 0 && clock->pipe->timing->no_overlap;
-    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[what == CF__GRADIENT][stage];
-    double begin = made > *busy ? made : *busy;
-    *busy = begin + seconds;
-    *arrival = blocks ? begin : *busy;
-    return begin;
-}
-
-/* Notes in its cell that a pass has run. Returns what its result is to the stage that takes it. An R is taken only by
-   an R: where the next stage has kept the activations of its F, nobody does. */
-static int cf__conclude_on_clock(cf__clock *clock, const cf_action *a, int64_t cell) {
-    const cf__pipeline *pipe = clock->pipe;
-    uint8_t *done = &clock->done[cell];
-    int is_last = a->stage == pipe->n_v - 1;
-    switch (a->pass) {
-        case CF_F:
-            *done |= (uint8_t)(a->keep ? CF__FORWARDED | CF__KEPT : CF__FORWARDED);
-            return is_last ? CF__NOTHING : CF__INPUT;
-        case CF_R:
-            *done |= CF__REPLAYED | CF__KEPT;
-            return is_last || pipe->local || (done[pipe->n] & CF__KEPT) ? CF__NOTHING : CF__INPUT_AGAIN;
-        case CF_W:
-            *done |= CF__WEIGHTED;
-            return CF__NOTHING;
-        default:
-            *done |= (uint8_t)(a->pass == CF_B ? CF__GRADED | CF__WEIGHTED : CF__GRADED);
-            clock->splits |= a->pass == CF_I;
-            return a->stage > 0 ? CF__GRADIENT : CF__NOTHING;
-    }
-}
-
-/* Without overlap the receiver is busy right before the pass that needs the tensor. Returns when it has it. */
-static double cf__take_in(cf__clock *clock, int what, int64_t cell, double begin, double seconds) {
-    if (clock->crosses) {
-        clock->start[clock->receive[what][cell]] = begin;
-        clock->end[clock->receive[what][cell]] = begin + seconds;
-    }
-    return begin + seconds;
-}
-
-/* When the rows of the state that a pass reads are on the stage. */
-static double cf__rows_time(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
-    const cf_chunk *c = &clock->pipe->chunks[chunk];
-    return clock->schedule->lowered && c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
-}
-
-static void cf__run_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell, int takes,
-                             double arrival) {
-    const cf__pipeline *pipe = clock->pipe;
-    const cf_action *a = &clock->schedule->actions[id];
-    double transfer = cf__transfer_seconds(pipe, chunk), start = clock->free_at[stage], end;
-    double rows = cf__rows_time(clock, a->pass, chunk, cell);
-    int gives;
-    if (arrival > start) start = arrival;
-    if (takes != CF__NOTHING && transfer > 0 && pipe->timing->no_overlap)
-        start = cf__take_in(clock, takes, cell, start, transfer);
-    if (rows > start) start = rows;
-    end = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
-    clock->start[id] = start;
-    clock->end[id] = end;
-    clock->free_at[stage] = end;
-    if (end > clock->makespan) clock->makespan = end;
-    gives = cf__conclude_on_clock(clock, a, cell);
-    if (gives == CF__NOTHING) return;
-    cell = cf__cell_after(clock, gives, cell);
-    clock->given |= 1 << gives;
-    if (clock->crosses) clock->arrival[gives][cell] = end; /* until its SEND knows more */
-    else (void)cf__send(clock, stage, gives, end, transfer, &clock->arrival[gives][cell]);
-}
-
-static void cf__look_at(cf__clock *clock, int64_t stage) {
+static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     if (clock->is_waiting[stage]) return;
     clock->is_waiting[stage] = 1;
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-/* ---- the actions of lowered schedules ---- */
-
-/* A SEND or RECV that could be one. *what: which tensor of the chunk; *to: the cell that gets it. */
-static cf_result cf__check_transfer_order(const cf__clock *clock, int64_t id, int64_t cell, int *what, int64_t *to) {
-    const cf__pipeline *pipe = clock->pipe;
-    const cf_action *a = &clock->schedule->actions[id];
-    int sends = (a->pass - CF_SEND_F) % 2 == 0;
-    *what = (a->pass - CF_SEND_F) / 2;
-    *to = sends ? cf__cell_after(clock, *what, cell) : cell;
-    if (!clock->crosses || (*what == CF__INPUT_AGAIN && pipe->local) || *to < 0 || *to >= pipe->n * pipe->n_v ||
-        (!sends && (cf__cell_before(clock, *what, cell) < 0 ||
-                    cf__cell_before(clock, *what, cell) >= pipe->n * pipe->n_v)))
-        return cf__clock_fail(clock, "actions.pass", id, -1, a->pass, "no other stage to send to or receive from");
-    if (sends && !cf__is_made(clock, *what, cell))
-        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "nothing to send");
-    if (clock->receive[*what][*to] >= 0)
-        return cf__clock_fail(clock, "actions.pass", id, 0, 1, "sent or received already");
-    return CF_OK;
+/* A tensor of a chunk, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender is
+   busy with it, and the arrival that is noted is the moment from which the receiver can take part. */
+static double cf__clock_send(cf__clock *clock, int64_t stage, int tensor, double made, double transfer,
+                             double *arrival) {
+    int blocks = clock->blocks && transfer > 0;
+    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[clock->pipe->gives[tensor] < 0][stage];
+    double begin = made > *busy ? made : *busy;
+    *busy = begin + transfer;
+    *arrival = blocks ? begin : *busy;
+    return begin;
 }
 
-/* Whether the next action of a stage is this one, and nothing is wrong with it. */
-static int cf__is_next(const cf__clock *clock, int64_t stage, int pass, int64_t chunk, int64_t v) {
-    const cf_schedule *schedule = clock->schedule;
-    const cf_action *a = &schedule->actions[clock->next[stage]];
-    return clock->next[stage] < schedule->first[stage + 1] && a->pass == pass && a->chunk == chunk && a->stage == v &&
-           !cf__flags_are_wrong(a);
+/* What a pass has made goes on to the virtual stage that takes it. Where the next stage has kept the activations of its
+   F, nobody takes those of an R. */
+static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
+    int way = clock->pipe->gives[a->pass], tensor = cf__pipe_tensor(a->pass);
+    double made = clock->free_at[stage], *arrival;
+    if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
+    cell += way * clock->pipe->n;
+    arrival = &clock->arrival[tensor][cell];
+    if (clock->crosses) {
+        *arrival = made; /* until its SEND knows more */
+        return;
+    }
+    if (a->pass == CF_R && clock->listed != NULL && !(clock->listed[cell] >> CF_R & 1)) return;
+    clock->handed |= way > 0 ? CF__CLOCK_UP : CF__CLOCK_DOWN;
+    (void)cf__clock_send(clock, stage, tensor, made, cf__transfer_seconds(clock->pipe, chunk), arrival);
 }
 
-/* The lists go on only when both ends have come to a transfer, because they must end even where a send waits for its
-   receiver; the time that it takes is that of tensor and link alone. */
-static cf_result cf__meet_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell, int *waits) {
+/* When the stage can begin with a pass whose input has come to it. Without overlap it is busy with the transfer right
+   before the pass. */
+static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, double begin) {
+    double transfer;
+    if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
+    if (!clock->blocks) return begin;
+    transfer = cf__transfer_seconds(clock->pipe, chunk);
+    if (clock->crosses && transfer > 0) {
+        clock->start[clock->receive[tensor][cell]] = begin;
+        clock->end[clock->receive[tensor][cell]] = begin + transfer;
+    }
+    return begin + transfer;
+}
+
+/* When the rows of the state that a pass reads are on the stage. */
+static double cf__clock_rows(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
+    const cf_chunk *c = &clock->pipe->chunks[chunk];
+    return clock->schedule->lowered && c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
+}
+
+/* Runs a pass, unless its input has not been handed on yet. */
+static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    int sends = (a->pass - CF_SEND_F) % 2 == 0, what;
-    int64_t to, from, v, peer, send, receive;
-    double seconds = cf__transfer_seconds(pipe, a->chunk - pipe->first_chunk), begin;
-    cf_result result = cf__check_transfer_order(clock, id, cell, &what, &to);
-    if (result != CF_OK) return result;
-    from = cf__cell_before(clock, what, to);
-    v = (sends ? to : from) / pipe->n;
-    peer = v % pipe->n_stages;
-    *waits = !cf__is_next(clock, peer, sends ? a->pass + 1 : a->pass - 1, a->chunk, v);
-    if (*waits) return CF_OK;
-    send = sends ? id : clock->next[peer];
-    receive = sends ? clock->next[peer] : id;
-    begin = cf__send(clock, sends ? stage : peer, what, clock->arrival[what][to], seconds, &clock->arrival[what][to]);
+    int way = clock->pipe->takes[a->pass], tensor = cf__pipe_tensor(a->pass);
+    int takes = cf__pipe_leads(pipe, way, a->stage);
+    double start = clock->free_at[stage], rows, end;
+    if (takes && !clock->crosses && !(clock->done[cell + way * pipe->n] & cf__pipe_makers(tensor))) return 0;
+    if (takes) start = cf__clock_take(clock, tensor, chunk, cell, start);
+    rows = cf__clock_rows(clock, a->pass, chunk, cell);
+    if (rows > start) start = rows;
+    end = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
+    clock->start[id] = start;
+    clock->end[id] = clock->free_at[stage] = end;
+    if (end > clock->makespan) clock->makespan = end;
+    clock->done[cell] |= (uint8_t)(1 << a->pass);
+    cf__clock_hand_on(clock, stage, a, chunk, cell);
+    return 1;
+}
+
+/* SEND and RECV: the lists go on only when both ends have come to the transfer, because they must end even where a send
+   waits for its receiver; the time that it takes is that of tensor and link alone. */
+static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk) {
+    const cf__pipeline *pipe = clock->pipe;
+    const cf_action *a = &clock->schedule->actions[id], other = cf__pipe_other_end(a);
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    int64_t peer = other.stage % (int32_t)pipe->n_stages, at_peer = clock->next[peer];
+    int64_t cell = (t->sends ? other.stage : a->stage) * pipe->n + chunk;
+    int64_t send = t->sends ? id : at_peer, receive = t->sends ? at_peer : id;
+    double transfer, begin, *arrival = &clock->arrival[t->tensor][cell];
+    if (at_peer == clock->schedule->first[peer + 1]) return 0;
+    if (!cf__pipe_is_same(&clock->schedule->actions[at_peer], &other)) return 0;
+    transfer = cf__transfer_seconds(pipe, chunk);
+    begin = cf__clock_send(clock, t->sends ? stage : peer, t->tensor, *arrival, transfer, arrival);
     clock->start[send] = clock->start[receive] = begin;
-    clock->end[send] = clock->end[receive] = begin + seconds;
-    clock->receive[what][to] = (int32_t)receive;
+    clock->end[send] = clock->end[receive] = begin + transfer;
+    clock->receive[t->tensor][cell] = (int32_t)receive;
     clock->next[peer]++;
-    cf__look_at(clock, peer);
-    return CF_OK;
+    cf__clock_look_at(clock, peer);
+    return 1;
 }
 
 /* OFFLOAD and PREFETCH: the stage's copies run one after the other beside its passes, each from the point where the
    list has come to it. */
-static cf_result cf__copy_on_clock(cf__clock *clock, int64_t stage, int64_t id, int64_t cell) {
+static void cf__clock_copy(cf__clock *clock, int64_t stage, int64_t id, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
     double rate = pipe->timing != NULL ? pipe->timing->offload_seconds_per_token : 0;
     double start = clock->free_at[stage], end;
-    int leaves = a->pass == CF_OFFLOAD;
-    if (c->group < 0 || !(clock->done[cell] & CF__FORWARDED) || (clock->done[cell] & CF__GRADED))
-        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "this chunk has no rows of state now");
-    if (clock->away[cell] == leaves)
-        return cf__clock_fail(clock, "actions.pass", id, !leaves, leaves,
-                              leaves ? "its rows are away" : "its rows are here");
     if (clock->copies_end[stage] > start) start = clock->copies_end[stage];
     end = start + cf__product(rate, (double)cf_chunk_state_tokens(pipe->plan, a->chunk));
-    if (!(end <= DBL_MAX / 1e6))
-        return cf__fail(clock->error, CF_ERROR_OVERFLOW, "timing", id, 0, -1, "the total time is not finite");
+    if (!(end <= DBL_MAX / 1e6) && clock->endless < 0) clock->endless = id;
     clock->start[id] = start;
     clock->end[id] = clock->copies_end[stage] = end;
-    clock->away[cell] = (uint8_t)leaves;
-    clock->n_away[cell - c->index] += leaves ? 1 : -1;
-    if (!leaves) clock->rows_at[cell - c->index] = end;
-    return CF_OK;
+    if (a->pass == CF_PREFETCH) clock->rows_at[cell - pipe->plan->chunks[a->chunk].index] = end;
 }
 
-/* A pass that reads the state finds all of it on the stage. */
-static cf_result cf__check_rows_here(const cf__clock *clock, int64_t id, int64_t cell) {
+/* Runs one action; 0: it has to wait for another stage. */
+static int cf__clock_action(cf__clock *clock, int64_t stage, int64_t id) {
     const cf_action *a = &clock->schedule->actions[id];
-    const cf_chunk *c = &clock->pipe->plan->chunks[a->chunk];
-    if (c->group < 0 || a->pass == CF_W || clock->n_away[cell - c->index] == 0) return CF_OK;
-    return cf__clock_fail(clock, "actions.pass", id, 0, clock->n_away[cell - c->index],
-                          "rows of its state are in host memory");
+    int64_t chunk = a->chunk - clock->pipe->first_chunk, cell = a->stage * clock->pipe->n + chunk;
+    if (a->pass < CF_COMPUTE_PASS_COUNT) return cf__clock_pass(clock, stage, id, chunk, cell);
+    if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, stage, id, chunk);
+    cf__clock_copy(clock, stage, id, cell);
+    return 1;
 }
 
-static void cf__start_traffic(cf__clock *clock) {
-    int64_t n_cells = clock->pipe->n * clock->pipe->n_v, i;
-    int what;
-    clock->crosses = clock->schedule->lowered && clock->pipe->n_stages > 1;
-    if (!clock->schedule->lowered) return;
-    for (i = 0; i < n_cells; i++) {
-        for (what = 0; what < CF__ARRIVALS; what++) clock->receive[what][i] = -1;
-        clock->away[i] = 0;
-        clock->n_away[i] = 0;
-        clock->rows_at[i] = 0;
-    }
-    for (i = 0; i < clock->pipe->n_stages; i++) clock->copies_end[i] = 0;
-}
-
-/* ---- all lists together ---- */
-
-/* Runs one action, or finds that it has to wait for a neighbour. */
-static cf_result cf__clock_action(cf__clock *clock, int64_t stage, int64_t id, int *waits) {
-    const cf__pipeline *pipe = clock->pipe;
-    const cf_action *a = &clock->schedule->actions[id];
-    int64_t chunk = a->chunk - pipe->first_chunk, cell = a->stage * pipe->n + chunk;
-    int takes;
-    double arrival;
-    cf_result result;
-    if (a->pass >= CF_OFFLOAD) return cf__copy_on_clock(clock, stage, id, cell);
-    if (a->pass >= CF_COMPUTE_PASS_COUNT) return cf__meet_on_clock(clock, stage, id, cell, waits);
-    if ((result = cf__check_order(clock, id, chunk, &clock->done[cell])) != CF_OK) return result;
-    if (clock->schedule->lowered && (result = cf__check_rows_here(clock, id, cell)) != CF_OK) return result;
-    takes = cf__takes(pipe, a->pass, a->stage);
-    arrival = cf__arrival(clock, takes, cell);
-    if (arrival < 0 && clock->crosses)
-        return cf__clock_fail(clock, "actions.pass", id, 1, 0, "runs before its input is received");
-    *waits = arrival < 0;
-    if (!*waits) cf__run_on_clock(clock, stage, id, chunk, cell, takes, arrival);
-    return CF_OK;
-}
-
-/* Runs a stage until it has to wait for a neighbour. */
-static cf_result cf__advance_stage(cf__clock *clock, int64_t stage) {
-    int64_t end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id;
-    clock->given = 0;
-    for (id = clock->next[stage]; id < end; id++) {
-        int waits = 0;
-        cf_result result = cf__check_action(clock, stage, id);
-        if (result == CF_OK) result = cf__clock_action(clock, stage, id, &waits);
-        if (result != CF_OK) return result;
-        if (waits) break;
-    }
+/* Runs a stage until it has to wait. */
+static void cf__clock_advance(cf__clock *clock, int64_t stage) {
+    int64_t end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id = clock->next[stage];
+    clock->handed = 0;
+    while (id < end && cf__clock_action(clock, stage, id)) id++;
     clock->next[stage] = id;
-    if (clock->crosses || n_stages == 1) return CF_OK; /* a transfer wakes the stage at its other end */
-    if (clock->given & ~(1 << CF__GRADIENT)) cf__look_at(clock, (stage + 1) % n_stages);
-    if (clock->given & 1 << CF__GRADIENT) cf__look_at(clock, (stage + n_stages - 1) % n_stages);
-    return CF_OK;
+    if (clock->handed & CF__CLOCK_UP) cf__clock_look_at(clock, (stage + 1) % n_stages);
+    if (clock->handed & CF__CLOCK_DOWN) cf__clock_look_at(clock, (stage + n_stages - 1) % n_stages);
 }
 
-/* Every stage has come to the end of its list, and every chunk through every virtual stage. */
-static cf_result cf__check_finished(const cf__clock *clock) {
+static void cf__clock_start(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
-    int64_t s, i;
-    for (s = 0; s < pipe->n_stages; s++)
-        if (clock->next[s] < clock->schedule->first[s + 1])
-            return cf__clock_fail(clock, "actions", clock->next[s], clock->schedule->first[s + 1], clock->next[s],
-                                  "deadlock: it waits for another stage for ever");
-    for (i = 0; i < pipe->n * pipe->n_v; i++) {
-        if (!(clock->done[i] & CF__WEIGHTED))
-            return cf__clock_fail(clock, "actions", -1, pipe->first_chunk + i % pipe->n, i / pipe->n,
-                                  "the chunk wanted never ends its backward on the virtual stage found");
-        if (clock->crosses && clock->receive[CF__INPUT_AGAIN][i] >= 0 && !(clock->done[i] & CF__REPLAYED))
-            return cf__clock_fail(clock, "actions", clock->receive[CF__INPUT_AGAIN][i], 1, 0,
-                                  "nobody reads what it receives");
+    int64_t cells = pipe->n * pipe->n_v, s;
+    clock->blocks = pipe->timing != NULL && pipe->timing->no_overlap;
+    clock->crosses = clock->schedule->lowered && pipe->n_stages > 1;
+    clock->endless = -1;
+    clock->n_waiting = 0;
+    clock->makespan = 0;
+    memset(clock->done, 0, (size_t)cells);
+    memset(clock->is_waiting, 0, (size_t)pipe->n_stages);
+    for (s = pipe->n_stages - 1; s >= 0; s--) {
+        clock->next[s] = clock->schedule->first[s];
+        clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
+        if (clock->schedule->lowered) clock->copies_end[s] = 0;
+        cf__clock_look_at(clock, s);
     }
-    return CF_OK;
+    for (s = 0; s < cells && clock->schedule->lowered; s++) clock->rows_at[s] = 0;
 }
 
-/* Fills start and end. Passes over each action once; a stage is looked at again only after a neighbour has handed
-   something on to it. */
-static cf_result cf__run_clock(cf__clock *clock) {
-    const cf_schedule *schedule = clock->schedule;
-    int64_t n_stages = clock->pipe->n_stages, s;
-    cf_result result = CF_OK;
-    memset(clock->done, 0, (size_t)(clock->pipe->n * clock->pipe->n_v));
-    memset(clock->is_waiting, 0, (size_t)n_stages);
-    clock->n_waiting = 0;
-    clock->splits = 0;
-    clock->makespan = 0;
-    cf__start_traffic(clock);
-    for (s = n_stages - 1; s >= 0; s--) {
-        clock->next[s] = schedule->first[s];
-        clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
-        cf__look_at(clock, s);
+/* Fills start and end. Passes over each action once. */
+static void cf__clock_run(cf__clock *clock) {
+    cf__clock_start(clock);
+    while (clock->n_waiting > 0) {
+        int64_t stage = clock->waiting[--clock->n_waiting];
+        clock->is_waiting[stage] = 0;
+        cf__clock_advance(clock, stage);
     }
-    while (clock->n_waiting > 0 && result == CF_OK) {
-        s = clock->waiting[--clock->n_waiting];
-        clock->is_waiting[s] = 0;
-        result = cf__advance_stage(clock, s);
-    }
-    return result == CF_OK ? cf__check_finished(clock) : result;
+}
+
+/* The action that waits for ever on the first stage which has not come to the end of its list; -1: all have. */
+static int64_t cf__clock_stuck(const cf__clock *clock) {
+    int64_t s;
+    for (s = 0; s < clock->pipe->n_stages; s++)
+        if (clock->next[s] < clock->schedule->first[s + 1]) return clock->next[s];
+    return -1;
 }
 
 /* ================================================================================================================
@@ -7239,14 +7086,13 @@ static int cf__search_dispatches(const cf__schedule_maker *m) {
 static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
-    int64_t cells = m->pipe.n * m->pipe.n_v;
     int best = m->desc.kind == CF_SCHEDULE_BEST, dispatches = cf__search_dispatches(m);
     if (cf__schedule_is_plain(&m->desc)) return;
     cf__schedule_layout_maker(m, carver);
     if (best) {
         search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
-        cf__layout_clock(&search->clock, cells, m->pipe.n_stages, carver);
+        cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
     if (best || m->desc.kind == CF_SCHEDULE_INTERLEAVED) cf__layout_bounds(&search->bounds[0], &m->pipe, 0, carver);
     if (cf__schedule_splits(&m->desc)) cf__layout_bounds(&search->bounds[1], &m->pipe, 1, carver);
@@ -7296,10 +7142,9 @@ static cf_result cf__search_try_patterns(cf__search *search) {
     int i;
     clock->pipe = &search->maker.pipe;
     clock->schedule = search->schedule;
-    clock->error = search->maker.error;
     for (i = 0; i < CF__SEARCH_FIXED; i++) {
         cf__search_write_fixed(search, kinds[i]);
-        CF__TRY(cf__run_clock(clock));
+        cf__clock_run(clock);
         search->report.n_tried++;
         if (clock->makespan < search->report.makespan) cf__search_note_best(search, kinds[i], clock->makespan);
     }
@@ -7667,296 +7512,748 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 }
 
 /* ================================================================================================================
+   >>check
+
+   First every list by itself, action by action, as the stage would live through it; cf_simulate takes this walk too,
+   and reads from it what is held when. Then all lists against each other, run as far as they go: once with every
+   finished pass visible everywhere, and, if transfers are in the lists, once with nothing but a rendezvous between two
+   stages. The rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does
+   not go unseen.
+   ================================================================================================================ */
+
+/* ---- what a stage holds while it walks its list ---- */
+
+typedef struct cf__held {
+    int64_t live;                           /* chunks kept */
+    int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
+} cf__held;
+
+/* INT64_MAX where that many do not fit in 64 bits. */
+static int64_t cf__check_held_bytes(const cf__held *held, const cf_bytes *bytes) {
+    int64_t sum, state, gradient, saved;
+    int fits = cf__mul(held->tokens, bytes->per_token_activations, &sum) &&
+               cf__mul(held->state, bytes->per_token_state, &state) && cf__add(sum, state, &sum) &&
+               cf__mul(held->gradient, bytes->per_token_state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
+               cf__mul(held->saved, bytes->per_token_boundary, &saved) && cf__add(sum, saved, &sum);
+    return fits ? sum : INT64_MAX;
+}
+
+/* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
+static inline void cf__check_hold(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
+    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+    if (a->keep) {
+        held->live++;
+        held->tokens += c->padded;
+    }
+    if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
+    if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
+    if (c->group < 0) return;
+    if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if ((a->pass == CF_B || a->pass == CF_I) && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
+        held->gradient += pipe->plan->groups[c->group].tokens;
+}
+
+/* What goes when it has ended. */
+static inline void cf__check_let_go(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
+    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    if (a->pass == CF_B || a->pass == CF_W) {
+        held->live--;
+        held->tokens -= c->padded;
+    }
+    if (c->group < 0) return;
+    if (backward || a->pass == CF_OFFLOAD) held->state -= cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (backward) held->gradient -= cf_chunk_state_tokens(pipe->plan, a->chunk);
+}
+
+/* ---- the walk ---- */
+
+/* Of a chunk on one virtual stage: a bit for each pass that is in the list so far, and these. */
+enum {
+    CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
+    CF__CHECK_BACKWARDS = 1 << CF_B | 1 << CF_I,
+    CF__CHECK_ENDS = 1 << CF_B | 1 << CF_W,  /* activations are given back */
+    CF__CHECK_KEPT_BIT = CF_PASS_COUNT,
+    CF__CHECK_KEPT = 1 << CF__CHECK_KEPT_BIT, /* a forward has kept the activations */
+    CF__CHECK_AWAY = CF__CHECK_KEPT << 1      /* the rows of the state are in host memory */
+};
+
+/* How many chunks of a group have live activations, and how many have rows in host memory. */
+typedef struct cf__check_tally {
+    int32_t live, away;
+} cf__check_tally;
+
+typedef struct cf__checker {
+    const cf__pipeline *pipe;     /* for its counts, not for its rules */
+    const cf_schedule *schedule;
+    const cf_validate_desc *desc; /* K and these limits hold, and positions count from the start of a list; NULL for
+                                     cf_simulate, where any K and any memory do, and positions are indices of actions */
+    cf_timeline *timeline;        /* gets live and the peaks, if there is one */
+    const cf_bytes *bytes;        /* what its peak_bytes counts; NULL: nothing */
+    cf_error *error;
+    int crosses;                  /* transfers between stages are in the lists */
+    int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
+    int64_t n_away;               /* chunks with rows in host memory, on any virtual stage */
+    cf__held held;
+    uint16_t *cells;              /* (cells) the bits above */
+    cf__check_tally *groups;      /* (cells) in the cell of a group's first chunk; a standalone chunk has its own */
+    /* cf_schedule_validate only */
+    uint16_t *run;                /* (cells) a bit for each pass that has run when all lists run together */
+    int64_t *cursor;              /* (n_stages) the next action of each stage, an index into actions */
+    int32_t *stack;               /* (n_stages) stages that may be able to go on */
+    unsigned char *queued;        /* (n_stages) */
+} cf__checker;
+
+static void cf__check_layout_walk(cf__checker *k, cf__carver *carver) {
+    int64_t cells = k->pipe->n * k->pipe->n_v;
+    k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
+    if (k->desc == NULL && !k->schedule->lowered) cells = 0;
+    k->groups = (cf__check_tally *)cf__take(carver, cells, sizeof(cf__check_tally));
+}
+
+/* Where the walk is, and what is wrong there; a: the action to name, or NULL. */
+static void cf__check_tell(const cf__checker *k, const cf_action *a, const char *why, char text[128]) {
+    if (a == NULL) (void)snprintf(text, 128, "stage %lld: %s", (long long)k->stage, why);
+    else
+        (void)snprintf(text, 128, "stage %lld: %s of chunk %d on virtual stage %d %s", (long long)k->stage,
+                       cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, why);
+}
+
+static int64_t cf__check_item(const cf__checker *k) {
+    return k->desc != NULL && k->action >= 0 ? k->action - k->schedule->first[k->stage] : k->action;
+}
+
+/* A violation, with numbers or without. */
+static cf_result cf__check_fail(const cf__checker *k, const cf_action *a, const char *field, int64_t wanted,
+                                int64_t got, const char *why) {
+    char text[128];
+    cf__check_tell(k, a, why, text);
+    return cf__fail(k->error, CF_ERROR_SCHEDULE, field, cf__check_item(k), wanted, got, text);
+}
+
+static cf_result cf__check_refuse(const cf__checker *k, const cf_action *a, const char *field, const char *why) {
+    char text[128];
+    cf__check_tell(k, a, why, text);
+    return cf__refuse(k->error, CF_ERROR_SCHEDULE, field, cf__check_item(k), text);
+}
+
+static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t stage) {
+    return &k->cells[stage * k->pipe->n + chunk - k->pipe->first_chunk];
+}
+
+static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action *a) {
+    const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
+    return &k->groups[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk - c->index];
+}
+
+static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
+
+/* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
+static int cf__flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
+
+static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
+    const cf__pipeline *pipe = k->pipe;
+    int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
+    if ((uint64_t)(a->chunk - pipe->first_chunk) >= (uint64_t)pipe->n)
+        return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "not a chunk of this rank");
+    if ((uint64_t)a->stage >= (uint64_t)pipe->n_v)
+        return cf__check_fail(k, NULL, "actions.stage", pipe->n_v - 1, a->stage, "there is no such virtual stage");
+    if (a->stage % (int32_t)pipe->n_stages != k->stage)
+        return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
+    if (a->pass >= passes)
+        return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
+    if (!cf__flags_are_wrong(a)) return CF_OK;
+    if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
+    return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
+}
+
+/* The member to name where an action comes too early for the order of its group. */
+static const char *cf__check_order_field(const cf__checker *k) { return k->desc != NULL ? "actions.chunk" : "actions"; }
+
+static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
+    if (cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
+    if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
+        return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
+    if (k->crosses && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
+        return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_F");
+    return CF_OK;
+}
+
+static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    if (cf__check_has(cell, CF_R)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
+    if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
+    if (*cell & CF__CHECK_KEPT)
+        return cf__check_refuse(k, a, "actions.pass", "is needless, because its F kept the activations");
+    if (!a->keep) return cf__check_refuse(k, a, "actions.keep", "keeps nothing");
+    if (k->crosses && !k->pipe->local && a->stage > 0 && !cf__check_has(cell, CF_RECV_R))
+        return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_R");
+    return CF_OK;
+}
+
+static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    if (*cell & CF__CHECK_BACKWARDS) return cf__check_refuse(k, a, "actions.pass", "is a second backward");
+    if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
+    if (!(*cell & CF__CHECK_KEPT))
+        return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
+    if (cf__chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
+        return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
+    if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
+        return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
+    return CF_OK;
+}
+
+static cf_result cf__check_weight(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    if (cf__check_has(cell, CF_W)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
+    if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
+    return CF_OK;
+}
+
+/* A send or receive must have a stage at its other end, come once, and, if it sends, after what it sends. */
+static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    if (!k->crosses || !cf__pipe_leads(k->pipe, t->sends ? t->way : -t->way, a->stage))
+        return cf__check_refuse(k, a, "actions.pass", "has no other stage to go to or come from");
+    if (t->tensor == CF_R && k->pipe->local)
+        return cf__check_refuse(k, a, "actions.pass", "has no place in local replay");
+    if (cf__check_has(cell, a->pass)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
+    if (t->sends && !(*cell & cf__pipe_makers(t->tensor)))
+        return cf__check_refuse(k, a, "actions.pass", "comes before the pass that makes its tensor");
+    return CF_OK;
+}
+
+/* OFFLOAD and PREFETCH. */
+static cf_result cf__check_move(cf__checker *k, const cf_action *a, uint16_t *cell) {
+    int leaves = a->pass == CF_OFFLOAD, away = (*cell & CF__CHECK_AWAY) != 0;
+    if (k->pipe->plan->chunks[a->chunk].group < 0)
+        return cf__check_refuse(k, a, k->desc != NULL ? "actions.chunk" : "actions.pass",
+                                "is of a chunk without state");
+    if (leaves && (!cf__check_has(cell, CF_F) || (*cell & CF__CHECK_BACKWARDS)))
+        return cf__check_refuse(k, a, "actions.pass", "finds no rows: they live from F to the backward");
+    if (leaves == away)
+        return cf__check_refuse(k, a, "actions.pass", away ? "moves rows that are away" : "moves rows that are here");
+    *cell ^= CF__CHECK_AWAY;
+    cf__check_tally_of(k, a)->away += leaves ? 1 : -1;
+    k->n_away += leaves ? 1 : -1;
+    return CF_OK;
+}
+
+static cf_result cf__check_state(const cf__checker *k, const cf_action *a) {
+    int32_t away = k->n_away > 0 ? cf__check_tally_of(k, a)->away : 0;
+    if (away == 0 || a->pass == CF_W || a->pass >= CF_COMPUTE_PASS_COUNT) return CF_OK;
+    return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
+}
+
+static cf_result cf__check_action(cf__checker *k, const cf_action *a) {
+    uint16_t *cell;
+    CF__TRY(cf__check_fields(k, a));
+    cell = cf__check_cell(k, a->chunk, a->stage);
+    CF__TRY(cf__check_state(k, a));
+    switch ((cf_pass)a->pass) {
+        case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
+        case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
+        case CF_B: case CF_I: CF__TRY(cf__check_backward(k, a, cell)); break;
+        case CF_W: CF__TRY(cf__check_weight(k, a, cell)); break;
+        case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, cell)); break;
+        default: CF__TRY(cf__check_transfer(k, a, cell)); break;
+    }
+    *cell |= (uint16_t)(1 << a->pass | a->keep << CF__CHECK_KEPT_BIT);
+    return CF_OK;
+}
+
+/* K and the limits, while the action runs. */
+static cf_result cf__check_room(const cf__checker *k, const cf_action *a) {
+    const cf_validate_desc *d = k->desc;
+    int64_t limit = d->limits != NULL ? d->limits[k->stage] : d->limit, bytes;
+    int64_t limit_bytes = d->limits_bytes != NULL ? d->limits_bytes[k->stage] : d->limit_bytes;
+    cf__check_tally *group = cf__check_tally_of(k, a);
+    if (a->keep && ++group->live > k->schedule->k)
+        return cf__check_fail(k, a, "k", k->schedule->k, group->live, "keeps more than K chunks of its group");
+    if (1 << a->pass & CF__CHECK_ENDS) group->live--; /* nothing is taken after it in the same action */
+    if (limit > 0 && k->held.live > limit)
+        return cf__check_fail(k, a, d->limits != NULL ? "limits" : "limit", limit, k->held.live,
+                              "keeps more chunks than the limit");
+    if (limit_bytes == 0) return CF_OK;
+    bytes = cf__check_held_bytes(&k->held, &d->bytes);
+    if (bytes <= limit_bytes) return CF_OK;
+    return cf__check_fail(k, a, d->limits_bytes != NULL ? "limits_bytes" : "limit_bytes", limit_bytes, bytes,
+                          "needs more bytes than the limit");
+}
+
+static void cf__check_note(const cf__checker *k, cf__held *peak, int64_t *peak_bytes) {
+    peak->live = cf__max(peak->live, k->held.live);
+    peak->tokens = cf__max(peak->tokens, k->held.tokens);
+    peak->state = cf__max(peak->state, k->held.state);
+    if (k->bytes != NULL) *peak_bytes = cf__max(*peak_bytes, cf__check_held_bytes(&k->held, k->bytes));
+}
+
+static cf_result cf__check_list(cf__checker *k) {
+    const cf_schedule *schedule = k->schedule;
+    cf__held peak = {0, 0, 0, 0, 0};
+    int64_t peak_bytes = 0;
+    memset(&k->held, 0, sizeof k->held);
+    for (k->action = schedule->first[k->stage]; k->action < schedule->first[k->stage + 1]; k->action++) {
+        const cf_action *a = &schedule->actions[k->action];
+        int transfer = cf__pipe_is_transfer(a->pass); /* changes nothing of what is held */
+        CF__TRY(cf__check_action(k, a));
+        if (!transfer) cf__check_hold(k->pipe, &k->held, a);
+        if (k->timeline != NULL) k->timeline->live[k->action] = (int32_t)k->held.live;
+        if (transfer) continue;
+        if (k->timeline != NULL) cf__check_note(k, &peak, &peak_bytes);
+        if (k->desc != NULL) CF__TRY(cf__check_room(k, a));
+        cf__check_let_go(k->pipe, &k->held, a);
+    }
+    if (k->timeline == NULL) return CF_OK;
+    k->timeline->peak_live[k->stage] = peak.live;
+    k->timeline->peak_tokens[k->stage] = peak.tokens;
+    k->timeline->peak_state_tokens[k->stage] = peak.state;
+    k->timeline->peak_bytes[k->stage] = peak_bytes;
+    return CF_OK;
+}
+
+/* Cells and groups are zero at the start. Transfers take place only in lowered schedules, and only between stages. */
+static cf_result cf__check_lists(cf__checker *k) {
+    k->crosses = k->schedule->lowered && k->schedule->n_stages > 1;
+    for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
+    return CF_OK;
+}
+
+/* ---- what is missing ---- */
+
+static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
+    cf_action a;
+    memset(&a, 0, sizeof a);
+    a.pass = (uint8_t)pass;
+    a.chunk = (int32_t)chunk;
+    a.stage = (int32_t)stage;
+    k->stage = stage % k->schedule->n_stages;
+    k->action = -1;
+    return cf__check_refuse(k, &a, "actions", "is missing");
+}
+
+/* A RECV_R for which no R comes. cf_simulate names the action. */
+static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) {
+    const cf_action *a;
+    if (k->desc != NULL) return cf__check_missing(k, CF_R, chunk, stage);
+    k->stage = stage % k->schedule->n_stages;
+    k->action = k->schedule->first[k->stage];
+    for (a = &k->schedule->actions[k->action]; a->pass != CF_RECV_R || a->chunk != chunk || a->stage != stage; a++)
+        k->action++;
+    return cf__check_refuse(k, a, "actions", "receives what no R reads");
+}
+
+/* What one chunk must have on one virtual stage, once all lists are read. */
+static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
+    const uint16_t *cell = cf__check_cell(k, chunk, stage);
+    const uint16_t *behind = stage + 1 < k->pipe->n_v ? cell + k->pipe->n : NULL;
+    if (!cf__check_has(cell, CF_F)) return cf__check_missing(k, CF_F, chunk, stage);
+    if (!(*cell & CF__CHECK_BACKWARDS)) return cf__check_missing(k, CF_B, chunk, stage);
+    if (!(*cell & CF__CHECK_ENDS)) return cf__check_missing(k, CF_W, chunk, stage);
+    if (!k->pipe->local && behind != NULL && cf__check_has(behind, CF_R) && !cf__check_has(cell, CF_R))
+        return cf__check_missing(k, CF_R, chunk, stage);
+    if (!k->crosses) return CF_OK;
+    if (behind != NULL && !cf__check_has(cell, CF_SEND_F)) return cf__check_missing(k, CF_SEND_F, chunk, stage);
+    if (stage > 0 && !cf__check_has(cell, CF_SEND_B)) return cf__check_missing(k, CF_SEND_B, chunk, stage);
+    if (behind != NULL && cf__check_has(cell, CF_SEND_R) && !cf__check_has(behind, CF_RECV_R))
+        return cf__check_missing(k, CF_RECV_R, chunk, stage + 1);
+    if (behind != NULL && cf__check_has(behind, CF_RECV_R) && !cf__check_has(cell, CF_SEND_R))
+        return cf__check_missing(k, CF_SEND_R, chunk, stage);
+    if (cf__check_has(cell, CF_RECV_R) && !cf__check_has(cell, CF_R)) return cf__check_unread(k, chunk, stage);
+    return CF_OK;
+}
+
+static cf_result cf__check_all_complete(cf__checker *k) {
+    int64_t chunk, stage;
+    for (stage = 0; stage < k->pipe->n_v && k->pipe->n > 0; stage++)
+        for (chunk = k->pipe->first_chunk; chunk < k->pipe->first_chunk + k->pipe->n; chunk++)
+            CF__TRY(cf__check_complete(k, chunk, stage));
+    return CF_OK;
+}
+
+/* ---- counts ---- */
+
+/* Members of a schedule that can be judged without its arrays, and that the arrays are there. */
+static cf_result cf__check_shape(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    int64_t most_virtual = INT32_MAX / cf__max(1, schedule->n_stages), needed = 0;
+    const cf__member members[] = {
+        {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
+        {"n_virtual", schedule->n_virtual, 1, most_virtual, CF_ERROR_SCHEDULE},
+        {"k", schedule->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
+        {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
+        {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
+        {"n_actions", schedule->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), CF_ERROR_SCHEDULE}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
+    if (!cf__mul(2 * schedule->n_stages * schedule->n_virtual, plan->n_steps, &needed) || schedule->n_actions < needed)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, schedule->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
+    if (schedule->actions == NULL && schedule->n_actions > 0)
+        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
+    return CF_OK;
+}
+
+static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    const cf__member members[] = {
+        {"kind", (int64_t)schedule->kind, 0, CF_SCHEDULE_COUNT - 1, CF_ERROR_SCHEDULE},
+        {"replay", (int64_t)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
+        {"lowered", schedule->lowered, 0, 1, CF_ERROR_SCHEDULE}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
+    return cf__check_shape(plan, schedule, error);
+}
+
+/* Where the lists begin. Stops at the first number that is wrong, so that a wrong n_stages is not followed far. */
+static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error *error) {
+    const int64_t *first = schedule->first;
+    int64_t i;
+    if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
+    for (i = 0; i < schedule->n_stages; i++)
+        if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1,
+                            first[i + 1] < first[i] ? first[i] : schedule->n_actions, first[i + 1],
+                            "action lists overlap or run out of range");
+    if (first[i] != schedule->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
+    return CF_OK;
+}
+
+/* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
+static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
+    const cf_plan *plan = pipe->plan;
+    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0;
+    int64_t sum = 0;
+    int overflow = 0;
+    for (id = pipe->first_chunk; id < pipe->first_chunk + pipe->n; id++) {
+        const cf_chunk *c = &plan->chunks[id];
+        int64_t state = cf_chunk_state_tokens(plan, id);
+        if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
+        if (c->tokens < 0 || c->padded < 0 || state < 0)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has less than no tokens");
+        if (left < state)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
+        left -= state;
+        cf__add_product(&sum, 2 * n_virtual, c->padded, &overflow); /* of activations, and of saved inputs */
+        cf__add_product(&sum, 2 * n_virtual, state + left, &overflow); /* of state and its gradient */
+        if (overflow)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "their sum does not fit in 64 bits");
+    }
+    return CF_OK;
+}
+
+/* ---- all lists together ---- */
+
+/* The pass that must have run on another virtual stage before this action can, as a set of bits for *cell; 0: none. */
+static int cf__check_waits_for(const cf__checker *k, const cf_action *a, const uint16_t **cell) {
+    const uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
+    if (forward && a->stage > 0) {
+        *cell = own - k->pipe->n;
+        return 1 << a->pass;
+    }
+    if (backward && a->stage + 1 < k->pipe->n_v) {
+        *cell = own + k->pipe->n;
+        return CF__CHECK_BACKWARDS;
+    }
+    return 0;
+}
+
+static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
+    if (k->queued[stage]) return;
+    k->queued[stage] = 1;
+    k->stack[(*n)++] = (int32_t)stage;
+}
+
+/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
+static void cf__check_advance(cf__checker *k, int64_t stage, int64_t *n) {
+    int64_t n_stages = k->schedule->n_stages;
+    for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
+        const cf_action *a = &k->schedule->actions[k->cursor[stage]];
+        const uint16_t *other = NULL;
+        int needed = cf__check_waits_for(k, a, &other);
+        if (needed != 0 && (*other & needed) == 0) return;
+        k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk] |= (uint16_t)(1 << a->pass);
+        if (1 << a->pass & CF__CHECK_FORWARDS) cf__check_wake(k, (stage + 1) % n_stages, n);
+        if (1 << a->pass & CF__CHECK_BACKWARDS) cf__check_wake(k, (stage + n_stages - 1) % n_stages, n);
+    }
+}
+
+/* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
+static void cf__check_meet(cf__checker *k, int64_t stage, int64_t *n) {
+    const cf_schedule *s = k->schedule;
+    for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
+        const cf_action *a = &s->actions[k->cursor[stage]];
+        cf_action other;
+        int64_t peer;
+        if (!cf__pipe_is_transfer(a->pass)) continue;
+        other = cf__pipe_other_end(a);
+        peer = other.stage % (int32_t)s->n_stages;
+        if (k->cursor[peer] == s->first[peer + 1]) return;
+        if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return;
+        k->cursor[peer]++;
+        cf__check_wake(k, peer, n);
+    }
+}
+
+/* Some stage waits for ever: names the action that it waits with. */
+static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *field) {
+    const cf_action *a = &k->schedule->actions[action];
+    k->stage = a->stage % k->schedule->n_stages;
+    k->action = action;
+    return cf__check_refuse(k, a, field, "waits for ever: the lists deadlock");
+}
+
+static cf_result cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n),
+                               const char *field) {
+    int64_t stage, n = 0, n_stages = k->schedule->n_stages;
+    for (stage = n_stages - 1; stage >= 0; stage--) {
+        k->cursor[stage] = k->schedule->first[stage];
+        cf__check_wake(k, stage, &n);
+    }
+    while (n > 0) {
+        stage = k->stack[--n];
+        k->queued[stage] = 0;
+        run(k, stage, &n);
+    }
+    for (stage = 0; stage < n_stages; stage++)
+        if (k->cursor[stage] < k->schedule->first[stage + 1]) return cf__check_deadlock(k, k->cursor[stage], field);
+    return CF_OK;
+}
+
+/* ---- the public function ---- */
+
+static void cf__check_layout(void *job, cf__carver *carver) {
+    cf__checker *k = (cf__checker *)job;
+    cf__check_layout_walk(k, carver);
+    k->run = (uint16_t *)cf__take(carver, k->pipe->n * k->pipe->n_v, sizeof(uint16_t));
+    k->cursor = (int64_t *)cf__take(carver, k->pipe->n_stages, sizeof(int64_t));
+    k->stack = (int32_t *)cf__take(carver, k->pipe->n_stages, sizeof(int32_t));
+    k->queued = (unsigned char *)cf__take(carver, k->pipe->n_stages, 1);
+}
+
+static cf_result cf__check_everything(void *job) {
+    cf__checker *k = (cf__checker *)job;
+    CF__TRY(cf__check_lists(k));
+    CF__TRY(cf__check_all_complete(k));
+    CF__TRY(cf__check_run(k, cf__check_advance, "actions"));
+    return k->crosses ? cf__check_run(k, cf__check_meet, "transfers") : CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error) {
+    static const cf__recipe recipe = {"n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
+    static const cf_validate_desc none = {0, NULL, {0, 0, 0, 0}, 0, NULL};
+    cf__pipeline pipe;
+    cf__checker k;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__check_schedule_counts(plan, schedule, error));
+    CF__TRY(cf__check_schedule_lists(schedule, error));
+    CF__TRY(cf__check_units(plan, schedule->rank, error));
+    pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+                           schedule->replay, NULL);
+    CF__TRY(cf__check_tokens(&pipe, error));
+    memset(&k, 0, sizeof k);
+    k.pipe = &pipe;
+    k.schedule = schedule;
+    k.desc = desc != NULL ? desc : &none;
+    k.error = error;
+    CF__TRY(cf__pipe_check_limits(k.desc->limit, k.desc->limits, k.desc->limit_bytes, k.desc->limits_bytes,
+                                  &k.desc->bytes, schedule->n_stages, error));
+    return cf__make(&recipe, &k, allocator, error);
+}
+
+/* ================================================================================================================
    >>simulate
    ================================================================================================================ */
 
 typedef struct cf__simulation {
     cf_simulate_desc desc;
     const cf_schedule *schedule;
+    cf_error *error;
     cf__pipeline pipe;
-    int splits; /* the schedule has an I or a W */
+    int splits; /* the schedule has an I; only the bounds ask */
+    cf__checker check;
     cf__clock clock;
     cf__bounds bounds;
+    cf_timeline header, *timeline;
 } cf__simulation;
 
-static cf_timeline *cf__layout_timeline(cf_timeline *header, cf__carver *carver) {
-    cf_timeline *timeline = (cf_timeline *)cf__take(carver, 1, sizeof(cf_timeline));
-    header->start = (double *)cf__take(carver, header->n_actions, sizeof(double));
-    header->end = (double *)cf__take(carver, header->n_actions, sizeof(double));
-    header->live = (int32_t *)cf__take(carver, header->n_actions, sizeof(int32_t));
-    header->peak_live = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
-    header->peak_tokens = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
-    header->peak_state_tokens = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
-    header->peak_bytes = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
-    return timeline;
+static cf_block *cf__simulate_object(void *job, cf__carver *carver) {
+    cf__simulation *sim = (cf__simulation *)job;
+    cf_timeline *t = &sim->header;
+    sim->timeline = (cf_timeline *)cf__take(carver, 1, sizeof(cf_timeline));
+    t->start = (double *)cf__take(carver, t->n_actions, sizeof(double));
+    t->end = (double *)cf__take(carver, t->n_actions, sizeof(double));
+    t->live = (int32_t *)cf__take(carver, t->n_actions, sizeof(int32_t));
+    t->peak_live = (int64_t *)cf__take(carver, t->n_stages, sizeof(int64_t));
+    t->peak_tokens = (int64_t *)cf__take(carver, t->n_stages, sizeof(int64_t));
+    t->peak_state_tokens = (int64_t *)cf__take(carver, t->n_stages, sizeof(int64_t));
+    t->peak_bytes = (int64_t *)cf__take(carver, t->n_stages, sizeof(int64_t));
+    if (sim->timeline == NULL) return NULL;
+    *sim->timeline = *t;
+    return &sim->timeline->block;
 }
 
-static void cf__layout_simulation(cf__simulation *sim, cf__carver *carver) {
+static void cf__simulate_scratch(void *job, cf__carver *carver) {
+    cf__simulation *sim = (cf__simulation *)job;
     cf__layout_pipeline(&sim->pipe, carver);
-    cf__layout_clock(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
-    if (sim->schedule->lowered)
-        cf__layout_traffic(&sim->clock, sim->pipe.n * sim->pipe.n_v, sim->pipe.n_stages, carver);
+    cf__check_layout_walk(&sim->check, carver);
+    cf__clock_layout(&sim->clock, &sim->pipe, sim->schedule->lowered, carver);
     if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
-/* The action lists are where the schedule says. */
-static cf_result cf__check_lists(const cf_schedule *schedule, cf_error *error) {
-    int64_t s;
-    if (schedule->first == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "first", -1, 1, 0, "is NULL");
-    if (schedule->n_actions < 0 || schedule->n_actions > CF_MAX_ACTIONS)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "out of range");
-    if (schedule->n_actions > 0 && schedule->actions == NULL)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
-    for (s = 0; s <= schedule->n_stages; s++) {
-        int64_t least = s > 0 ? schedule->first[s - 1] : 0, most = s > 0 ? schedule->n_actions : 0;
-        if (schedule->first[s] < least || schedule->first[s] > most)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "first", s, most, schedule->first[s],
-                            "action lists overlap or run out of range");
-    }
-    return CF_OK;
+/* Counts and lists of the schedule are sound, and few enough for the clock. */
+static cf_result cf__simulate_check_schedule(const cf_plan *plan, const cf_schedule *s, cf_error *error) {
+    if (s->n_stages < 1 || s->n_virtual < 1 || s->n_stages > CF_MAX_STAGES / s->n_virtual)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, CF_MAX_STAGES, s->n_stages, "is out of range");
+    if (s->n_actions < 0 || s->n_actions > CF_MAX_ACTIONS)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, s->n_actions, "is out of range");
+    if (s->first != NULL) CF__TRY(cf__check_schedule_lists(s, error));
+    return cf__check_shape(plan, s, error);
 }
 
-static cf_result cf__simulate_start(cf__simulation *sim, cf_timeline *header, const cf_plan *plan,
-                                    const cf_schedule *schedule, const cf_simulate_desc *desc, cf_error *error) {
-    int64_t i, n_v, cells;
-    cf_result result;
+static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule *s, const cf_simulate_desc *desc,
+                                         cf_error *error) {
+    CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, 0, NULL, &desc->bytes, s->n_stages, error));
+    CF__TRY(cf__check_timing(desc->timing, s->n_stages * s->n_virtual, error));
+    return cf__check_bytes(plan, s->rank, &desc->bytes, s->n_virtual, error);
+}
+
+static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
+                                    const cf_simulate_desc *desc, cf_error *error) {
+    int64_t i;
     memset(sim, 0, sizeof *sim);
-    memset(header, 0, sizeof *header);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (desc != NULL) sim->desc = *desc;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if (schedule->n_chunks != plan->n_chunks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_chunks", -1, plan->n_chunks, schedule->n_chunks,
-                        "made for another plan");
-    if (schedule->rank < 0 || schedule->rank >= plan->n_ranks)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "rank", -1, plan->n_ranks - 1, schedule->rank, "no such rank");
-    if (schedule->n_stages < 1 || schedule->n_virtual < 1 || schedule->n_stages > CF_MAX_STAGES / schedule->n_virtual)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, CF_MAX_STAGES, schedule->n_stages, "out of range");
-    if (schedule->k < 1) return cf__fail(error, CF_ERROR_SCHEDULE, "k", -1, 1, schedule->k, "too small");
-    if ((result = cf__check_lists(schedule, error)) != CF_OK) return result;
-    if ((result = cf__check_units(plan, schedule->rank, error)) != CF_OK) return result;
-    n_v = schedule->n_stages * schedule->n_virtual;
-    cells = plan->n_steps * n_v;
-    if (cells > schedule->n_actions / 2)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, 2 * cells, schedule->n_actions,
-                        "passes are missing");
-    result =
-        cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, &sim->desc.bytes, schedule->n_stages, error);
-    if (result != CF_OK) return result;
-    if (sim->desc.timing != NULL && (result = cf__check_timing(sim->desc.timing, n_v, error)) != CF_OK) return result;
-    if ((result = cf__check_bytes(plan, schedule->rank, &sim->desc.bytes, schedule->n_virtual, error)) != CF_OK)
-        return result;
-    sim->schedule = schedule;
+    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
+    CF__TRY(cf__check_units(plan, schedule->rank, error));
+    CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
+    sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
+    sim->error = sim->check.error = error;
     sim->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                                 schedule->replay, sim->desc.timing);
-    for (i = 0; i < schedule->n_actions && !sim->splits; i++) sim->splits = schedule->actions[i].pass == CF_I;
-    sim->clock.error = error;
-    header->n_actions = schedule->n_actions;
-    header->n_stages = schedule->n_stages;
-    return CF_OK;
+    sim->check.pipe = sim->clock.pipe = &sim->pipe;
+    if (cf__pipe_counts_bytes(&sim->desc.bytes)) sim->check.bytes = &sim->desc.bytes;
+    sim->header.n_actions = schedule->n_actions;
+    sim->header.n_stages = schedule->n_stages;
+    for (i = 0; i < schedule->n_actions && !sim->splits && !sim->desc.no_bounds; i++)
+        sim->splits = schedule->actions[i].pass == CF_I;
+    return cf__check_tokens(&sim->pipe, error);
 }
 
-/* What a stage holds while it walks its list. */
-typedef struct cf__held {
-    int64_t live;                           /* chunks kept */
-    int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
-} cf__held;
-
-static int64_t cf__held_bytes(const cf__held *held, const cf_bytes *bytes) {
-    return held->tokens * bytes->per_token_activations + held->state * bytes->per_token_state +
-           held->gradient * bytes->per_token_state_gradient + held->saved * bytes->per_token_boundary;
+/* The times of all actions, once each list by itself is known to be sound. */
+static cf_result cf__simulate_times(cf__simulation *sim) {
+    cf__clock *clock = &sim->clock;
+    int64_t stuck;
+    clock->listed = sim->check.cells;
+    clock->start = sim->timeline->start;
+    clock->end = sim->timeline->end;
+    cf__clock_run(clock);
+    if (clock->endless >= 0)
+        return cf__refuse(sim->error, CF_ERROR_OVERFLOW, "timing", clock->endless, "the total time is not finite");
+    stuck = cf__clock_stuck(clock);
+    if (stuck >= 0) return cf__check_deadlock(&sim->check, stuck, "actions");
+    sim->timeline->makespan = clock->makespan;
+    return cf__check_all_complete(&sim->check);
 }
 
-/* What comes into being when the action starts, and what goes when it has ended. */
-static void cf__hold(const cf__simulation *sim, cf__held *held, const cf_action *a) {
-    const cf__pipeline *pipe = &sim->pipe;
-    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
-    int backward = a->pass == CF_B || a->pass == CF_I;
-    if (a->keep) {
-        held->live++;
-        held->tokens += c->padded;
-    }
-    if ((a->pass == CF_F && c->group >= 0) || a->pass == CF_PREFETCH)
-        held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
-    if (a->pass == CF_F && !a->keep && pipe->local) held->saved += c->padded;
-    if (a->pass == CF_R && pipe->local) held->saved -= c->padded;
-    if (backward && c->group >= 0 && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
-        held->gradient += c->prefix + cf_chunk_state_tokens(pipe->plan, a->chunk);
-}
-
-static void cf__let_go(const cf__simulation *sim, cf__held *held, const cf_action *a) {
-    const cf_plan *plan = sim->pipe.plan;
-    const cf_chunk *c = &plan->chunks[a->chunk];
-    if (a->pass == CF_B || a->pass == CF_W) {
-        held->live--;
-        held->tokens -= c->padded;
-    }
-    if ((a->pass == CF_B || a->pass == CF_I) && c->group >= 0) {
-        held->state -= cf_chunk_state_tokens(plan, a->chunk);
-        held->gradient -= cf_chunk_state_tokens(plan, a->chunk);
-    }
-    if (a->pass == CF_OFFLOAD) held->state -= cf_chunk_state_tokens(plan, a->chunk);
-}
-
-/* Transfers and copies run beside the passes and are no work of the stage. */
-static void cf__count_time(cf_timeline *timeline, const cf_action *a, double seconds) {
-    if (a->pass < CF_COMPUTE_PASS_COUNT) timeline->busy += seconds;
-    if (a->pass == CF_R) timeline->replayed += seconds;
-}
-
-static void cf__find_bubbles(cf_timeline *timeline) {
+/* Adds up the work and finds the bubbles. Transfers and copies run beside the passes and are no work of the stage. */
+static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, const double *start,
+                               const double *end) {
     double capacity = timeline->makespan * (double)timeline->n_stages;
+    int64_t i;
+    timeline->busy = timeline->replayed = 0;
+    for (i = 0; i < timeline->n_actions; i++) {
+        double seconds = end[i] - start[i];
+        if (actions[i].pass < CF_COMPUTE_PASS_COUNT) timeline->busy += seconds;
+        if (actions[i].pass == CF_R) timeline->replayed += seconds;
+    }
     timeline->bubble_useful = capacity > 0 ? 1 - (timeline->busy - timeline->replayed) / capacity : 0;
     timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
-/* The books of one stage. Needs no clock: the order of its list decides. */
-static void cf__walk_stage(const cf__simulation *sim, cf_timeline *timeline, int64_t stage) {
-    cf__held held = {0, 0, 0, 0, 0}, peak = {0, 0, 0, 0, 0};
-    int64_t id, peak_bytes = 0;
-    for (id = sim->schedule->first[stage]; id < sim->schedule->first[stage + 1]; id++) {
-        const cf_action *a = &sim->schedule->actions[id];
-        double seconds = timeline->end[id] - timeline->start[id];
-        cf__hold(sim, &held, a);
-        timeline->live[id] = (int32_t)held.live;
-        peak.live = cf__max(peak.live, held.live);
-        peak.tokens = cf__max(peak.tokens, held.tokens);
-        peak.state = cf__max(peak.state, held.state);
-        peak_bytes = cf__max(peak_bytes, cf__held_bytes(&held, &sim->desc.bytes));
-        cf__count_time(timeline, a, seconds);
-        cf__let_go(sim, &held, a);
-    }
-    timeline->peak_live[stage] = peak.live;
-    timeline->peak_tokens[stage] = peak.tokens;
-    timeline->peak_state_tokens[stage] = peak.state;
-    timeline->peak_bytes[stage] = peak_bytes;
-}
-
-static void cf__add_bound(cf_timeline *timeline, const char *name, double value) {
+static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, double value) {
     cf_bound *bound = &timeline->bounds[timeline->n_bounds++];
     bound->name = name;
     bound->value = value;
     timeline->bound = cf__most(timeline->bound, value);
 }
 
-static void cf__add_bounds(cf__simulation *sim, cf_timeline *timeline) {
+static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) {
+    const cf_simulate_desc *desc = &sim->desc;
     cf__bounds *bounds = &sim->bounds;
-    cf__find_bounds(bounds, &sim->pipe, sim->splits, sim->desc.limit, sim->desc.limits);
-    cf__add_bound(timeline, "critical-path", bounds->critical_path);
-    cf__add_bound(timeline, "stage-load", bounds->stage_load);
-    cf__add_bound(timeline, "one-machine", bounds->one_machine);
-    if (sim->desc.limit > 0 || sim->desc.limits != NULL) cf__add_bound(timeline, "memory", bounds->memory);
+    cf__find_bounds(bounds, &sim->pipe, sim->splits, desc->limit, desc->limits);
+    cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
+    cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
+    cf__simulate_add_bound(timeline, "one-machine", bounds->one_machine);
+    if (desc->limit > 0 || desc->limits != NULL) cf__simulate_add_bound(timeline, "memory", bounds->memory);
 }
 
-/* Needs working space. */
-static cf_result cf__fill_timeline(cf__simulation *sim, cf_timeline *timeline) {
-    int64_t s;
-    cf_result result;
+static cf_result cf__simulate_fill(void *job) {
+    cf__simulation *sim = (cf__simulation *)job;
+    size_t cells = (size_t)(sim->pipe.n * sim->pipe.n_v);
     cf__fill_pipeline(&sim->pipe);
-    if ((result = cf__check_total_time(&sim->pipe, sim->clock.error)) != CF_OK) return result;
-    sim->clock.pipe = &sim->pipe;
-    sim->clock.schedule = sim->schedule;
-    sim->clock.start = timeline->start;
-    sim->clock.end = timeline->end;
-    if ((result = cf__run_clock(&sim->clock)) != CF_OK) return result;
-    timeline->makespan = sim->clock.makespan;
-    for (s = 0; s < timeline->n_stages; s++) cf__walk_stage(sim, timeline, s);
-    cf__find_bubbles(timeline);
-    if (!sim->desc.no_bounds) cf__add_bounds(sim, timeline);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_simulate_size(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
-                                         size_t *bytes, cf_error *error) {
-    cf__simulation sim;
-    cf_timeline header;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
-    if (result != CF_OK) return result;
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    cf__layout_timeline(&header, &carver);
-    cf__layout_simulation(&sim, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_actions");
-    *bytes = carver.used;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_simulate_into(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
-                                         void *memory, size_t bytes, cf_timeline **out, cf_error *error) {
-    cf__simulation sim;
-    cf_timeline header, *timeline;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
-    if (result != CF_OK) return result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    cf__layout_timeline(&header, &carver);
-    cf__layout_simulation(&sim, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_actions");
-    if ((result = cf__check_memory(memory, bytes, carver.used, error)) != CF_OK) return result;
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    timeline = cf__layout_timeline(&header, &carver);
-    cf__layout_simulation(&sim, &carver);
-    *timeline = header;
-    if ((result = cf__fill_timeline(&sim, timeline)) != CF_OK) return result;
-    *out = timeline;
+    CF__TRY(cf__check_total_time(&sim->pipe, sim->error));
+    memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
+    if (sim->schedule->lowered) memset(sim->check.groups, 0, cells * sizeof *sim->check.groups);
+    sim->check.timeline = sim->timeline;
+    CF__TRY(cf__check_lists(&sim->check));
+    CF__TRY(cf__simulate_times(sim));
+    cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
+    if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim, sim->timeline);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error) {
+    static const cf__recipe recipe = {"n_actions", 0, cf__simulate_scratch, NULL, cf__simulate_object,
+                                      cf__simulate_fill};
     cf__simulation sim;
-    cf_allocator allocator;
-    cf_timeline header, *timeline;
-    cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
-    void *memory, *scratch;
-    cf_result result = cf__simulate_start(&sim, &header, plan, schedule, desc, error);
-    if (result != CF_OK) return result;
+    CF__TRY(cf__simulate_start(&sim, plan, schedule, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(sim.desc.allocator, &allocator, error)) != CF_OK) return result;
-    cf__layout_timeline(&header, &block);
-    cf__layout_simulation(&sim, &space);
-    if (block.overflow || space.overflow) return cf__too_large(error, "n_actions");
-    scratch = allocator.alloc(space.used, allocator.user);
-    if (scratch == NULL) return cf__fail_memory(error, space.used);
-    memory = allocator.alloc(block.used, allocator.user);
-    if (memory == NULL) {
-        allocator.release(scratch, allocator.user);
-        return cf__fail_memory(error, block.used);
-    }
-    block.base = (unsigned char *)memory;
-    space.base = (unsigned char *)scratch;
-    block.used = space.used = 0;
-    timeline = cf__layout_timeline(&header, &block);
-    cf__layout_simulation(&sim, &space);
-    *timeline = header;
-    timeline->allocator = allocator;
-    result = cf__fill_timeline(&sim, timeline);
-    allocator.release(scratch, allocator.user);
-    if (result == CF_OK) *out = timeline;
-    else allocator.release(memory, allocator.user);
-    return result;
+    CF__TRY(cf__make(&recipe, &sim, sim.desc.allocator, error));
+    *out = sim.timeline;
+    return CF_OK;
 }
 
 /* ---- measured times ---- */
 
-/* The span of the measured times. */
-static cf_result cf__measure_span(const double *start, const double *end, int64_t n, double *first, double *last,
-                                  cf_error *error) {
+/* The measured times are finite, and no action ends before it starts; finds how far they reach. */
+static cf_result cf__simulate_span(const double *start, const double *end, int64_t n, double *first, double *last,
+                                   cf_error *error) {
     int64_t i;
-    *first = n > 0 ? start[0] : 0;
-    *last = *first;
+    if (n == 0) return CF_OK;
+    if (start == NULL) return cf__fail_null(error, "start");
+    if (end == NULL) return cf__fail_null(error, "end");
+    *first = *last = start[0];
     for (i = 0; i < n; i++) {
         if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
-            return cf__fail(error, CF_ERROR_ARGUMENT, "start", i, 0, -1, "not a finite time");
+            return cf__fail_real(error, CF_ERROR_ARGUMENT, "start", i, start[i], "is not a finite time");
         if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
-            return cf__fail(error, CF_ERROR_ARGUMENT, "end", i, 0, -1, "not a finite time, or before the start");
+            return cf__fail_real(error, CF_ERROR_ARGUMENT, "end", i, end[i], "is not finite, or before the start");
         if (start[i] < *first) *first = start[i];
         if (end[i] > *last) *last = end[i];
     }
     if (*last - *first <= DBL_MAX / 1e9) return CF_OK; /* sums of all of them stay finite */
-    return cf__fail(error, CF_ERROR_ARGUMENT, "end", -1, 0, -1, "the times are too far apart");
+    return cf__refuse(error, CF_ERROR_ARGUMENT, "end", -1, "the times are too far apart");
+}
+
+static cf_result cf__simulate_replace(cf_timeline *timeline, const cf_schedule *schedule, const double *start,
+                                      const double *end, cf_error *error) {
+    double first = 0, last = 0;
+    int64_t i;
+    CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
+    for (i = 0; i < timeline->n_actions; i++) {
+        timeline->start[i] = start[i] - first;
+        timeline->end[i] = end[i] - first;
+    }
+    timeline->makespan = last - first;
+    cf__simulate_count(timeline, schedule->actions, start, end);
+    return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
@@ -7964,40 +8261,21 @@ CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_sched
                                              cf_timeline **out, cf_error *error) {
     cf_simulate_desc desc;
     cf_timeline *timeline = NULL;
-    double first = 0, last = 0;
-    int64_t i;
     cf_result result;
     if (out == NULL) return cf__fail_null(error, "out");
     memset(&desc, 0, sizeof desc);
     if (bytes != NULL) desc.bytes = *bytes;
     desc.no_bounds = 1;
     desc.allocator = allocator;
-    result = cf_simulate(plan, schedule, &desc, &timeline, error); /* judges the lists and keeps the books */
-    if (result != CF_OK) return result;
-    if (start == NULL && schedule->n_actions > 0) result = cf__fail_null(error, "start");
-    else if (end == NULL && schedule->n_actions > 0) result = cf__fail_null(error, "end");
-    else result = cf__measure_span(start, end, schedule->n_actions, &first, &last, error);
-    if (result != CF_OK) {
-        cf_timeline_free(timeline);
-        return result;
-    }
-    timeline->makespan = last - first;
-    timeline->busy = timeline->replayed = 0;
-    for (i = 0; i < schedule->n_actions; i++) {
-        timeline->start[i] = start[i] - first;
-        timeline->end[i] = end[i] - first;
-        cf__count_time(timeline, &schedule->actions[i], end[i] - start[i]);
-    }
-    cf__find_bubbles(timeline);
-    *out = timeline;
-    return CF_OK;
+    CF__TRY(cf_simulate(plan, schedule, &desc, &timeline, error)); /* checks the lists and counts what is held */
+    result = cf__simulate_replace(timeline, schedule, start, end, error);
+    if (result == CF_OK) *out = timeline;
+    else cf_timeline_free(timeline);
+    return result;
 }
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
-    if (timeline != NULL && timeline->allocator.release != NULL) {
-        cf_allocator allocator = timeline->allocator;
-        allocator.release(timeline, allocator.user);
-    }
+    if (timeline != NULL) cf__free_object(timeline, &timeline->block);
 }
 
 /* ---- bounds without a schedule ---- */
@@ -8024,7 +8302,7 @@ static cf_result cf__simulate_fill_bounds(void *job) {
         cf_timeline found;
         memset(&found, 0, sizeof found);
         b->sim.splits = split;
-        cf__add_bounds(&b->sim, &found);
+        cf__simulate_add_bounds(&b->sim, &found);
         if (split == !b->whole || found.bound < b->listed.bound) b->listed = found;
     }
     return CF_OK;
@@ -8085,8 +8363,8 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     held.state = load->state_tokens;
     held.gradient = load->state_gradient_tokens;
     held.saved = load->input_tokens;
-    if (way > 0) cf__hold(sim, &held, a);
-    else cf__let_go(sim, &held, a);
+    if (way > 0) cf__check_hold(&sim->pipe, &held, a);
+    else cf__check_let_go(&sim->pipe, &held, a);
     load->live_tokens = held.tokens;
     load->state_tokens = held.state;
     load->state_gradient_tokens = held.gradient;
@@ -8136,9 +8414,8 @@ static cf_result cf__simulate_check_list(const cf__simulation *sim, int64_t stag
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error) {
     cf__simulation sim;
-    cf_timeline unused;
     int64_t n, j;
-    CF__TRY(cf__simulate_start(&sim, &unused, plan, schedule, NULL, error));
+    CF__TRY(cf__simulate_start(&sim, plan, schedule, NULL, error));
     if (stage < 0 || stage >= schedule->n_stages)
         return cf__fail(error, CF_ERROR_ARGUMENT, "stage", -1, schedule->n_stages - 1, stage, "there is no such stage");
     n = schedule->first[stage + 1] - schedule->first[stage];
@@ -8155,577 +8432,31 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
 }
 
 /* ================================================================================================================
-   >>check
-
-   First every list by itself, action by action, as the stage would live through it; then all lists against each other,
-   run as far as they go: once with every finished pass visible everywhere, and, if transfers are in the lists, once
-   with nothing but a rendezvous between two stages.
-   ================================================================================================================ */
-
-/* A chunk on one virtual stage. */
-typedef struct cf__cell {
-    uint16_t seen;      /* a bit per pass: it is in the list, so far or at all */
-    uint16_t run;       /* the same while the lists run */
-    uint8_t live;       /* its activations are kept now */
-    uint8_t away;       /* its rows of the state are in host memory */
-    uint16_t padding;
-    int32_t group_live; /* in the cell of a group's first chunk: chunks of the group with live activations */
-    int32_t group_away; /* and with rows away */
-} cf__cell;
-
-typedef struct cf__checker {
-    const cf_plan *plan;
-    const cf_schedule *schedule;
-    cf_validate_desc desc;
-    cf_error *error;
-    int64_t n_stages;      /* virtual stages in all */
-    int64_t first_chunk;
-    int64_t stage, position; /* where the walk is */
-    int64_t live;            /* chunks kept there */
-    int64_t bytes;           /* bytes held there */
-    cf__cell *cells;       /* (n_stages x n_steps) */
-    int64_t *cursor;       /* (schedule->n_stages) the next action of each stage, an index into actions */
-    int32_t *stack;        /* (schedule->n_stages) stages that may be able to go on */
-    unsigned char *queued; /* (schedule->n_stages) */
-} cf__checker;
-
-enum { CF__FORWARDS = 1 << CF_F | 1 << CF_R, CF__BACKWARDS = 1 << CF_B | 1 << CF_I };
-
-static void cf__layout_checker(cf__checker *k, cf__carver *carver) {
-    k->cells = (cf__cell *)cf__take(carver, k->n_stages * k->plan->n_steps, sizeof(cf__cell));
-    k->cursor = (int64_t *)cf__take(carver, k->schedule->n_stages, sizeof(int64_t));
-    k->stack = (int32_t *)cf__take(carver, k->schedule->n_stages, sizeof(int32_t));
-    k->queued = (unsigned char *)cf__take(carver, k->schedule->n_stages, 1);
-}
-
-/* A violation at the walk's position; `why` starts with the stage. */
-static cf_result cf__violation(cf__checker *k, const char *field, int64_t wanted, int64_t got, const char *why) {
-    char text[128];
-    (void)snprintf(text, sizeof text, "stage %lld: %s", (long long)k->stage, why);
-    return cf__fail(k->error, CF_ERROR_SCHEDULE, field, k->position, wanted, got, text);
-}
-
-/* The same about a pass of a chunk, which is named. */
-static cf_result cf__violation_of(cf__checker *k, const cf_action *a, const char *field, int64_t wanted, int64_t got,
-                                  const char *why) {
-    char text[110];
-    (void)snprintf(text, sizeof text, "%s of chunk %d on virtual stage %d %s", cf_pass_name((cf_pass)a->pass),
-                   (int)a->chunk, (int)a->stage, why);
-    return cf__violation(k, field, wanted, got, text);
-}
-
-/* ---- counts ---- */
-
-/* Members of a schedule that can be judged without its arrays. */
-static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    const struct {
-        const char *field;
-        int64_t value, least, most;
-    } counts[] = {{"kind", (int64_t)schedule->kind, 0, CF_SCHEDULE_COUNT - 1},
-                  {"replay", (int64_t)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL},
-                  {"n_stages", schedule->n_stages, 1, INT32_MAX},
-                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX},
-                  {"k", schedule->k, 1, INT64_MAX},
-                  {"rank", schedule->rank, 0, plan->n_ranks - 1},
-                  {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks},
-                  {"n_actions", schedule->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action)},
-                  {"lowered", schedule->lowered, 0, 1}};
-    int64_t n_stages, needed = 0;
-    size_t i;
-    for (i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
-            return cf__fail(error, CF_ERROR_SCHEDULE, counts[i].field, -1,
-                            counts[i].value < counts[i].least ? counts[i].least : counts[i].most, counts[i].value,
-                            "out of range");
-    n_stages = schedule->n_stages * schedule->n_virtual;
-    if (n_stages > INT32_MAX)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_virtual", -1, INT32_MAX / schedule->n_stages, schedule->n_virtual,
-                        "out of range");
-    if (!cf__mul(2 * n_stages, plan->n_steps, &needed) || schedule->n_actions < needed)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, schedule->n_actions,
-                        "every chunk needs two passes on every virtual stage");
-    if (schedule->first == NULL) return cf__fail(error, CF_ERROR_SCHEDULE, "first", -1, 1, 0, "is NULL");
-    if (schedule->actions == NULL && schedule->n_actions > 0)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "actions", -1, 1, 0, "is NULL");
-    return CF_OK;
-}
-
-/* Where the lists begin. Stops at the first number that is wrong, so that a wrong n_stages is not followed far. */
-static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error *error) {
-    const int64_t *first = schedule->first;
-    int64_t i;
-    if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
-    for (i = 0; i < schedule->n_stages; i++)
-        if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1,
-                            first[i + 1] < first[i] ? first[i] : schedule->n_actions, first[i + 1],
-                            "action lists overlap or run out of range");
-    if (first[i] != schedule->n_actions)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
-    return CF_OK;
-}
-
-static cf_result cf__judge_units(const cf__checker *k) {
-    int64_t id;
-    for (id = k->first_chunk; id < k->first_chunk + k->plan->n_steps; id++) {
-        const cf_chunk *c = &k->plan->chunks[id];
-        if (cf__unit_of(k->plan, id) == 0)
-            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.group", id, -1, c->group, "chunks and groups disagree");
-        if (c->group >= 0 && (c->first_slice < 0 || c->first_slice >= k->plan->n_slices))
-            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.first_slice", id, k->plan->n_slices - 1, c->first_slice,
-                            "no such slice");
-        if (c->tokens < 0 || c->padded < 0 || (c->group >= 0 && k->plan->groups[c->group].tokens < 0) ||
-            cf_chunk_state_tokens(k->plan, id) < 0)
-            return cf__fail(k->error, CF_ERROR_PLAN, "chunks.tokens", id, 0, c->tokens, "negative");
-    }
-    return CF_OK;
-}
-
-static cf_result cf__judge_limits(const cf__checker *k) {
-    const cf_validate_desc *d = &k->desc;
-    const struct {
-        const char *field;
-        int64_t value;
-    } single[] = {{"limit", d->limit},
-                  {"limit_bytes", d->limit_bytes},
-                  {"bytes.per_token_activations", d->bytes.per_token_activations},
-                  {"bytes.per_token_state", d->bytes.per_token_state},
-                  {"bytes.per_token_state_gradient", d->bytes.per_token_state_gradient},
-                  {"bytes.per_token_boundary", d->bytes.per_token_boundary}};
-    int64_t i;
-    for (i = 0; i < (int64_t)(sizeof single / sizeof single[0]); i++)
-        if (single[i].value < 0)
-            return cf__fail(k->error, CF_ERROR_ARGUMENT, single[i].field, -1, 0, single[i].value, "negative");
-    for (i = 0; i < k->schedule->n_stages; i++) {
-        if (d->limits != NULL && d->limits[i] < 0)
-            return cf__fail(k->error, CF_ERROR_ARGUMENT, "limits", i, 0, d->limits[i], "negative");
-        if (d->limits_bytes != NULL && d->limits_bytes[i] < 0)
-            return cf__fail(k->error, CF_ERROR_ARGUMENT, "limits_bytes", i, 0, d->limits_bytes[i], "negative");
-    }
-    return CF_OK;
-}
-
-/* ---- one list ---- */
-
-static cf__cell *cf__cell_at(const cf__checker *k, int64_t chunk, int64_t stage) {
-    return &k->cells[stage * k->plan->n_steps + chunk - k->first_chunk];
-}
-
-/* The cell of a neighbour in the group, on the same virtual stage: step -1 or 1. NULL: there is none. */
-static cf__cell *cf__neighbour(const cf__checker *k, const cf_action *a, int64_t step) {
-    const cf_chunk *c = &k->plan->chunks[a->chunk];
-    if (c->group < 0 || c->index + step < 0 || c->index + step >= k->plan->groups[c->group].n_chunks) return NULL;
-    return cf__cell_at(k, a->chunk + step, a->stage);
-}
-
-/* The cell that counts for the whole group; a standalone chunk counts for itself. */
-static cf__cell *cf__group_cell(const cf__checker *k, const cf_action *a) {
-    return cf__cell_at(k, a->chunk - k->plan->chunks[a->chunk].index, a->stage);
-}
-
-static int cf__has(const cf__cell *cell, cf_pass pass) { return cell->seen >> pass & 1; }
-
-/* Transfers take place only in lowered schedules, and only between stages. */
-static int cf__crosses(const cf__checker *k) { return k->schedule->lowered && k->schedule->n_stages > 1; }
-
-static cf_result cf__check_fields(cf__checker *k, const cf_action *a) {
-    int64_t passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
-    int forward = a->pass == CF_F || a->pass == CF_R;
-    if (a->chunk < k->first_chunk || a->chunk >= k->first_chunk + k->plan->n_steps)
-        return cf__violation(k, "actions.chunk", k->first_chunk, a->chunk, "not a chunk of this rank");
-    if (a->stage < 0 || a->stage >= k->n_stages)
-        return cf__violation(k, "actions.stage", k->n_stages - 1, a->stage, "no such virtual stage");
-    if (a->stage % k->schedule->n_stages != k->stage)
-        return cf__violation(k, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
-    if (a->pass >= passes) return cf__violation(k, "actions.pass", passes - 1, a->pass, "no such pass here");
-    if (a->keep > forward) return cf__violation_of(k, a, "actions.keep", forward, a->keep, "has a wrong keep flag");
-    if (a->reserved != 0) return cf__violation(k, "actions.reserved", 0, a->reserved, "must be 0");
-    return CF_OK;
-}
-
-/* Bytes come into use. A sum that does not fit is past every limit. */
-static cf_result cf__check_hold(cf__checker *k, const cf_action *a, int64_t tokens, int64_t bytes_per_token) {
-    int64_t limit = k->desc.limits_bytes != NULL ? k->desc.limits_bytes[k->stage] : k->desc.limit_bytes, bytes;
-    const char *field = k->desc.limits_bytes != NULL ? "limits_bytes" : "limit_bytes";
-    if (limit == 0) return CF_OK;
-    if (!cf__mul(tokens, bytes_per_token, &bytes) || !cf__add(k->bytes, bytes, &k->bytes))
-        return cf__violation_of(k, a, field, limit, INT64_MAX, "needs more bytes than 64 bits count");
-    if (k->bytes > limit) return cf__violation_of(k, a, field, limit, k->bytes, "needs more bytes than the limit");
-    return CF_OK;
-}
-
-static void cf__check_drop(cf__checker *k, int64_t tokens, int64_t bytes_per_token) {
-    int limited = k->desc.limits_bytes != NULL ? k->desc.limits_bytes[k->stage] > 0 : k->desc.limit_bytes > 0;
-    int64_t bytes;
-    if (limited && cf__mul(tokens, bytes_per_token, &bytes)) k->bytes -= bytes;
-}
-
-/* Activations come to stay. */
-static cf_result cf__check_take(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *group = cf__group_cell(k, a);
-    int64_t limit = k->desc.limits != NULL ? k->desc.limits[k->stage] : k->desc.limit;
-    cell->live = 1;
-    group->group_live++;
-    k->live++;
-    if (group->group_live > k->schedule->k)
-        return cf__violation_of(k, a, "k", k->schedule->k, group->group_live, "keeps more than K chunks of its group");
-    if (limit > 0 && k->live > limit)
-        return cf__violation_of(k, a, k->desc.limits != NULL ? "limits" : "limit", limit, k->live,
-                                "keeps more chunks than the limit");
-    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_activations);
-}
-
-static void cf__check_give(cf__checker *k, const cf_action *a) {
-    cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_activations);
-    cf__cell_at(k, a->chunk, a->stage)->live = 0;
-    cf__group_cell(k, a)->group_live--;
-    k->live--;
-}
-
-static cf_result cf__check_state_at_hand(cf__checker *k, const cf_action *a) {
-    int32_t away = cf__group_cell(k, a)->group_away;
-    if (away == 0) return CF_OK;
-    return cf__violation_of(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
-}
-
-static cf_result cf__check_forward(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *before = cf__neighbour(k, a, -1);
-    cf_result result;
-    if (cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
-    if (before != NULL && !cf__has(before, CF_F))
-        return cf__violation_of(k, a, "actions.chunk", a->chunk - 1, a->chunk, "comes before F of the chunk before it");
-    if (cf__crosses(k) && a->stage > 0 && !cf__has(cell, CF_RECV_F))
-        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_F");
-    result = cf__check_hold(k, a, cf_chunk_state_tokens(k->plan, a->chunk), k->desc.bytes.per_token_state);
-    if (result != CF_OK) return result;
-    if (a->keep) return cf__check_take(k, a);
-    if (k->schedule->replay != CF_REPLAY_LOCAL) return CF_OK;
-    return cf__check_hold(k, a, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_boundary);
-}
-
-static cf_result cf__check_replay(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
-    int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE;
-    if (cf__has(cell, CF_R)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
-    if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
-    if (cell->live || (cell->seen & CF__BACKWARDS) != 0)
-        return cf__violation_of(k, a, "actions.pass", 0, 1, "is needless: its F kept the activations");
-    if (!a->keep) return cf__violation_of(k, a, "actions.keep", 1, 0, "keeps nothing");
-    if (cf__crosses(k) && pipeline && a->stage > 0 && !cf__has(cell, CF_RECV_R))
-        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_R");
-    if (!pipeline) cf__check_drop(k, k->plan->chunks[a->chunk].padded, k->desc.bytes.per_token_boundary);
-    return cf__check_take(k, a);
-}
-
-static cf_result cf__check_backward(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage), *after = cf__neighbour(k, a, 1);
-    int64_t rows = cf_chunk_state_tokens(k->plan, a->chunk), group = k->plan->chunks[a->chunk].group;
-    cf_result result;
-    if ((cell->seen & CF__BACKWARDS) != 0) return cf__violation_of(k, a, "actions.pass", 1, 2, "is a second backward");
-    if (!cf__has(cell, CF_F)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its F");
-    if (!cell->live) return cf__violation_of(k, a, "actions.pass", 1, 0, "has no activations; R is missing before it");
-    if (after != NULL && (after->seen & CF__BACKWARDS) == 0)
-        return cf__violation_of(k, a, "actions.chunk", a->chunk + 1, a->chunk,
-                                "comes before that of the group's next chunk");
-    if (cf__crosses(k) && a->stage + 1 < k->n_stages && !cf__has(cell, CF_RECV_B))
-        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its RECV_B");
-    if (group >= 0 && after == NULL) { /* dK and dV of the whole group start with its last chunk */
-        result = cf__check_hold(k, a, k->plan->groups[group].tokens, k->desc.bytes.per_token_state_gradient);
-        if (result != CF_OK) return result;
-    }
-    cf__check_drop(k, rows, k->desc.bytes.per_token_state);
-    cf__check_drop(k, rows, k->desc.bytes.per_token_state_gradient);
-    if (a->pass == CF_B) cf__check_give(k, a);
-    return CF_OK;
-}
-
-static cf_result cf__check_weight(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
-    if (cf__has(cell, CF_W)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
-    if (!cf__has(cell, CF_I)) return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before its I");
-    cf__check_give(k, a);
-    return CF_OK;
-}
-
-/* A send or receive: it must have a stage at the other end, come once, and, if it sends, after what it sends. */
-static cf_result cf__check_transfer(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
-    int sends = a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_SEND_B;
-    int upwards = a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_RECV_B; /* the peer is the next one */
-    int replay = a->pass == CF_SEND_R || a->pass == CF_RECV_R, made = a->pass == CF_SEND_F ? 1 << CF_F : 1 << CF_R;
-    if (a->pass == CF_SEND_B) made = CF__BACKWARDS;
-    if (k->schedule->n_stages == 1 || (upwards ? a->stage + 1 == k->n_stages : a->stage == 0))
-        return cf__violation_of(k, a, "actions.pass", -1, a->pass, "has no other stage to go to or come from");
-    if (replay && k->schedule->replay != CF_REPLAY_PIPELINE)
-        return cf__violation_of(k, a, "actions.pass", -1, a->pass, "has no place in local replay");
-    if (cf__has(cell, (cf_pass)a->pass)) return cf__violation_of(k, a, "actions.pass", 1, 2, "comes twice");
-    if (sends && (cell->seen & made) == 0)
-        return cf__violation_of(k, a, "actions.pass", 1, 0, "comes before the pass that makes its tensor");
-    return CF_OK;
-}
-
-static cf_result cf__check_offload(cf__checker *k, const cf_action *a) {
-    cf__cell *cell = cf__cell_at(k, a->chunk, a->stage);
-    int away = a->pass == CF_OFFLOAD;
-    int64_t rows;
-    if (k->plan->chunks[a->chunk].group < 0)
-        return cf__violation_of(k, a, "actions.chunk", -1, a->chunk, "is of a chunk without state");
-    if (away && (!cf__has(cell, CF_F) || (cell->seen & CF__BACKWARDS) != 0))
-        return cf__violation_of(k, a, "actions.pass", 1, 0, "has no rows: they live from F to the backward");
-    if (cell->away == away)
-        return cf__violation_of(k, a, "actions.pass", !away, away,
-                                away ? "moves rows that are away" : "moves rows that are here");
-    cell->away = (uint8_t)away;
-    cf__group_cell(k, a)->group_away += away ? 1 : -1;
-    rows = cf_chunk_state_tokens(k->plan, a->chunk);
-    if (!away) return cf__check_hold(k, a, rows, k->desc.bytes.per_token_state);
-    cf__check_drop(k, rows, k->desc.bytes.per_token_state);
-    return CF_OK;
-}
-
-static cf_result cf__judge_action(cf__checker *k, const cf_action *a) {
-    cf_result result = cf__check_fields(k, a);
-    if (result != CF_OK) return result;
-    if (a->pass == CF_F || a->pass == CF_R || a->pass == CF_B || a->pass == CF_I)
-        if ((result = cf__check_state_at_hand(k, a)) != CF_OK) return result;
-    switch ((cf_pass)a->pass) {
-        case CF_F: result = cf__check_forward(k, a); break;
-        case CF_R: result = cf__check_replay(k, a); break;
-        case CF_B: case CF_I: result = cf__check_backward(k, a); break;
-        case CF_W: result = cf__check_weight(k, a); break;
-        case CF_OFFLOAD: case CF_PREFETCH: result = cf__check_offload(k, a); break;
-        default: result = cf__check_transfer(k, a); break;
-    }
-    if (result == CF_OK) cf__cell_at(k, a->chunk, a->stage)->seen |= (uint16_t)(1 << a->pass);
-    return result;
-}
-
-static cf_result cf__check_list(cf__checker *k, int64_t stage) {
-    int64_t i, begin = k->schedule->first[stage], end = k->schedule->first[stage + 1];
-    cf_result result = CF_OK;
-    k->stage = stage;
-    k->live = k->bytes = 0;
-    for (i = begin; i < end && result == CF_OK; i++) {
-        k->position = i - begin;
-        result = cf__judge_action(k, &k->schedule->actions[i]);
-    }
-    return result;
-}
-
-/* ---- what is missing ---- */
-
-static cf_result cf__missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
-    cf_action a;
-    memset(&a, 0, sizeof a);
-    a.pass = (uint8_t)pass;
-    a.chunk = (int32_t)chunk;
-    a.stage = (int32_t)stage;
-    k->stage = stage % k->schedule->n_stages;
-    k->position = -1;
-    return cf__violation_of(k, &a, "actions", 1, 0, "is missing");
-}
-
-/* What one chunk must have on one virtual stage, once all lists are read. */
-static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
-    const cf__cell *cell = cf__cell_at(k, chunk, stage);
-    const cf__cell *behind = stage + 1 < k->n_stages ? cf__cell_at(k, chunk, stage + 1) : NULL;
-    int pipeline = k->schedule->replay == CF_REPLAY_PIPELINE, crosses = cf__crosses(k);
-    if (!cf__has(cell, CF_F)) return cf__missing(k, CF_F, chunk, stage);
-    if ((cell->seen & CF__BACKWARDS) == 0) return cf__missing(k, CF_B, chunk, stage);
-    if (cf__has(cell, CF_I) && !cf__has(cell, CF_W)) return cf__missing(k, CF_W, chunk, stage);
-    if (pipeline && behind != NULL && cf__has(behind, CF_R) && !cf__has(cell, CF_R))
-        return cf__missing(k, CF_R, chunk, stage);
-    if (crosses && behind != NULL && !cf__has(cell, CF_SEND_F)) return cf__missing(k, CF_SEND_F, chunk, stage);
-    if (crosses && stage > 0 && !cf__has(cell, CF_SEND_B)) return cf__missing(k, CF_SEND_B, chunk, stage);
-    if (crosses && behind != NULL && cf__has(cell, CF_SEND_R) && !cf__has(behind, CF_RECV_R))
-        return cf__missing(k, CF_RECV_R, chunk, stage + 1);
-    if (crosses && behind != NULL && cf__has(behind, CF_RECV_R) && !cf__has(cell, CF_SEND_R))
-        return cf__missing(k, CF_SEND_R, chunk, stage);
-    if (crosses && cf__has(cell, CF_RECV_R) && !cf__has(cell, CF_R)) return cf__missing(k, CF_R, chunk, stage);
-    return CF_OK;
-}
-
-static cf_result cf__check_all_complete(cf__checker *k) {
-    int64_t chunk, stage;
-    cf_result result;
-    for (stage = 0; stage < k->n_stages && k->plan->n_steps > 0; stage++)
-        for (chunk = k->first_chunk; chunk < k->first_chunk + k->plan->n_steps; chunk++)
-            if ((result = cf__check_complete(k, chunk, stage)) != CF_OK) return result;
-    return CF_OK;
-}
-
-/* ---- all lists together ---- */
-
-/* The pass that must have run on another virtual stage before this action can, as a set of bits for *cell; 0: none. */
-static int cf__waits_for(const cf__checker *k, const cf_action *a, const cf__cell **cell) {
-    int backward = a->pass == CF_B || a->pass == CF_I;
-    int forward = a->pass == CF_F || (a->pass == CF_R && k->schedule->replay == CF_REPLAY_PIPELINE);
-    if (forward && a->stage > 0) {
-        *cell = cf__cell_at(k, a->chunk, a->stage - 1);
-        return 1 << a->pass;
-    }
-    if (backward && a->stage + 1 < k->n_stages) {
-        *cell = cf__cell_at(k, a->chunk, a->stage + 1);
-        return CF__BACKWARDS;
-    }
-    return 0;
-}
-
-static void cf__wake(cf__checker *k, int64_t stage, int64_t *n) {
-    if (k->queued[stage]) return;
-    k->queued[stage] = 1;
-    k->stack[(*n)++] = (int32_t)stage;
-}
-
-/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
-static void cf__advance(cf__checker *k, int64_t stage, int64_t *n) {
-    int64_t n_stages = k->schedule->n_stages;
-    for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
-        const cf_action *a = &k->schedule->actions[k->cursor[stage]];
-        const cf__cell *other = NULL;
-        int needed = cf__waits_for(k, a, &other);
-        if (needed != 0 && (other->run & needed) == 0) return;
-        cf__cell_at(k, a->chunk, a->stage)->run |= (uint16_t)(1 << a->pass);
-        if ((1 << a->pass & CF__FORWARDS) != 0) cf__wake(k, (stage + 1) % n_stages, n);
-        if ((1 << a->pass & CF__BACKWARDS) != 0) cf__wake(k, (stage + n_stages - 1) % n_stages, n);
-    }
-}
-
-/* The send that a receive belongs to, and the other way round. */
-static cf_pass cf__counterpart(cf_pass pass) {
-    switch (pass) {
-        case CF_SEND_F: return CF_RECV_F;
-        case CF_RECV_F: return CF_SEND_F;
-        case CF_SEND_R: return CF_RECV_R;
-        case CF_RECV_R: return CF_SEND_R;
-        case CF_SEND_B: return CF_RECV_B;
-        case CF_RECV_B: return CF_SEND_B;
-        default: return CF_PASS_COUNT;
-    }
-}
-
-/* The virtual stage at the other end of a transfer. */
-static int64_t cf__other_end(const cf_action *a) {
-    return a->pass == CF_SEND_F || a->pass == CF_SEND_R || a->pass == CF_RECV_B ? a->stage + 1 : a->stage - (int64_t)1;
-}
-
-/* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
-static void cf__meet(cf__checker *k, int64_t stage, int64_t *n) {
-    const cf_schedule *s = k->schedule;
-    for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
-        const cf_action *a = &s->actions[k->cursor[stage]], *b;
-        cf_pass counterpart = cf__counterpart((cf_pass)a->pass);
-        int64_t peer;
-        if (counterpart == CF_PASS_COUNT) continue;
-        peer = cf__other_end(a) % s->n_stages;
-        if (k->cursor[peer] == s->first[peer + 1]) return;
-        b = &s->actions[k->cursor[peer]];
-        if (b->pass != counterpart || b->chunk != a->chunk || b->stage != cf__other_end(a)) return;
-        k->cursor[peer]++;
-        cf__wake(k, peer, n);
-    }
-}
-
-/* The first stage that cannot go on, and its next action. */
-static cf_result cf__name_deadlock(cf__checker *k, const char *field) {
-    int64_t stage = 0;
-    const cf_action *a;
-    while (k->cursor[stage] == k->schedule->first[stage + 1]) stage++;
-    a = &k->schedule->actions[k->cursor[stage]];
-    k->stage = stage;
-    k->position = k->cursor[stage] - k->schedule->first[stage];
-    return cf__violation_of(k, a, field, 1, 0, "waits for ever: the lists deadlock");
-}
-
-static cf_result cf__run_lists(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n),
-                               const char *field) {
-    int64_t stage, n = 0, n_stages = k->schedule->n_stages;
-    for (stage = n_stages - 1; stage >= 0; stage--) {
-        k->cursor[stage] = k->schedule->first[stage];
-        cf__wake(k, stage, &n);
-    }
-    while (n > 0) {
-        stage = k->stack[--n];
-        k->queued[stage] = 0;
-        run(k, stage, &n);
-    }
-    for (stage = 0; stage < n_stages; stage++)
-        if (k->cursor[stage] < k->schedule->first[stage + 1]) return cf__name_deadlock(k, field);
-    return CF_OK;
-}
-
-static cf_result cf__check_schedule(cf__checker *k) {
-    int64_t stage;
-    cf_result result;
-    for (stage = 0; stage < k->schedule->n_stages; stage++)
-        if ((result = cf__check_list(k, stage)) != CF_OK) return result;
-    if ((result = cf__check_all_complete(k)) != CF_OK) return result;
-    if ((result = cf__run_lists(k, cf__advance, "actions")) != CF_OK) return result;
-    return cf__crosses(k) ? cf__run_lists(k, cf__meet, "transfers") : CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
-                                             const cf_validate_desc *desc, const cf_allocator *allocator,
-                                             cf_error *error) {
-    cf__checker k;
-    cf__carver carver = {NULL, 0, 0};
-    cf_allocator memory;
-    cf_result result;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    memset(&k, 0, sizeof k);
-    k.plan = plan;
-    k.schedule = schedule;
-    k.error = error;
-    if (desc != NULL) k.desc = *desc;
-    if ((result = cf__allocator(allocator, &memory, error)) != CF_OK) return result;
-    if ((result = cf__check_plan_counts(plan, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_counts(plan, schedule, error)) != CF_OK) return result;
-    if ((result = cf__check_schedule_lists(schedule, error)) != CF_OK) return result;
-    k.n_stages = schedule->n_stages * schedule->n_virtual;
-    k.first_chunk = schedule->rank * plan->n_steps;
-    if ((result = cf__judge_units(&k)) != CF_OK) return result;
-    if ((result = cf__judge_limits(&k)) != CF_OK) return result;
-    cf__layout_checker(&k, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_stages");
-    carver.base = (unsigned char *)memory.alloc(carver.used, memory.user);
-    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    cf__layout_checker(&k, &carver);
-    result = cf__check_schedule(&k);
-    memory.release(carver.base, memory.user);
-    return result;
-}
-
-/* ================================================================================================================
    >>lower
-   ================================================================================================================ */
 
-/* Something that begins at a time: a pass, or the transfer of what a pass has made. */
-typedef struct cf__event {
-    double time;
-    int64_t action; /* index into the schedule's actions */
-    int is_pass;
-} cf__event;
+   The lists are run once more in simulated time, in which every transfer has a link to itself. What begins, a pass or
+   the transfer of what a pass has made, is an event: `action` for a transfer, n_actions + action for a pass. So of
+   events at the same time the transfers come first, because a stage hands on what it has made before it begins the next
+   pass.
+   ================================================================================================================ */
 
 typedef struct cf__lowerer {
-    const cf_plan *plan;
-    const cf_schedule *schedule;
     cf_lower_desc desc;
+    const cf_schedule *schedule;
     cf_error *error;
     cf__pipeline pipe;
-    int64_t n_stages;        /* virtual stages in all */
-    int64_t n_cells;         /* n_stages x chunks of the rank */
+    int64_t n_cells;         /* chunks of the rank x virtual stages */
     int64_t n_events, n_heap, n_moves;
-    double *start, *end;     /* (n_actions) */
-    int64_t *events;         /* (2 x n_actions) in order: an action, or ~action for the transfer of its result */
+    cf_schedule header, *lowered;
+    double *times;           /* (2 x n_actions) by event, when it begins */
+    double *start, *end;     /* (n_actions) the two halves of it: a transfer begins at the end of its pass */
+    int32_t *events;         /* (2 x n_actions) in order */
     unsigned char *replayed; /* (n_cells) 1: the chunk has R on that virtual stage */
-    double *arrived[3];      /* (n_cells) when the input of F, R and B is there; -1: it is not yet */
-    int64_t *cursor;         /* (schedule->n_stages) the next action of each stage */
-    double *free_at;         /* (schedule->n_stages) when its last pass ends */
-    unsigned char *queued;   /* (schedule->n_stages) 1: its next pass is in the heap */
-    cf__event *heap;         /* (2 x schedule->n_stages) earliest first */
+    double *arrived[CF__PIPE_TENSORS]; /* (n_cells) when the input of a pass is there; -1: it is not yet */
+    int64_t *cursor;         /* (n_stages) the next action of each stage */
+    double *free_at;         /* (n_stages) when its last pass ends */
+    unsigned char *queued;   /* (n_stages) 1: its next pass is in the heap */
+    int32_t *heap;           /* (2 x n_stages) events, earliest first: a pass of each stage, and what its last one made */
     /* offload only */
     int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass with its state, -1 */
     int32_t *held;           /* (n_cells) there too: chunks that have rows now */
@@ -8734,19 +8465,21 @@ typedef struct cf__lowerer {
     int64_t *next_back;      /* (n_actions) and those that left after next_back[back[]], and so on */
 } cf__lowerer;
 
-static void cf__layout_lowerer(cf__lowerer *l, cf__carver *carver) {
-    const cf_schedule *s = l->schedule;
-    int64_t i, cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? s->n_actions : 0;
+static void cf__lower_scratch(void *job, cf__carver *carver) {
+    cf__lowerer *l = (cf__lowerer *)job;
+    int64_t n = l->schedule->n_actions, n_stages = l->pipe.n_stages, i;
+    int64_t cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? n : 0;
     cf__layout_pipeline(&l->pipe, carver);
-    l->start = (double *)cf__take(carver, s->n_actions, sizeof(double));
-    l->end = (double *)cf__take(carver, s->n_actions, sizeof(double));
-    l->events = (int64_t *)cf__take(carver, 2 * s->n_actions, sizeof(int64_t));
+    l->times = (double *)cf__take(carver, 2 * n, sizeof(double));
+    l->end = l->times;
+    l->start = l->times != NULL ? l->times + n : NULL;
+    l->events = (int32_t *)cf__take(carver, 2 * n, sizeof(int32_t));
     l->replayed = (unsigned char *)cf__take(carver, l->n_cells, 1);
-    for (i = 0; i < 3; i++) l->arrived[i] = (double *)cf__take(carver, l->n_cells, sizeof(double));
-    l->cursor = (int64_t *)cf__take(carver, s->n_stages, sizeof(int64_t));
-    l->free_at = (double *)cf__take(carver, s->n_stages, sizeof(double));
-    l->queued = (unsigned char *)cf__take(carver, s->n_stages, 1);
-    l->heap = (cf__event *)cf__take(carver, 2 * s->n_stages, sizeof(cf__event));
+    for (i = 0; i < CF__PIPE_TENSORS; i++) l->arrived[i] = (double *)cf__take(carver, l->n_cells, sizeof(double));
+    l->cursor = (int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
+    l->free_at = (double *)cf__take(carver, n_stages, sizeof(double));
+    l->queued = (unsigned char *)cf__take(carver, n_stages, 1);
+    l->heap = (int32_t *)cf__take(carver, 2 * n_stages, sizeof(int32_t));
     l->last_use = (int64_t *)cf__take(carver, cells, sizeof(int64_t));
     l->held = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
     l->moved = (int32_t *)cf__take(carver, actions, sizeof(int32_t));
@@ -8755,118 +8488,80 @@ static void cf__layout_lowerer(cf__lowerer *l, cf__carver *carver) {
 }
 
 static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage) {
-    return stage * l->plan->n_steps + chunk - l->schedule->rank * l->plan->n_steps;
+    return stage * l->pipe.n + chunk - l->pipe.first_chunk;
 }
 
-/* Which input a pass waits for, as an index of arrived[]. W comes behind its I in the list and waits for none. */
-static int cf__input_of(const cf_action *a) { return a->pass == CF_F ? 0 : a->pass == CF_R ? 1 : 2; }
-
-/* The virtual stage that uses the result of a pass, -1: none does. */
-static int64_t cf__goes_to(const cf__lowerer *l, const cf_action *a) {
-    int64_t next = a->stage + (int64_t)1;
-    if (a->pass == CF_B || a->pass == CF_I) return a->stage - (int64_t)1;
-    if (a->pass == CF_W || next == l->n_stages) return -1;
-    if (a->pass == CF_F) return next;
-    return l->schedule->replay == CF_REPLAY_PIPELINE && l->replayed[cf__lower_cell(l, a->chunk, next)] ? next : -1;
+/* The virtual stage that uses the result of a pass, -1: none does. An R is used only by an R. */
+static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
+    int way = l->pipe.gives[a->pass];
+    if (!cf__pipe_leads(&l->pipe, way, a->stage)) return -1;
+    if (a->pass == CF_R && !l->replayed[cf__lower_cell(l, a->chunk, a->stage + way)]) return -1;
+    return a->stage + way;
 }
 
 /* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
-static double cf__input_time(const cf__lowerer *l, const cf_action *a) {
-    int none = a->pass == CF_W || ((a->pass == CF_F || a->pass == CF_R) && a->stage == 0) ||
-               ((a->pass == CF_B || a->pass == CF_I) && a->stage + 1 == l->n_stages) ||
-               (a->pass == CF_R && l->schedule->replay == CF_REPLAY_LOCAL);
-    return none ? 0 : l->arrived[cf__input_of(a)][cf__lower_cell(l, a->chunk, a->stage)];
+static double cf__lower_ready(const cf__lowerer *l, const cf_action *a) {
+    if (!cf__pipe_leads(&l->pipe, l->pipe.takes[a->pass], a->stage)) return 0;
+    return l->arrived[cf__pipe_tensor(a->pass)][cf__lower_cell(l, a->chunk, a->stage)];
 }
 
 /* ---- the order of passes and transfers ---- */
 
-/* Transfers first: a stage hands on what it has made before it begins the next pass. */
-static int cf__earlier(const cf__event *a, const cf__event *b) {
-    if (a->time < b->time || b->time < a->time) return a->time < b->time;
-    if (a->is_pass != b->is_pass) return !a->is_pass;
-    return a->action < b->action;
-}
-
-static void cf__push_event(cf__lowerer *l, double time, int64_t action, int is_pass) {
-    int64_t i = l->n_heap++, parent;
-    cf__event event;
-    memset(&event, 0, sizeof event);
-    event.time = time;
-    event.action = action;
-    event.is_pass = is_pass;
-    for (; i > 0 && cf__earlier(&event, &l->heap[parent = (i - 1) / 2]); i = parent) l->heap[i] = l->heap[parent];
-    l->heap[i] = event;
-}
-
-static cf__event cf__pop_event(cf__lowerer *l) {
-    cf__event top = l->heap[0], last = l->heap[--l->n_heap];
-    int64_t i = 0, child;
-    while ((child = 2 * i + 1) < l->n_heap) {
-        if (child + 1 < l->n_heap && cf__earlier(&l->heap[child + 1], &l->heap[child])) child++;
-        if (!cf__earlier(&l->heap[child], &last)) break;
-        l->heap[i] = l->heap[child];
-        i = child;
-    }
-    l->heap[i] = last;
-    return top;
+static void cf__lower_push(cf__lowerer *l, int64_t event, double time) {
+    l->times[event] = time;
+    cf__heap_push(l->heap, l->n_heap++, (int32_t)event, l->times);
 }
 
 /* Puts a stage's next pass into the heap, if its input is there. */
-static void cf__push_pass(cf__lowerer *l, int64_t stage) {
+static void cf__lower_push_pass(cf__lowerer *l, int64_t stage) {
     double ready;
     if (l->queued[stage] || l->cursor[stage] == l->schedule->first[stage + 1]) return;
-    ready = cf__input_time(l, &l->schedule->actions[l->cursor[stage]]);
+    ready = cf__lower_ready(l, &l->schedule->actions[l->cursor[stage]]);
     if (ready < 0) return;
     l->queued[stage] = 1;
-    cf__push_event(l, ready > l->free_at[stage] ? ready : l->free_at[stage], l->cursor[stage], 1);
+    cf__lower_push(l, l->schedule->n_actions + l->cursor[stage], cf__most(ready, l->free_at[stage]));
 }
 
 /* What a pass has made reaches the stage that uses it. */
-static void cf__arrive(cf__lowerer *l, int64_t action, double time) {
+static void cf__lower_arrive(cf__lowerer *l, int64_t action, double time) {
     const cf_action *a = &l->schedule->actions[action];
-    int64_t to = cf__goes_to(l, a);
-    l->arrived[cf__input_of(a)][cf__lower_cell(l, a->chunk, to)] = time;
-    cf__push_pass(l, to % l->schedule->n_stages);
+    int64_t to = cf__lower_taker(l, a);
+    l->arrived[cf__pipe_tensor(a->pass)][cf__lower_cell(l, a->chunk, to)] = time;
+    cf__lower_push_pass(l, to % l->pipe.n_stages);
 }
 
-static void cf__begin_pass(cf__lowerer *l, const cf__event *event) {
-    const cf_action *a = &l->schedule->actions[event->action];
-    int64_t stage = a->stage % l->schedule->n_stages;
-    double end = event->time + cf__pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
-    l->start[event->action] = event->time;
-    l->end[event->action] = l->free_at[stage] = end;
-    l->events[l->n_events++] = event->action;
+static void cf__lower_begin_pass(cf__lowerer *l, int64_t action) {
+    const cf_action *a = &l->schedule->actions[action];
+    int64_t stage = a->stage % l->pipe.n_stages, to = cf__lower_taker(l, a);
+    double end = l->start[action] + cf__pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
+    l->end[action] = l->free_at[stage] = end;
     l->cursor[stage]++;
     l->queued[stage] = 0;
-    if (cf__goes_to(l, a) >= 0 && l->schedule->n_stages > 1) cf__push_event(l, end, event->action, 0);
-    else if (cf__goes_to(l, a) >= 0) cf__arrive(l, event->action, end);
-    cf__push_pass(l, stage);
+    if (to >= 0 && l->pipe.n_stages > 1) cf__lower_push(l, action, end);
+    else if (to >= 0) cf__lower_arrive(l, action, end);
+    cf__lower_push_pass(l, stage);
 }
 
 /* Runs the lists in simulated time and notes what begins when. The order in which events leave the heap is the one
    order that all stages keep to: a transfer is in it behind the pass that makes the tensor and before the one that uses
    it. */
-static cf_result cf__order_events(cf__lowerer *l) {
+static cf_result cf__lower_order(cf__lowerer *l) {
     const cf_schedule *s = l->schedule;
-    int64_t i, j;
-    for (i = 0; i < s->n_actions; i++)
+    int64_t n = s->n_actions, i, j;
+    for (i = 0; i < n; i++)
         if (s->actions[i].pass == CF_R) l->replayed[cf__lower_cell(l, s->actions[i].chunk, s->actions[i].stage)] = 1;
-    for (i = 0; i < 3; i++)
+    for (i = 0; i < CF__PIPE_TENSORS; i++)
         for (j = 0; j < l->n_cells; j++) l->arrived[i][j] = -1;
     for (i = 0; i < s->n_stages; i++) l->cursor[i] = s->first[i];
-    for (i = 0; i < s->n_stages; i++) cf__push_pass(l, i);
+    for (i = 0; i < s->n_stages; i++) cf__lower_push_pass(l, i);
     while (l->n_heap > 0) {
-        cf__event event = cf__pop_event(l);
-        if (!cf__is_cost(event.time))
-            return cf__fail(l->error, CF_ERROR_OVERFLOW, "timing", event.action, 0, -1, "times are not finite");
-        if (event.is_pass) {
-            cf__begin_pass(l, &event);
-        } else {
-            l->events[l->n_events++] = ~event.action;
-            cf__arrive(l, event.action,
-                       event.time +
-                           cf__transfer_seconds(&l->pipe, s->actions[event.action].chunk - l->pipe.first_chunk));
-        }
+        int32_t event = cf__heap_pop(l->heap, l->n_heap--, l->times);
+        int64_t action = event % n, chunk = s->actions[action].chunk - l->pipe.first_chunk;
+        if (!cf__is_cost(l->times[event]))
+            return cf__refuse(l->error, CF_ERROR_OVERFLOW, "timing", action, "the total time is not finite");
+        l->events[l->n_events++] = event;
+        if (event >= n) cf__lower_begin_pass(l, action);
+        else cf__lower_arrive(l, action, l->times[event] + cf__transfer_seconds(&l->pipe, chunk));
     }
     return CF_OK;
 }
@@ -8874,7 +8569,7 @@ static cf_result cf__order_events(cf__lowerer *l) {
 /* ---- state in host memory ---- */
 
 /* The last pass of a list that begins early enough for rows to come back before pass `use`; later than pass `left`. */
-static int64_t cf__return_before(const cf__lowerer *l, int64_t left, int64_t use, double seconds) {
+static int64_t cf__lower_return(const cf__lowerer *l, int64_t left, int64_t use, double seconds) {
     int64_t low = left + 1, high = use;
     while (low < high) { /* starts do not fall along a list */
         int64_t middle = low + (high - low + 1) / 2;
@@ -8884,40 +8579,40 @@ static int64_t cf__return_before(const cf__lowerer *l, int64_t left, int64_t use
     return low;
 }
 
-/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the stage.
-   */
-static void cf__use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t held) {
-    const cf_chunk *c = &l->plan->chunks[l->schedule->actions[use].chunk];
-    int64_t first = l->plan->groups[c->group].first_chunk, back;
+/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the
+   stage. */
+static void cf__lower_use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t held) {
+    const cf_plan *plan = l->pipe.plan;
+    int64_t first = plan->groups[plan->chunks[l->schedule->actions[use].chunk].group].first_chunk, back;
     double rate = l->desc.timing != NULL ? l->desc.timing->offload_seconds_per_token : 0;
     double gap = l->start[use] - l->end[left], seconds = 0;
     int32_t n = 0;
     if (use == left + 1) return; /* nothing else runs in between */
     while (n < held) {
-        double more = seconds + cf__product(rate, (double)cf_chunk_state_tokens(l->plan, first + n));
+        double more = seconds + cf__product(rate, (double)cf_chunk_state_tokens(plan, first + n));
         if (2 * more > gap) break;
         seconds = more;
         n++;
     }
     if (n == 0) return;
-    back = cf__return_before(l, left, use, seconds);
+    back = cf__lower_return(l, left, use, seconds);
     l->moved[left] = n;
     l->next_back[left] = l->back[back];
     l->back[back] = left;
     l->n_moves += n;
 }
 
-static void cf__plan_offload(cf__lowerer *l) {
+static void cf__lower_find_moves(cf__lowerer *l) {
     const cf_schedule *s = l->schedule;
     int64_t i;
     for (i = 0; i < l->n_cells; i++) l->last_use[i] = -1;
     for (i = 0; i < s->n_actions; i++) l->back[i] = -1;
     for (i = 0; i < s->n_actions; i++) { /* list after list; a group's cell on a virtual stage belongs to one list */
         const cf_action *a = &s->actions[i];
-        const cf_chunk *c = &l->plan->chunks[a->chunk];
+        const cf_chunk *c = &l->pipe.plan->chunks[a->chunk];
         int64_t cell = cf__lower_cell(l, a->chunk - c->index, a->stage);
         if (c->group < 0 || a->pass == CF_W) continue;
-        if (l->last_use[cell] >= 0) cf__use_gap(l, l->last_use[cell], i, l->held[cell]);
+        if (l->last_use[cell] >= 0) cf__lower_use_gap(l, l->last_use[cell], i, l->held[cell]);
         l->last_use[cell] = i;
         if (a->pass == CF_F) l->held[cell] = (int32_t)c->index + 1;
         if (a->pass == CF_B || a->pass == CF_I) l->held[cell] = (int32_t)c->index;
@@ -8926,118 +8621,114 @@ static void cf__plan_offload(cf__lowerer *l) {
 
 /* ---- writing the lists ---- */
 
-static void cf__put_lowered(cf__lowerer *l, cf_schedule *out, cf_pass pass, int64_t chunk, int64_t stage) {
-    cf_action *action = &out->actions[l->cursor[stage % out->n_stages]++];
-    memset(action, 0, sizeof *action);
-    action->chunk = (int32_t)chunk;
-    action->stage = (int32_t)stage;
-    action->pass = (uint8_t)pass;
+static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
+    l->lowered->actions[l->cursor[a->stage % l->pipe.n_stages]++] = *a;
 }
 
 /* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
-static void cf__put_moves(cf__lowerer *l, cf_schedule *out, cf_pass pass, int64_t left) {
-    const cf_action *a = &l->schedule->actions[left];
-    int64_t first = a->chunk - l->plan->chunks[a->chunk].index;
+static void cf__lower_put_moves(cf__lowerer *l, cf_pass pass, int64_t left) {
+    cf_action move = l->schedule->actions[left];
     int32_t i;
-    for (i = 0; i < l->moved[left]; i++) cf__put_lowered(l, out, pass, first + i, a->stage);
+    move.chunk -= (int32_t)l->pipe.plan->chunks[move.chunk].index;
+    move.pass = (uint8_t)pass;
+    move.keep = 0;
+    for (i = 0; i < l->moved[left]; i++, move.chunk++) cf__lower_put(l, &move);
+}
+
+/* A pass, with the rows that come back before it and those that leave after it. */
+static void cf__lower_put_pass(cf__lowerer *l, int64_t action) {
+    int64_t left;
+    for (left = l->desc.offload ? l->back[action] : -1; left >= 0; left = l->next_back[left])
+        cf__lower_put_moves(l, CF_PREFETCH, left);
+    cf__lower_put(l, &l->schedule->actions[action]);
+    if (l->desc.offload) cf__lower_put_moves(l, CF_OFFLOAD, action);
 }
 
 /* Where each list begins: its passes, one end of every transfer, and the moves. */
-static void cf__measure_lists(cf__lowerer *l, cf_schedule *out) {
+static void cf__lower_measure_lists(cf__lowerer *l) {
     const cf_schedule *s = l->schedule;
-    int64_t i;
-    for (i = 0; i <= s->n_stages; i++) out->first[i] = s->first[i];
+    int64_t i, *first = l->lowered->first;
+    for (i = 0; i <= s->n_stages; i++) first[i] = s->first[i];
     for (i = 0; i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
-        int64_t stage = a->stage % s->n_stages, to = cf__goes_to(l, a);
+        int64_t stage = a->stage % s->n_stages, to = cf__lower_taker(l, a);
         if (to >= 0 && s->n_stages > 1) {
-            out->first[stage + 1]++;
-            out->first[to % s->n_stages + 1]++;
+            first[stage + 1]++;
+            first[to % s->n_stages + 1]++;
         }
-        if (l->desc.offload) out->first[stage + 1] += 2 * l->moved[i];
+        if (l->desc.offload) first[stage + 1] += 2 * l->moved[i];
     }
-    for (i = 1; i <= s->n_stages; i++) out->first[i] += out->first[i - 1] - s->first[i - 1];
-    for (i = 0; i < s->n_stages; i++) l->cursor[i] = out->first[i];
+    for (i = 1; i <= s->n_stages; i++) first[i] += first[i - 1] - s->first[i - 1];
+    for (i = 0; i < s->n_stages; i++) l->cursor[i] = first[i];
 }
 
-static void cf__write_lists(cf__lowerer *l, cf_schedule *out) {
-    int64_t i, left;
-    cf__measure_lists(l, out);
+static cf_result cf__lower_fill(void *job) {
+    cf__lowerer *l = (cf__lowerer *)job;
+    cf_action send, receive;
+    int64_t i, n = l->schedule->n_actions;
+    memset(&send, 0, sizeof send);
+    cf__lower_measure_lists(l);
     for (i = 0; i < l->n_events; i++) {
-        int64_t action = l->events[i] >= 0 ? l->events[i] : ~l->events[i];
-        const cf_action *a = &l->schedule->actions[action];
-        if (l->events[i] >= 0) {
-            if (l->desc.offload)
-                for (left = l->back[action]; left >= 0; left = l->next_back[left])
-                    cf__put_moves(l, out, CF_PREFETCH, left);
-            out->actions[l->cursor[a->stage % out->n_stages]++] = *a;
-            if (l->desc.offload) cf__put_moves(l, out, CF_OFFLOAD, action);
-        } else {
-            cf_pass send = a->pass == CF_F ? CF_SEND_F : a->pass == CF_R ? CF_SEND_R : CF_SEND_B;
-            cf__put_lowered(l, out, send, a->chunk, a->stage);
-            cf__put_lowered(l, out, cf__counterpart(send), a->chunk, cf__goes_to(l, a));
+        const cf_action *a = &l->schedule->actions[l->events[i] % n];
+        if (l->events[i] >= n) {
+            cf__lower_put_pass(l, l->events[i] - n);
+            continue;
         }
+        send.chunk = a->chunk;
+        send.stage = a->stage;
+        send.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_tensor(a->pass));
+        receive = cf__pipe_other_end(&send);
+        cf__lower_put(l, &send);
+        cf__lower_put(l, &receive);
     }
+    return CF_OK;
 }
 
-/* With the working space in place: decides, allocates the result and writes it. */
-static cf_result cf__lower(cf__lowerer *l, const cf_allocator *allocator, cf_schedule **out) {
-    cf_schedule header = *l->schedule, *schedule;
-    cf__carver carver = {NULL, 0, 0};
-    int64_t n_transfers;
-    cf_result result = cf__order_events(l);
-    if (result != CF_OK) return result;
-    if (l->desc.offload) cf__plan_offload(l);
-    n_transfers = l->n_events - header.n_actions;
-    header.lowered = 1;
-    header.n_actions += 2 * n_transfers + 2 * l->n_moves;
-    if (header.n_actions > CF_MAX_ACTIONS)
-        return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, header.n_actions, "too many");
-    cf__layout_schedule(&header, &carver);
-    if (carver.overflow) return cf__too_large(l->error, "n_actions");
-    carver.base = (unsigned char *)allocator->alloc(carver.used, allocator->user);
-    if (carver.base == NULL) return cf__fail_memory(l->error, carver.used);
-    carver.used = 0;
-    schedule = cf__layout_schedule(&header, &carver);
-    *schedule = header;
-    schedule->block.allocator = *allocator;
-    schedule->block.bytes = carver.used;
-    cf__write_lists(l, schedule);
-    *out = schedule;
-    return CF_OK;
+/* ---- the public function ---- */
+
+/* Decides what is added where, and so how long the lists get. */
+static cf_result cf__lower_prepare(void *job) {
+    cf__lowerer *l = (cf__lowerer *)job;
+    int64_t n = l->schedule->n_actions;
+    cf__fill_pipeline(&l->pipe);
+    CF__TRY(cf__lower_order(l));
+    if (l->desc.offload) cf__lower_find_moves(l);
+    l->header.n_actions = n + 2 * (l->n_events - n) + 2 * l->n_moves; /* what is no pass is a transfer, with two ends */
+    if (l->header.n_actions <= CF_MAX_ACTIONS) return CF_OK;
+    return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, l->header.n_actions, "is too large");
+}
+
+static cf_block *cf__lower_object(void *job, cf__carver *carver) {
+    cf__lowerer *l = (cf__lowerer *)job;
+    l->lowered = cf__layout_schedule(&l->header, carver);
+    if (l->lowered == NULL) return NULL;
+    *l->lowered = l->header;
+    return &l->lowered->block;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error) {
+    static const cf__recipe recipe = {"n_actions", 1, cf__lower_scratch, cf__lower_prepare, cf__lower_object,
+                                      cf__lower_fill};
     cf__lowerer l;
-    cf_allocator allocator;
-    cf__carver carver = {NULL, 0, 0};
-    cf_result result;
     memset(&l, 0, sizeof l);
     if (desc != NULL) l.desc = *desc;
     if (out == NULL) return cf__fail_null(error, "out");
-    if ((result = cf__allocator(l.desc.allocator, &allocator, error)) != CF_OK) return result;
-    if ((result = cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error)) != CF_OK) return result;
+    CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
-    l.plan = plan;
+    CF__TRY(cf__check_timing(l.desc.timing, schedule->n_stages * schedule->n_virtual, error));
+    if (schedule->n_actions > CF_MAX_ACTIONS)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "is too large");
     l.schedule = schedule;
     l.error = error;
-    l.n_stages = schedule->n_stages * schedule->n_virtual;
-    l.n_cells = l.n_stages * plan->n_steps;
-    if (l.desc.timing != NULL && (result = cf__check_timing(l.desc.timing, l.n_stages, error)) != CF_OK) return result;
     l.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                              schedule->replay, l.desc.timing);
-    cf__layout_lowerer(&l, &carver);
-    if (carver.overflow) return cf__too_large(error, "n_actions");
-    carver.base = (unsigned char *)allocator.alloc(carver.used, allocator.user);
-    if (carver.base == NULL) return cf__fail_memory(error, carver.used);
-    memset(carver.base, 0, carver.used);
-    carver.used = 0;
-    cf__layout_lowerer(&l, &carver);
-    cf__fill_pipeline(&l.pipe);
-    result = cf__lower(&l, &allocator, out);
-    allocator.release(carver.base, allocator.user);
-    return result;
+    l.n_cells = l.pipe.n * l.pipe.n_v;
+    l.header = *schedule;
+    l.header.lowered = 1;
+    CF__TRY(cf__make(&recipe, &l, l.desc.allocator, error));
+    *out = l.lowered;
+    return CF_OK;
 }
 
 /* ================================================================================================================
