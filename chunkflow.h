@@ -6600,26 +6600,28 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
             for (i = 0; i < pipe->n; i++) paths->seconds[pass][v * pipe->n + i] = cf__pass_seconds(pipe, pass, i, v);
 }
 
-/* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the passes at the
-   other ends of the rules being known. */
-static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk) {
+/* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
+   passes at the other ends of the rules being known. What crosses virtual stages comes last, as it goes on from stage to
+   stage. */
+static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit,
+                                  int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
-    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, transfer = cf__transfer_seconds(pipe, chunk);
+    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[pass] + chunk;
+    double transfer = cf__transfer_seconds(pipe, chunk);
     cf__need needs[CF__MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), i;
+    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), crosses, i;
     int rises = (pass <= CF_R) == (way == CF__PIPE_WAITS_FOR);
-    int64_t j;
-    for (j = 0; j < pipe->n_v; j++) {
-        int64_t v = rises ? j : pipe->n_v - 1 - j;
-        double longest = 0;
+    int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
+    for (j = 0, cell = first; j < pipe->n_v; j++, cell += step) own[cell] = 0;
+    for (crosses = 0; crosses < 2; crosses++)
         for (i = 0; i < n; i++) {
-            int64_t stage = v + needs[i].stage, cell = stage * pipe->n + needs[i].chunk;
-            if (stage < 0 || stage >= pipe->n_v) continue;
-            longest = cf__most(longest, reach[needs[i].pass][cell] + paths->seconds[needs[i].pass][cell] +
-                                            (needs[i].stage != 0 ? transfer : 0));
+            int64_t on = needs[i].stage * pipe->n + needs[i].chunk - chunk;
+            const double *there = reach[needs[i].pass] + chunk, *seconds = paths->seconds[needs[i].pass] + chunk;
+            double delay = crosses ? transfer : 0;
+            if ((needs[i].stage != 0) != crosses) continue;
+            for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step)
+                own[cell] = cf__most(own[cell], there[cell + on] + seconds[cell + on] + delay);
         }
-        reach[pass][v * pipe->n + chunk] = longest;
-    }
 }
 
 /* All heads and tails of a unit, each after those that it follows from. A kept chunk has a tail of R, too, since a
@@ -6943,6 +6945,13 @@ typedef struct cf__dispatch_queue {
     int64_t n;
 } cf__dispatch_queue;
 
+/* What waits for a pass, by how far on their numbers are: the same on every virtual stage. */
+typedef struct cf__dispatch_next {
+    int32_t on[CF__MOST_NEEDS];
+    int8_t stages[CF__MOST_NEEDS]; /* virtual stages on */
+    int32_t n;
+} cf__dispatch_next;
+
 /* One stage at work. */
 typedef struct cf__dispatch_worker {
     double free_at;
@@ -6961,6 +6970,7 @@ typedef struct cf__dispatch {
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
     int32_t *unit_of;     /* (n) by chunk */
+    cf__dispatch_next *next; /* (n x CF_COMPUTE_PASS_COUNT) by chunk and pass: the rules, looked up once */
     double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
     uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
     double *ready_at;     /* (passes) */
@@ -6988,6 +6998,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     int64_t per_stage = cells * 4; /* F, R, and B or I and W */
     int q;
     d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF_COMPUTE_PASS_COUNT, sizeof(cf__dispatch_next));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
     d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
@@ -7047,26 +7058,19 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
 }
 
 /* Where a pass waits once it is ready, unless it starts a unit. */
-static int cf__dispatch_queue_of(cf_pass pass) {
-    switch (pass) {
-        case CF_F: return CF__DISPATCH_BEGUN;
-        case CF_R: return CF__DISPATCH_REPLAYS;
-        case CF_W: return CF__DISPATCH_WEIGHTS;
-        default: return CF__DISPATCH_RETURNING;
-    }
-}
+static const uint8_t cf__dispatch_queue_of[CF_COMPUTE_PASS_COUNT] = {
+    CF__DISPATCH_BEGUN, CF__DISPATCH_REPLAYS, CF__DISPATCH_RETURNING, CF__DISPATCH_RETURNING, CF__DISPATCH_WEIGHTS};
 
 static const cf__pipe_unit *cf__dispatch_unit(const cf__dispatch *d, int64_t chunk) {
     return &d->maker->units[d->unit_of[chunk]];
 }
 
 /* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
-static void cf__dispatch_supply(cf__dispatch *d, int64_t cell, cf_pass pass, int64_t stage, double when) {
-    int32_t id = cf__dispatch_id(cell, pass);
+static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, double when) {
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
-    if (pass == CF_W) {
+    if (cf__dispatch_pass(id) == CF_W) {
         cf__dispatch_push(worker, CF__DISPATCH_WEIGHTS, id, d->urgency);
         return;
     }
@@ -7077,25 +7081,33 @@ static void cf__dispatch_supply(cf__dispatch *d, int64_t cell, cf_pass pass, int
 
 /* ---- the start ---- */
 
-/* How much a pass of a chunk waits for, before anything has run. */
-static void cf__dispatch_count_missing(cf__dispatch *d, cf_pass pass, int64_t chunk) {
+/* Looks up the rules for a pass of a chunk: what waits for it, and for how much it waits before anything has run. */
+static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
+    const cf__pipe_links *links = pipe->links[d->policy.split];
+    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
     cf__need needs[CF__MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[d->policy.split][CF__PIPE_WAITS_FOR], pass, cf__dispatch_unit(d, chunk), chunk,
-                            needs);
-    int i, n_first = 0, n_last = 0; /* of those, how many the first and the last virtual stage do without */
+    int32_t id = cf__dispatch_id(chunk, (int)pass);
+    int n, i, n_first = 0, n_last = 0; /* what the first and the last virtual stage do without */
     int64_t v;
+    next->n = cf__pipe_follow(&links[CF__PIPE_HOLDS_UP], pass, unit, chunk, needs);
+    for (i = 0; i < next->n; i++) {
+        next->on[i] = cf__dispatch_id(needs[i].stage * pipe->n + needs[i].chunk, (int)needs[i].pass) - id;
+        next->stages[i] = (int8_t)needs[i].stage;
+    }
+    n = cf__pipe_follow(&links[CF__PIPE_WAITS_FOR], pass, unit, chunk, needs);
     for (i = 0; i < n; i++) {
         n_first += needs[i].stage < 0;
         n_last += needs[i].stage > 0;
     }
     for (v = 0; v < pipe->n_v; v++)
-        d->missing[cf__dispatch_id(v * pipe->n + chunk, pass)] =
+        d->missing[cf__dispatch_id(v * pipe->n, 0) + id] =
             (uint8_t)(n - (v == 0 ? n_first : 0) - (v == pipe->n_v - 1 ? n_last : 0));
 }
 
 /* A W that nothing waits for is the least urgent of all. */
-static double cf__dispatch_urgency(const cf__dispatch *d, cf_pass pass, int64_t cell) {
+static double cf__dispatch_urgency(const cf__dispatch *d, int pass, int64_t cell) {
     double urgency = -cf__bounds_latest_start(d->paths, pass, cell);
     if (pass == CF_F)
         return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
@@ -7106,17 +7118,16 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t cells = d->pipe->n * d->pipe->n_v, i;
     int pass;
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
-    for (i = 0; i < d->pipe->n; i++)
-        for (pass = CF_F; pass <= CF_W; pass++)
+    for (pass = CF_F; pass <= CF_W; pass++) {
+        const double *nudges = d->nudges != NULL ? d->nudges + (pass == CF_I ? CF_B : pass) : NULL;
+        if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
+        for (i = 0; i < d->pipe->n; i++)
             if (cf__pipe_occurs(cf__dispatch_unit(d, i), (cf_pass)pass, i, d->policy.split))
-                cf__dispatch_count_missing(d, (cf_pass)pass, i);
-    for (i = 0; i < cells; i++)
-        for (pass = CF_F; pass <= CF_W; pass++) {
-            if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
-            d->urgency[cf__dispatch_id(i, pass)] = cf__dispatch_urgency(d, (cf_pass)pass, i);
-            if (d->nudges != NULL)
-                d->urgency[cf__dispatch_id(i, pass)] += d->nudges[cf__dispatch_id(i, pass == CF_I ? CF_B : pass)];
-        }
+                cf__dispatch_follow(d, (cf_pass)pass, i);
+        for (i = 0; i < cells; i++)
+            d->urgency[cf__dispatch_id(i, pass)] =
+                cf__dispatch_urgency(d, pass, i) + (nudges != NULL ? nudges[cf__dispatch_id(i, 0)] : 0);
+    }
 }
 
 /* What a unit may ever hold on a stage. */
@@ -7158,7 +7169,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
-        cf__dispatch_supply(d, m->units[u].first, CF_F, 0, 0);
+        cf__dispatch_supply(d, cf__dispatch_id(m->units[u].first, CF_F), 0, 0);
     }
 }
 
@@ -7197,41 +7208,41 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
 
 /* Whether there is a slot for a pass, where slots are taken one by one. */
 static int cf__dispatch_finds_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
-    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
-    return !d->policy.risk || d->workers[stage].room_chunks > 0 ||
-           !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(id), chunk);
+    int64_t chunk;
+    if (!d->policy.risk || d->workers[stage].room_chunks > 0) return 1;
+    chunk = cf__dispatch_cell(id) % d->pipe->n;
+    return !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(id), chunk);
 }
 
 /* ---- taking a pass ---- */
 
-/* Sends a result on to a neighbouring virtual stage; cf__send says how. */
-static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, const cf__need *to, int64_t v, double end) {
+/* Sends the result of a pass on to one on virtual stage `to`; cf__send says how. */
+static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t to, int back, double end,
+                                 double transfer) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t next = v + to->stage;
-    double transfer = cf__transfer_seconds(d->pipe, to->chunk), *link_free = &worker->link_free[to->stage < 0];
-    double begin = cf__most(end, *link_free);
+    double begin = cf__most(end, worker->link_free[back]);
     if (transfer > 0 && d->pipe->timing->no_overlap) {
         worker->free_at = end + transfer;
         begin = end - transfer;
     }
-    *link_free = begin + transfer;
-    cf__dispatch_supply(d, next * d->pipe->n + to->chunk, to->pass, next % d->pipe->n_stages, begin + transfer);
+    worker->link_free[back] = begin + transfer;
+    cf__dispatch_supply(d, id, to % d->pipe->n_stages, begin + transfer);
 }
 
 /* What comes after a pass that ends at `end`. */
-static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int64_t v, int64_t chunk, cf_pass pass, double end) {
-    const cf__pipeline *pipe = d->pipe;
+static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t chunk, double end) {
+    const cf__dispatch_next *next = &d->next[chunk * CF_COMPUTE_PASS_COUNT + cf__dispatch_pass(id)];
     const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
-    cf__need needs[CF__MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], pass, unit, chunk, needs), i;
+    cf_pass pass = cf__dispatch_pass(id);
+    int i;
     if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_W) cf__dispatch_free_room(d, stage, unit, chunk);
-    for (i = 0; i < n; i++) {
-        if (needs[i].stage == 0)
-            cf__dispatch_supply(d, v * pipe->n + needs[i].chunk, needs[i].pass, stage, end);
-        else if (v + needs[i].stage >= 0 && v + needs[i].stage < pipe->n_v)
-            cf__dispatch_pass_on(d, stage, &needs[i], v, end);
+    for (i = 0; i < next->n; i++) {
+        int64_t to = v + next->stages[i];
+        if (to == v) cf__dispatch_supply(d, id + next->on[i], stage, end);
+        else if (to >= 0 && to < d->pipe->n_v)
+            cf__dispatch_pass_on(d, stage, id + next->on[i], to, to < v, end, cf__transfer_seconds(d->pipe, chunk));
     }
 }
 
@@ -7257,7 +7268,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
-    cf__dispatch_conclude(d, stage, v, chunk, pass, end);
+    cf__dispatch_conclude(d, stage, id, v, chunk, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -7269,11 +7280,11 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
     const cf__dispatch_queue *coming = &worker->queues[CF__DISPATCH_COMING];
     while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now) {
         int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
-        int64_t cell = cf__dispatch_cell(id), chunk = cell % d->pipe->n;
+        int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
         cf_pass pass = cf__dispatch_pass(id);
-        int starts = pass == CF_F && cell < d->pipe->n * d->pipe->n_stages && chunk == cf__dispatch_unit(d, chunk)->first;
-        if (starts) cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
-        else cf__dispatch_push(worker, cf__dispatch_queue_of(pass), id, d->urgency);
+        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__dispatch_unit(d, chunk)->first)
+            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
+        else cf__dispatch_push(worker, cf__dispatch_queue_of[pass], id, d->urgency);
     }
 }
 
@@ -7325,7 +7336,7 @@ static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
 /* Takes a chosen pass out of where it waited. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int queue = cf__dispatch_queue_of(cf__dispatch_pass(id));
+    int queue = cf__dispatch_queue_of[cf__dispatch_pass(id)];
     if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
     else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH, d->place));
 }
@@ -7615,7 +7626,7 @@ static void cf__search_nudge(cf__search *search, cf__search_move *move) {
     int64_t drawn = cf__search_below(search, pipe->n * pipe->n_v * CF__COUNT(nudged));
     double part = cf__search_random(search);
     int64_t halvings = cf__search_below(search, 5);
-    move->pass = cf__dispatch_id(drawn / CF__COUNT(nudged), nudged[drawn % CF__COUNT(nudged)]);
+    move->pass = cf__dispatch_id(drawn / CF__COUNT(nudged), (int)nudged[drawn % CF__COUNT(nudged)]);
     move->nudge = search->nudges[move->pass];
     search->nudges[move->pass] += cf__product(search->bounds[0].critical_path / (double)(1 << halvings), part);
 }
