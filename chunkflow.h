@@ -6922,10 +6922,14 @@ typedef struct cf__dispatch_policy {
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
 
-/* A pass on a virtual stage has the number cell x CF_COMPUTE_PASS_COUNT + its cf_pass. */
-static int32_t cf__dispatch_id(int64_t cell, int pass) { return (int32_t)(cell * CF_COMPUTE_PASS_COUNT + pass); }
-static cf_pass cf__dispatch_pass(int32_t id) { return (cf_pass)(id % CF_COMPUTE_PASS_COUNT); }
-static int64_t cf__dispatch_cell(int32_t id) { return id / CF_COMPUTE_PASS_COUNT; }
+/* Passes are numbered cell by cell. A cell has four places, for F, R, B or I, and W. */
+enum { CF__DISPATCH_PLACES = 4 };
+
+static int32_t cf__dispatch_id(int64_t cell, int pass) {
+    return (int32_t)(cell * CF__DISPATCH_PLACES + pass - (pass > CF_B));
+}
+
+static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / CF__DISPATCH_PLACES); }
 
 /* Where passes wait on a stage: those that are not ready yet, by the time at which they are; units that have not
    started, by their order; and all others by urgency: forwards of units that have started, replays, backwards, W. */
@@ -6970,12 +6974,12 @@ typedef struct cf__dispatch {
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
     int32_t *unit_of;     /* (n) by chunk */
-    cf__dispatch_next *next; /* (n x CF_COMPUTE_PASS_COUNT) by chunk and pass: the rules, looked up once */
+    cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: the rules, looked up once */
     double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
     uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
-    const double *nudges; /* (passes) added to that, B's to I as well; or NULL */
+    const double *nudges; /* (passes) added to that; or NULL */
     double give_up_at;
     cf__dispatch_worker *workers; /* (n_stages) */
     double *wake;         /* (n_stages) when to look at the stage again */
@@ -6985,7 +6989,12 @@ typedef struct cf__dispatch {
     double makespan;
 } cf__dispatch;
 
-static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF_COMPUTE_PASS_COUNT; }
+static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__DISPATCH_PLACES; }
+
+static cf_pass cf__dispatch_pass(const cf__dispatch *d, int32_t id) {
+    int place = (int)((uint32_t)id % CF__DISPATCH_PLACES);
+    return (cf_pass)(place + (d->policy.split && place >= CF_B));
+}
 
 static int64_t cf__dispatch_leaves(int64_t n_stages) {
     int64_t n = 1;
@@ -6995,10 +7004,10 @@ static int64_t cf__dispatch_leaves(int64_t n_stages) {
 
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
-    int64_t per_stage = cells * 4; /* F, R, and B or I and W */
+    int64_t per_stage = cells * CF__DISPATCH_PLACES;
     int q;
     d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
-    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF_COMPUTE_PASS_COUNT, sizeof(cf__dispatch_next));
+    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__DISPATCH_PLACES, sizeof(cf__dispatch_next));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
     d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
@@ -7070,7 +7079,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
-    if (cf__dispatch_pass(id) == CF_W) {
+    if (cf__dispatch_pass(d, id) == CF_W) {
         cf__dispatch_push(worker, CF__DISPATCH_WEIGHTS, id, d->urgency);
         return;
     }
@@ -7118,16 +7127,16 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t cells = d->pipe->n * d->pipe->n_v, i;
     int pass;
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
-    for (pass = CF_F; pass <= CF_W; pass++) {
-        const double *nudges = d->nudges != NULL ? d->nudges + (pass == CF_I ? CF_B : pass) : NULL;
-        if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
-        for (i = 0; i < d->pipe->n; i++)
+    for (i = 0; i < d->pipe->n; i++)
+        for (pass = CF_F; pass <= CF_W; pass++)
             if (cf__pipe_occurs(cf__dispatch_unit(d, i), (cf_pass)pass, i, d->policy.split))
                 cf__dispatch_follow(d, (cf_pass)pass, i);
-        for (i = 0; i < cells; i++)
-            d->urgency[cf__dispatch_id(i, pass)] =
-                cf__dispatch_urgency(d, pass, i) + (nudges != NULL ? nudges[cf__dispatch_id(i, 0)] : 0);
-    }
+    for (i = 0; i < cells; i++)
+        for (pass = CF_F; pass <= CF_W; pass++) {
+            int32_t id = cf__dispatch_id(i, pass);
+            if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
+            d->urgency[id] = cf__dispatch_urgency(d, pass, i) + (d->nudges != NULL ? d->nudges[id] : 0);
+        }
 }
 
 /* What a unit may ever hold on a stage. */
@@ -7211,7 +7220,7 @@ static int cf__dispatch_finds_slot(const cf__dispatch *d, int64_t stage, int32_t
     int64_t chunk;
     if (!d->policy.risk || d->workers[stage].room_chunks > 0) return 1;
     chunk = cf__dispatch_cell(id) % d->pipe->n;
-    return !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(id), chunk);
+    return !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(d, id), chunk);
 }
 
 /* ---- taking a pass ---- */
@@ -7230,10 +7239,10 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
 }
 
 /* What comes after a pass that ends at `end`. */
-static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t chunk, double end) {
-    const cf__dispatch_next *next = &d->next[chunk * CF_COMPUTE_PASS_COUNT + cf__dispatch_pass(id)];
+static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf_pass pass, int64_t v, int64_t chunk,
+                                  double end) {
+    const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
     const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
-    cf_pass pass = cf__dispatch_pass(id);
     int i;
     if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
@@ -7261,14 +7270,14 @@ static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t 
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
-    cf_pass pass = cf__dispatch_pass(id);
+    cf_pass pass = cf__dispatch_pass(d, id);
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
     if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
-    cf__dispatch_conclude(d, stage, id, v, chunk, end);
+    cf__dispatch_conclude(d, stage, id, pass, v, chunk, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -7281,7 +7290,7 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
     while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now) {
         int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
         int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
-        cf_pass pass = cf__dispatch_pass(id);
+        cf_pass pass = cf__dispatch_pass(d, id);
         if (pass == CF_F && chunk < d->pipe->n && chunk == cf__dispatch_unit(d, chunk)->first)
             cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
         else cf__dispatch_push(worker, cf__dispatch_queue_of[pass], id, d->urgency);
@@ -7291,7 +7300,7 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
 /* The time at which a pass on its way here is worth waiting for although there is another to run; -1: none is. */
 static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
     int32_t coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
-    cf_pass pass = cf__dispatch_pass(at_hand);
+    cf_pass pass = cf__dispatch_pass(d, at_hand);
     double seconds = d->paths->seconds[pass][cf__dispatch_cell(at_hand)];
     if (coming < 0 || !(d->policy.patience > 0)) return -1;
     if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
@@ -7336,7 +7345,7 @@ static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
 /* Takes a chosen pass out of where it waited. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int queue = cf__dispatch_queue_of[cf__dispatch_pass(id)];
+    int queue = cf__dispatch_queue_of[cf__dispatch_pass(d, id)];
     if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
     else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH, d->place));
 }
@@ -7393,7 +7402,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
             int64_t cell = cf__dispatch_cell(worker->done[i]), chunk = cell % pipe->n;
-            cf_pass pass = cf__dispatch_pass(worker->done[i]);
+            cf_pass pass = cf__dispatch_pass(d, worker->done[i]);
             int keep = cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
             cf__schedule_put(&next, pass, pipe->first_chunk + chunk, cell / pipe->n, keep);
         }
@@ -7618,15 +7627,14 @@ static void cf__search_change_policy(cf__search *search) {
     }
 }
 
-/* One pass, with backwards alike whether they are split, becomes more or less urgent. The draws stand in lines of their
-   own, since in one expression compilers differ in which they make first. */
+/* One pass becomes more or less urgent. The draws stand in lines of their own, since in one expression compilers differ
+   in which they make first. */
 static void cf__search_nudge(cf__search *search, cf__search_move *move) {
-    static const cf_pass nudged[] = {CF_F, CF_R, CF_B, CF_W};
-    const cf__pipeline *pipe = &search->maker.pipe;
-    int64_t drawn = cf__search_below(search, pipe->n * pipe->n_v * CF__COUNT(nudged));
-    double part = cf__search_random(search);
-    int64_t halvings = cf__search_below(search, 5);
-    move->pass = cf__dispatch_id(drawn / CF__COUNT(nudged), (int)nudged[drawn % CF__COUNT(nudged)]);
+    double part;
+    int64_t halvings;
+    move->pass = cf__search_below(search, cf__dispatch_passes(&search->maker.pipe));
+    part = cf__search_random(search);
+    halvings = cf__search_below(search, 5);
     move->nudge = search->nudges[move->pass];
     search->nudges[move->pass] += cf__product(search->bounds[0].critical_path / (double)(1 << halvings), part);
 }
