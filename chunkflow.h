@@ -766,9 +766,9 @@ typedef struct cf_edge {
     int32_t why; /* a cf_edge_why */
 } cf_edge;
 
-/* All passes of one rank's chunks, with what each waits for, in both directions. Plain data in one block: read it; the
-   seconds may be overwritten with measured ones. A node's number follows from chunk, pass and virtual stage
-   (cf_graph_node), and nodes[] leads back. */
+/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one block of
+   memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a chunk, a pass and
+   a virtual stage to the number of the node, and nodes[] leads back. */
 typedef struct cf_graph {
     int64_t n_stages;
     int64_t n_virtual;
@@ -801,11 +801,11 @@ typedef struct cf_graph_desc {
     const cf_allocator *allocator;
 } cf_graph_desc;
 
-/* Builds the graph in time and space linear in its nodes. An executor that starts a pass when all its edges are
-   satisfied keeps at most K chunks of a group on every virtual stage, the slot edges see to that.
+/* Builds the graph in time and space linear in its nodes. An executor that starts each pass once all of its edges are
+   satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to that.
 
    *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT
-   (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN,
+   (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long to be added up), CF_ERROR_PLAN,
    CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
@@ -815,20 +815,20 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 /* Frees a graph made by cf_graph_make. NULL is allowed. */
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
-/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node.
-   */
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
-/* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node
-   waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the item one
-   node on it. Scratch: 4 bytes a node and more from `allocator` (NULL: malloc). */
+/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and that
+   no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the item
+   is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
 
-/* The longest path, and the play that every node has. All arrays are by node. */
+/* The longest path, and how much every node can be put off. */
 typedef struct cf_critical {
     int64_t n_nodes;
-    double length;          /* seconds of the longest path. Whatever the number of helpers, no order is faster (with
-                               slot edges: none that replays each group from its last dropped chunk to its first) */
+    double length;          /* seconds of the longest path. No order of the passes is faster, however many workers share
+                               them (with slot edges: none that replays each group from its last dropped chunk to its
+                               first). It is the bound "critical-path" of cf_simulate */
     int64_t n_path;
     int32_t *path;          /* (n_path) its nodes, first to last */
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
@@ -837,16 +837,17 @@ typedef struct cf_critical {
     cf_block block;         /* private: the memory that it lies in */
 } cf_critical;
 
-/* Finds it in linear time, after the checks of cf_graph_validate. Rules and errors as for cf_graph_make. */
+/* Finds the longest path in linear time, after the checks of cf_graph_validate. *out: as for cf_graph_make. Errors:
+   CF_ERROR_GRAPH, CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
-/* For an application with an executor of its own. cf_graph_start fills waiting[] (count >= n_nodes numbers, the
-   caller's) with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done
-   and puts the nodes which became ready by that into ready[], at most CF_MAX_SUCCESSORS, by rising number. Completing a
-   node twice, or before it was ready, is CF_ERROR_ARGUMENT and changes nothing. Calls on one waiting[] must not
-   overlap. */
+/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers (at least
+   n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done,
+   and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising number. It is
+   CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on one waiting[] must
+   not overlap. */
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
@@ -916,8 +917,8 @@ typedef struct cf_bytes {
                                          that of its R */
 } cf_bytes;
 
-/* What CF_SCHEDULE_BEST tried. The fixed schedules are candidates, too, and are always tried; a search that reaches the
-   bound stops there. */
+/* What CF_SCHEDULE_BEST tried. The fixed schedules are always among the candidates. A search that reaches the bound
+   stops there. */
 typedef struct cf_search_report {
     int64_t budget;              /* candidates that it was allowed */
     int64_t n_tried;             /* candidates that were built and timed */
@@ -945,9 +946,9 @@ typedef struct cf_schedule_desc {
     cf_bytes bytes;              /* what limit_bytes counts */
     int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: no limit */
     const int64_t *limits_bytes; /* (n_stages) */
-    int split_backward;          /* best: 1: it may cut backwards into I and W */
-    int64_t budget;              /* best: candidates to try. 0: what takes about a tenth of a second */
-    cf_search_report *report;    /* best: filled in on success where given */
+    int split_backward;          /* only for best. 1: it may cut backwards into I and W */
+    int64_t budget;              /* only for best: candidates to try. 0: what takes about a tenth of a second */
+    cf_search_report *report;    /* only for best: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
@@ -971,8 +972,8 @@ typedef struct cf_schedule_desc {
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same into the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the working
-   space (`best` may use less). Rules as for cf_pack_into. */
+/* The same in the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the space to work
+   in; a schedule may turn out to need less. The rules are those of cf_pack_into. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -990,7 +991,7 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
 
 #define CF_MAX_BOUNDS 4
 
-/* No schedule of these chunks with this K (the last K chunks of a group keep their activations) is shorter. */
+/* No schedule of these chunks with this K, where the last K chunks of each group keep their activations, is shorter. */
 typedef struct cf_bound {
     const char *name; /* a static string; cf_simulate says which there are */
     double value;
@@ -6974,7 +6975,10 @@ typedef struct cf__dispatch {
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
     int32_t *unit_of;     /* (n) by chunk */
-    cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: the rules, looked up once */
+    int32_t *known;       /* (n) of a unit's first chunk: for which k, and whether for split backwards, the rules of its
+                             chunks have been looked up. 0: not yet */
+    cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: what the rules say */
+    uint8_t *waits;       /* (passes) and how much of what must come before there is */
     double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
     uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
     double *ready_at;     /* (passes) */
@@ -7007,6 +7011,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     int64_t per_stage = cells * CF__DISPATCH_PLACES;
     int q;
     d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__DISPATCH_PLACES, sizeof(cf__dispatch_next));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
     d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
@@ -7079,7 +7085,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
-    if (cf__dispatch_pass(d, id) == CF_W) {
+    if ((uint32_t)id % CF__DISPATCH_PLACES == CF__DISPATCH_PLACES - 1) { /* W */
         cf__dispatch_push(worker, CF__DISPATCH_WEIGHTS, id, d->urgency);
         return;
     }
@@ -7090,7 +7096,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
 
 /* ---- the start ---- */
 
-/* Looks up the rules for a pass of a chunk: what waits for it, and for how much it waits before anything has run. */
+/* Looks up the rules for a pass of a chunk: what waits for it, and for how much it waits itself. */
 static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
     const cf__pipe_links *links = pipe->links[d->policy.split];
@@ -7111,7 +7117,7 @@ static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
         n_last += needs[i].stage > 0;
     }
     for (v = 0; v < pipe->n_v; v++)
-        d->missing[cf__dispatch_id(v * pipe->n, 0) + id] =
+        d->waits[cf__dispatch_id(v * pipe->n, 0) + id] =
             (uint8_t)(n - (v == 0 ? n_first : 0) - (v == pipe->n_v - 1 ? n_last : 0));
 }
 
@@ -7123,14 +7129,24 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int pass, int64_t cell
     return pass == CF_W && !(d->paths->tail[pass][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
+/* The same for all passes of a unit, unless that was done before. */
+static void cf__dispatch_follow_unit(cf__dispatch *d, const cf__pipe_unit *unit) {
+    int32_t known = 2 * unit->k + d->policy.split + 1;
+    int64_t i;
+    int pass;
+    if (d->known[unit->first] == known) return;
+    d->known[unit->first] = known;
+    for (i = unit->first; i < unit->first + unit->n; i++)
+        for (pass = CF_F; pass <= CF_W; pass++)
+            if (cf__pipe_occurs(unit, (cf_pass)pass, i, d->policy.split)) cf__dispatch_follow(d, (cf_pass)pass, i);
+}
+
 static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t cells = d->pipe->n * d->pipe->n_v, i;
     int pass;
+    for (i = 0; i < d->maker->n_units; i++) cf__dispatch_follow_unit(d, &d->maker->units[i]);
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
-    for (i = 0; i < d->pipe->n; i++)
-        for (pass = CF_F; pass <= CF_W; pass++)
-            if (cf__pipe_occurs(cf__dispatch_unit(d, i), (cf_pass)pass, i, d->policy.split))
-                cf__dispatch_follow(d, (cf_pass)pass, i);
+    memcpy(d->missing, d->waits, (size_t)cf__dispatch_passes(d->pipe));
     for (i = 0; i < cells; i++)
         for (pass = CF_F; pass <= CF_W; pass++) {
             int32_t id = cf__dispatch_id(i, pass);
@@ -7743,6 +7759,10 @@ static void cf__search_start(cf__search *search) {
     search->budget = desc->budget > 0 ? desc->budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = &m->pipe;
+    if (cf__search_dispatches(m)) {
+        memset(search->dispatch.known, 0, (size_t)m->pipe.n * sizeof(int32_t));
+        memset(search->dispatch.waits, 0, (size_t)cf__dispatch_passes(&m->pipe));
+    }
     search->report.makespan = DBL_MAX;
     search->goal = DBL_MAX;
     if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__bounds_find_critical(&search->bounds[0], &m->pipe, 0);

@@ -42,7 +42,7 @@ cf_schedule *naive_copy(const cf_schedule *schedule) {
     *s = *schedule;
     s->first = first;
     s->actions = actions;
-    memset(&s->allocator, 0, sizeof s->allocator);
+    memset(&s->block, 0, sizeof s->block);
     memcpy(first, schedule->first, ((size_t)schedule->n_stages + 1) * sizeof *first);
     if (schedule->n_actions > 0) memcpy(actions, schedule->actions, (size_t)schedule->n_actions * sizeof *actions);
     return s;

@@ -754,7 +754,8 @@ TEST(names_of_edges) {
 }
 
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions), CASE(critical_path_against_relaxation),
+      CASE(critical_path_is_the_simulators_bound),
       CASE(bounds_of_the_papers_example), CASE(ready_counts_lead_through_the_graph), CASE(damaged_graphs_are_named),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(graph_options_are_checked),
-      CASE(graph_into_needs_what_graph_size_says), CASE(graph_survives_every_failed_allocation), CASE(dot),
+      CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(dot),
       CASE(names_of_edges));
