@@ -766,9 +766,9 @@ typedef struct cf_edge {
     int32_t why; /* a cf_edge_why */
 } cf_edge;
 
-/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one block of
-   memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a chunk, a pass and
-   a virtual stage to the number of the node, and nodes[] leads back. */
+/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one
+   block of memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a
+   chunk, a pass and a virtual stage to the number of the node, and nodes[] leads back. */
 typedef struct cf_graph {
     int64_t n_stages;
     int64_t n_virtual;
@@ -818,9 +818,9 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 /* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
-/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and that
-   no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the item
-   is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
+/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
+   that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
+   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
 
 /* The longest path, and how much every node can be put off. */
@@ -843,11 +843,11 @@ CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocat
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
-/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers (at least
-   n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done,
-   and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising number. It is
-   CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on one waiting[] must
-   not overlap. */
+/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers
+   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a
+   node is done, and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising
+   number. It is CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on
+   one waiting[] must not overlap. */
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
@@ -862,13 +862,13 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
 /* The kinds of schedule. */
 #define CF_SCHEDULE_KINDS(X)                                                                                          \
     X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_PAPER */                                                 \
-    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: a stage runs ahead of the last one by its distance */ \
-                                              /* from it, counted from the point where the last stage has a whole */  \
-                                              /* group; other work fills the wait for a replay */                     \
-    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that fit */ \
-                                              /* into it */                                                           \
-    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a group */ \
-                                              /* cannot do with that */                                               \
+    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: a stage runs ahead of the last one by its */       \
+                                              /* distance from it, counted from the point where the last stage has */ \
+                                              /* a whole group; other work fills the wait for a replay */             \
+    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that */    \
+                                              /* fit into it */                                                       \
+    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a */     \
+                                              /* group cannot do with that */                                         \
     X(CF_SCHEDULE_INTERLEAVED, "interleaved") /* 1F1B over several virtual stages on each stage */                    \
     X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are cut into I and W, and W fills the gaps; no stage */    \
                                               /* keeps more than 1F1B's fullest one */                                \
@@ -972,8 +972,8 @@ typedef struct cf_schedule_desc {
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same in the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the space to work
-   in; a schedule may turn out to need less. The rules are those of cf_pack_into. */
+/* The same in the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the space to
+   work in; a schedule may turn out to need less. The rules are those of cf_pack_into. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -4815,14 +4815,14 @@ static int64_t cf__unit_of(const cf_plan *plan, int64_t id) {
 /* ---- the rules: what a pass waits for ----
 
    This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
-   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind waits
-   for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where both
-   passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for all but
-   the last `kept` chunks of its group. */
+   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind
+   waits for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where
+   both passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for
+   all but the last `kept` chunks of its group. */
 enum {
     CF__PIPE_BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
-    CF__PIPE_KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
-    CF__PIPE_FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
+    CF__PIPE_KEEPER,                       /* leaves the activations: R if the chunk was dropped, otherwise F */
+    CF__PIPE_FREER,                        /* gives their place back: B, or W where backwards are split */
     CF__PIPE_KEPT_ON = 127                 /* `kept` chunks on */
 };
 
@@ -4902,7 +4902,7 @@ typedef struct cf__pipeline {
     cf__costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
-    cf__pipe_links links[2][2]; /* the rules: with whole and with split backwards; CF__PIPE_WAITS_FOR and CF__PIPE_HOLDS_UP */
+    cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
 } cf__pipeline;
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
@@ -4983,7 +4983,7 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
         }
     total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
     if (total <= DBL_MAX / 1e6) return CF_OK;
-    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes of the batch take too many seconds to add up");
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes take too many seconds to be added up");
 }
 
 static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
@@ -5045,15 +5045,17 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
-/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how many
-   there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
+/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
+   many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
 static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk,
                            cf__need needs[CF__MOST_NEEDS]) {
     const cf__pipe_edge *link = links->at[pass], *end = link + links->n[pass];
     int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
     for (; link < end; link++) {
-        int32_t on = link->chunks == CF__PIPE_KEPT_ON ? unit->k : link->chunks == -CF__PIPE_KEPT_ON ? -unit->k : link->chunks;
+        int32_t on = link->chunks;
+        if (on == CF__PIPE_KEPT_ON) on = unit->k;
+        if (on == -CF__PIPE_KEPT_ON) on = -unit->k;
         if (place + on < (link->kept ? n_dropped : 0)) continue;
         if (place + on >= (link->pass == CF_R ? n_dropped : unit->n)) continue;
         needs[n].chunk = (int32_t)chunk + on;
@@ -5170,7 +5172,8 @@ static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) 
 }
 
 /* Everything but times that are not finite is refused here. */
-static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
+static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
+                                 cf_error *error) {
     int64_t i;
     memset(g, 0, sizeof *g);
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -5251,7 +5254,8 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     int replayed;
     if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
     replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
-    if ((int)pass < 0 || pass > CF_W || !cf__pipe_has_pass(pass, graph->split) || (pass == CF_R && !replayed)) return -1;
+    if ((int)pass < 0 || pass > CF_W || (pass == CF_R && !replayed)) return -1;
+    if (!cf__pipe_has_pass(pass, graph->split)) return -1;
     place = pass <= CF_R ? (int64_t)pass : 1 + replayed + (pass == CF_W);
     return graph->first[i] + place * n_stages + stage;
 }
@@ -5411,7 +5415,8 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            if (edge->to != i) return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among another node's edges");
+            if (edge->to != i)
+                return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among the edges of another node");
             if (edge->from < 0 || edge->from >= graph->n_nodes)
                 return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
             if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
@@ -5421,7 +5426,7 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     return CF_OK;
 }
 
-/* The list by source has as many entries as there are edges, and they rise within a node: so each edge is in it once. */
+/* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
 static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
@@ -5784,14 +5789,14 @@ typedef struct cf__schedule_maker {
 
 /* ---- units under limits ---- */
 
-/* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the next to
-   come: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the
-   rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
+/* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the
+   next to come: the state of the chunks so far, the activations of the last k of them, and in local replay the
+   inputs of the rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
 static int64_t cf__schedule_unit_bytes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *needs) {
     const cf_bytes *bytes = &m->desc.bytes;
     const cf_chunk *chunks = &m->pipe.chunks[unit->first];
     int64_t i, window = 0, saved = 0, most = 0, per_slot = bytes->per_token_activations;
-    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->per_token_boundary); /* until its replay */
+    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->per_token_boundary); /* before its R */
     for (i = 0; i < unit->n; i++) {
         const cf_chunk *c = &chunks[i];
         int64_t state = 0, held;
@@ -6001,7 +6006,8 @@ static int cf__pattern_may_run_ahead(const cf__schedule_maker *m, const cf__patt
 
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j) return 0;
+    if (!cf__pattern_has_room(m, merge)) return 0;
     return merge->i < pattern->need[merge->j] || cf__pattern_may_run_ahead(m, merge);
 }
 
@@ -6016,7 +6022,8 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, unit);
     merge->chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
 }
@@ -6602,8 +6609,8 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
 }
 
 /* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
-   passes at the other ends of the rules being known. What crosses virtual stages comes last, as it goes on from stage to
-   stage. */
+   passes at the other ends of the rules being known. What crosses virtual stages comes last, as it goes on from
+   stage to stage. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -6664,8 +6671,8 @@ static void cf__bounds_find_paths(cf__bounds_paths *paths, const cf__pipeline *p
 
 /* ---- one stage by itself ---- */
 
-/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for each
-   place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
+/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for
+   each place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
 enum { CF__BOUNDS_LEVELS = 6 };
 
 typedef struct cf__bounds_jobs {
@@ -6744,8 +6751,9 @@ static double cf__bounds_load(const cf__bounds_jobs *jobs) {
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
-/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over the
-   bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as ids. */
+/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over
+   the bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as
+   ids. */
 static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const double *keys, uint64_t flip) {
     int64_t start[1 << 11], i, sum;
     uint64_t bits, first = 0, differ = 0, mask = n < 4096 ? 255 : 2047;
@@ -7488,10 +7496,14 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
 }
 
-static int64_t cf__search_below(cf__search *search, int64_t n) { return (int64_t)(cf__draw(&search->random) % (uint64_t)n); }
+static int64_t cf__search_below(cf__search *search, int64_t n) {
+    return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
+}
 
 /* In [-1, 1), a multiple of 2^-20. */
-static double cf__search_random(cf__search *search) { return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1; }
+static double cf__search_random(cf__search *search) {
+    return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1;
+}
 
 static int cf__search_is_over(const cf__search *search) {
     return search->report.n_tried >= search->budget || search->report.makespan <= search->goal * (1 + 1e-12);
@@ -7604,7 +7616,13 @@ static void cf__search_try_grid(cf__search *search) {
 
 /* ---- the walk ---- */
 
-typedef enum cf__search_move_kind { CF__SEARCH_SWAP = 0, CF__SEARCH_SHIFT, CF__SEARCH_NUDGE, CF__SEARCH_POLICY, CF__SEARCH_KEEP } cf__search_move_kind;
+typedef enum cf__search_move_kind {
+    CF__SEARCH_SWAP = 0,
+    CF__SEARCH_SHIFT,
+    CF__SEARCH_NUDGE,
+    CF__SEARCH_POLICY,
+    CF__SEARCH_KEEP
+} cf__search_move_kind;
 
 typedef struct cf__search_move {
     cf__search_move_kind kind;
@@ -7662,7 +7680,10 @@ static cf__search_move cf__search_make_move(cf__search *search) {
     cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = d->policy;
-    move.kind = chance < 4 ? CF__SEARCH_SWAP : chance < 8 ? CF__SEARCH_SHIFT : chance < 14 ? CF__SEARCH_NUDGE : CF__SEARCH_POLICY;
+    move.kind = chance < 4    ? CF__SEARCH_SWAP
+                : chance < 8  ? CF__SEARCH_SHIFT
+                : chance < 14 ? CF__SEARCH_NUDGE
+                              : CF__SEARCH_POLICY;
     if (m->n_units < 2 && (move.kind == CF__SEARCH_SWAP || move.kind == CF__SEARCH_SHIFT)) move.kind = CF__SEARCH_NUDGE;
     if (chance % 4 == 0 && cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_KEEP;
     switch (move.kind) {
@@ -7708,7 +7729,8 @@ static void cf__search_jump(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double much = search->bounds[0].critical_path;
     int64_t i;
-    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2), split = m->desc.split_backward && cf__search_below(search, 2);
+    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
+    int split = m->desc.split_backward && cf__search_below(search, 2);
     for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
     cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
     search->dispatch.policy = cf__search_policy(split, risk, cf__product(much, cf__search_random(search)), 0);
