@@ -807,9 +807,9 @@ typedef struct cf_edge {
     int32_t why; /* a cf_edge_why */
 } cf_edge;
 
-/* All passes of one rank's chunks, with what each waits for, in both directions. Plain data in one block: read it; the
-   seconds may be overwritten with measured ones. A node's number follows from chunk, pass and virtual stage
-   (cf_graph_node), and nodes[] leads back. */
+/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one
+   block of memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a
+   chunk, a pass and a virtual stage to the number of the node, and nodes[] leads back. */
 typedef struct cf_graph {
     int64_t n_stages;
     int64_t n_virtual;
@@ -842,11 +842,11 @@ typedef struct cf_graph_desc {
     const cf_allocator *allocator;
 } cf_graph_desc;
 
-/* Builds the graph in time and space linear in its nodes. An executor that starts a pass when all its edges are
-   satisfied keeps at most K chunks of a group on every virtual stage, the slot edges see to that.
+/* Builds the graph in time and space linear in its nodes. An executor that starts each pass once all of its edges are
+   satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to that.
 
    *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT
-   (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the seconds of a pass are not finite), CF_ERROR_PLAN,
+   (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long to be added up), CF_ERROR_PLAN,
    CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
@@ -856,20 +856,20 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 /* Frees a graph made by cf_graph_make. NULL is allowed. */
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
-/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage; -1: the graph has no such node.
-   */
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
-/* Checks a graph from any source: counts, every index, both directions against each other, seconds, and that no node
-   waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and the item one
-   node on it. Scratch: 4 bytes a node and more from `allocator` (NULL: malloc). */
+/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
+   that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
+   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
 
-/* The longest path, and the play that every node has. All arrays are by node. */
+/* The longest path, and how much every node can be put off. */
 typedef struct cf_critical {
     int64_t n_nodes;
-    double length;          /* seconds of the longest path. Whatever the number of helpers, no order is faster (with
-                               slot edges: none that replays each group from its last dropped chunk to its first) */
+    double length;          /* seconds of the longest path. No order of the passes is faster, however many workers share
+                               them (with slot edges: none that replays each group from its last dropped chunk to its
+                               first). It is the bound "critical-path" of cf_simulate */
     int64_t n_path;
     int32_t *path;          /* (n_path) its nodes, first to last */
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
@@ -878,16 +878,17 @@ typedef struct cf_critical {
     cf_block block;         /* private: the memory that it lies in */
 } cf_critical;
 
-/* Finds it in linear time, after the checks of cf_graph_validate. Rules and errors as for cf_graph_make. */
+/* Finds the longest path in linear time, after the checks of cf_graph_validate. *out: as for cf_graph_make. Errors:
+   CF_ERROR_GRAPH, CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
-/* For an application with an executor of its own. cf_graph_start fills waiting[] (count >= n_nodes numbers, the
-   caller's) with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a node is done
-   and puts the nodes which became ready by that into ready[], at most CF_MAX_SUCCESSORS, by rising number. Completing a
-   node twice, or before it was ready, is CF_ERROR_ARGUMENT and changes nothing. Calls on one waiting[] must not
-   overlap. */
+/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers
+   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a
+   node is done, and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising
+   number. It is CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on
+   one waiting[] must not overlap. */
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
@@ -902,13 +903,13 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
 /* The kinds of schedule. */
 #define CF_SCHEDULE_KINDS(X)                                                                                          \
     X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_PAPER */                                                 \
-    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: a stage runs ahead of the last one by its distance */ \
-                                              /* from it, counted from the point where the last stage has a whole */  \
-                                              /* group; other work fills the wait for a replay */                     \
-    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that fit */ \
-                                              /* into it */                                                           \
-    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a group */ \
-                                              /* cannot do with that */                                               \
+    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: a stage runs ahead of the last one by its */       \
+                                              /* distance from it, counted from the point where the last stage has */ \
+                                              /* a whole group; other work fills the wait for a replay */             \
+    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that */    \
+                                              /* fit into it */                                                       \
+    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a */     \
+                                              /* group cannot do with that */                                         \
     X(CF_SCHEDULE_INTERLEAVED, "interleaved") /* 1F1B over several virtual stages on each stage */                    \
     X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are cut into I and W, and W fills the gaps; no stage */    \
                                               /* keeps more than 1F1B's fullest one */                                \
@@ -957,8 +958,8 @@ typedef struct cf_bytes {
                                          that of its R */
 } cf_bytes;
 
-/* What CF_SCHEDULE_BEST tried. The fixed schedules are candidates, too, and are always tried; a search that reaches the
-   bound stops there. */
+/* What CF_SCHEDULE_BEST tried. The fixed schedules are always among the candidates. A search that reaches the bound
+   stops there. */
 typedef struct cf_search_report {
     int64_t budget;              /* candidates that it was allowed */
     int64_t n_tried;             /* candidates that were built and timed */
@@ -986,9 +987,9 @@ typedef struct cf_schedule_desc {
     cf_bytes bytes;              /* what limit_bytes counts */
     int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: no limit */
     const int64_t *limits_bytes; /* (n_stages) */
-    int split_backward;          /* best: 1: it may cut backwards into I and W */
-    int64_t budget;              /* best: candidates to try. 0: what takes about a tenth of a second */
-    cf_search_report *report;    /* best: filled in on success where given */
+    int split_backward;          /* only for best. 1: it may cut backwards into I and W */
+    int64_t budget;              /* only for best: candidates to try. 0: what takes about a tenth of a second */
+    cf_search_report *report;    /* only for best: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
@@ -1012,8 +1013,8 @@ typedef struct cf_schedule_desc {
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same into the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the working
-   space (`best` may use less). Rules as for cf_pack_into. */
+/* The same in the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the space to
+   work in; a schedule may turn out to need less. The rules are those of cf_pack_into. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -1062,7 +1063,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 
 #define CF_MAX_BOUNDS 4
 
-/* No schedule of these chunks with this K (the last K chunks of a group keep their activations) is shorter. */
+/* No schedule of these chunks with this K, where the last K chunks of each group keep their activations, is shorter. */
 typedef struct cf_bound {
     const char *name; /* a static string; cf_simulate says which there are */
     double value;
@@ -2261,10 +2262,6 @@ CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
 }
 
 /* ---- names ---- */
-
-static const char *cf__name(const char *const *names, int64_t count, int64_t index) {
-    return index >= 0 && index < count ? names[index] : "?";
-}
 
 /* A value that something else bounds, which `why` names. */
 static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
@@ -4588,14 +4585,14 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
 /* ---- the rules: what a pass waits for ----
 
    This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
-   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind waits
-   for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where both
-   passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for all but
-   the last `kept` chunks of its group. */
+   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind
+   waits for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where
+   both passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for
+   all but the last `kept` chunks of its group. */
 enum {
     CF__PIPE_BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
-    CF__PIPE_KEEPER,                       /* the pass that leaves the activations: R if the chunk was dropped, else F */
-    CF__PIPE_FREER,                        /* the pass that gives their place back: B, or W where backwards are split */
+    CF__PIPE_KEEPER,                       /* leaves the activations: R if the chunk was dropped, otherwise F */
+    CF__PIPE_FREER,                        /* gives their place back: B, or W where backwards are split */
     CF__PIPE_KEPT_ON = 127                 /* `kept` chunks on */
 };
 
@@ -4675,8 +4672,7 @@ typedef struct cf__pipeline {
     cf__costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
-    cf__pipe_links links[2][2]; /* the rules: with whole and with split backwards; CF__PIPE_WAITS_FOR and
-                                   CF__PIPE_HOLDS_UP */
+    cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
     int8_t takes[CF_COMPUTE_PASS_COUNT]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0
                                             where nothing crosses to it */
     int8_t gives[CF_COMPUTE_PASS_COUNT]; /* and the taker of what it makes */
@@ -4766,8 +4762,7 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
         }
     total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
     if (total <= DBL_MAX / 1e6) return CF_OK;
-    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1,
-                      "the passes of the batch take too many seconds to add up");
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes take too many seconds to be added up");
 }
 
 static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
@@ -4829,17 +4824,17 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
-/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how many
-   there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
+/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
+   many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
 static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk,
                            cf__need needs[CF__MOST_NEEDS]) {
     const cf__pipe_edge *link = links->at[pass], *end = link + links->n[pass];
     int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
     for (; link < end; link++) {
-        int32_t on = link->chunks == CF__PIPE_KEPT_ON    ? unit->k
-                     : link->chunks == -CF__PIPE_KEPT_ON ? -unit->k
-                                                         : link->chunks;
+        int32_t on = link->chunks;
+        if (on == CF__PIPE_KEPT_ON) on = unit->k;
+        if (on == -CF__PIPE_KEPT_ON) on = -unit->k;
         if (place + on < (link->kept ? n_dropped : 0)) continue;
         if (place + on >= (link->pass == CF_R ? n_dropped : unit->n)) continue;
         needs[n].chunk = (int32_t)chunk + on;
@@ -5087,8 +5082,8 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     int replayed;
     if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
     replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
-    if ((int)pass < 0 || pass > CF_W || !cf__pipe_has_pass(pass, graph->split) || (pass == CF_R && !replayed))
-        return -1;
+    if ((int)pass < 0 || pass > CF_W || (pass == CF_R && !replayed)) return -1;
+    if (!cf__pipe_has_pass(pass, graph->split)) return -1;
     place = pass <= CF_R ? (int64_t)pass : 1 + replayed + (pass == CF_W);
     return graph->first[i] + place * n_stages + stage;
 }
@@ -5249,7 +5244,7 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
             if (edge->to != i)
-                return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among another node's edges");
+                return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among the edges of another node");
             if (edge->from < 0 || edge->from >= graph->n_nodes)
                 return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
             if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
@@ -5259,7 +5254,7 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     return CF_OK;
 }
 
-/* The list by source has as many entries as there are edges, and they rise within a node: so each edge is in it once. */
+/* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
 static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
@@ -5622,14 +5617,14 @@ typedef struct cf__schedule_maker {
 
 /* ---- units under limits ---- */
 
-/* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the next to
-   come: the state of the chunks so far, the activations of the last k of them, and in local replay the inputs of the
-   rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
+/* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the
+   next to come: the state of the chunks so far, the activations of the last k of them, and in local replay the
+   inputs of the rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
 static int64_t cf__schedule_unit_bytes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *needs) {
     const cf_bytes *bytes = &m->desc.bytes;
     const cf_chunk *chunks = &m->pipe.chunks[unit->first];
     int64_t i, window = 0, saved = 0, most = 0, per_slot = bytes->per_token_activations;
-    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->per_token_boundary); /* until its replay */
+    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->per_token_boundary); /* before its R */
     for (i = 0; i < unit->n; i++) {
         const cf_chunk *c = &chunks[i];
         int64_t state = 0, held;
@@ -5839,8 +5834,8 @@ static int cf__pattern_may_run_ahead(const cf__schedule_maker *m, const cf__patt
 
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j || !cf__pattern_has_room(m, merge))
-        return 0;
+    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j) return 0;
+    if (!cf__pattern_has_room(m, merge)) return 0;
     return merge->i < pattern->need[merge->j] || cf__pattern_may_run_ahead(m, merge);
 }
 
@@ -5855,8 +5850,8 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    if (m->needs != NULL && item->opens)
-        merge->bytes += cf__pattern_room(m, &m->units[m->pattern.unit_of[item->chunk]]);
+    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, unit);
     merge->chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
 }
@@ -6248,28 +6243,28 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
             for (i = 0; i < pipe->n; i++) paths->seconds[pass][v * pipe->n + i] = cf__pass_seconds(pipe, pass, i, v);
 }
 
-/* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the passes at the
-   other ends of the rules being known. */
+/* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
+   passes at the other ends of the rules being known. What crosses virtual stages comes last, as it goes on from
+   stage to stage. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
-    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail,
-           transfer = cf__transfer_seconds(pipe, chunk);
+    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[pass] + chunk;
+    double transfer = cf__transfer_seconds(pipe, chunk);
     cf__need needs[CF__MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), i;
+    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), crosses, i;
     int rises = (pass <= CF_R) == (way == CF__PIPE_WAITS_FOR);
-    int64_t j;
-    for (j = 0; j < pipe->n_v; j++) {
-        int64_t v = rises ? j : pipe->n_v - 1 - j;
-        double longest = 0;
+    int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
+    for (j = 0, cell = first; j < pipe->n_v; j++, cell += step) own[cell] = 0;
+    for (crosses = 0; crosses < 2; crosses++)
         for (i = 0; i < n; i++) {
-            int64_t stage = v + needs[i].stage, cell = stage * pipe->n + needs[i].chunk;
-            if (stage < 0 || stage >= pipe->n_v) continue;
-            longest = cf__most(longest, reach[needs[i].pass][cell] + paths->seconds[needs[i].pass][cell] +
-                                            (needs[i].stage != 0 ? transfer : 0));
+            int64_t on = needs[i].stage * pipe->n + needs[i].chunk - chunk;
+            const double *there = reach[needs[i].pass] + chunk, *seconds = paths->seconds[needs[i].pass] + chunk;
+            double delay = crosses ? transfer : 0;
+            if ((needs[i].stage != 0) != crosses) continue;
+            for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step)
+                own[cell] = cf__most(own[cell], there[cell + on] + seconds[cell + on] + delay);
         }
-        reach[pass][v * pipe->n + chunk] = longest;
-    }
 }
 
 /* All heads and tails of a unit, each after those that it follows from. A kept chunk has a tail of R, too, since a
@@ -6311,8 +6306,8 @@ static void cf__bounds_find_paths(cf__bounds_paths *paths, const cf__pipeline *p
 
 /* ---- one stage by itself ---- */
 
-/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for each
-   place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
+/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for
+   each place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
 enum { CF__BOUNDS_LEVELS = 6 };
 
 typedef struct cf__bounds_jobs {
@@ -6391,8 +6386,9 @@ static double cf__bounds_load(const cf__bounds_jobs *jobs) {
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
-/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over the
-   bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as ids. */
+/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over
+   the bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as
+   ids. */
 static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const double *keys, uint64_t flip) {
     int64_t start[1 << 11], i, sum;
     uint64_t bits, first = 0, differ = 0, mask = n < 4096 ? 255 : 2047;
@@ -6570,10 +6566,14 @@ typedef struct cf__dispatch_policy {
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
 
-/* A pass on a virtual stage has the number cell x CF_COMPUTE_PASS_COUNT + its cf_pass. */
-static int32_t cf__dispatch_id(int64_t cell, int pass) { return (int32_t)(cell * CF_COMPUTE_PASS_COUNT + pass); }
-static cf_pass cf__dispatch_pass(int32_t id) { return (cf_pass)(id % CF_COMPUTE_PASS_COUNT); }
-static int64_t cf__dispatch_cell(int32_t id) { return id / CF_COMPUTE_PASS_COUNT; }
+/* Passes are numbered cell by cell. A cell has four places, for F, R, B or I, and W. */
+enum { CF__DISPATCH_PLACES = 4 };
+
+static int32_t cf__dispatch_id(int64_t cell, int pass) {
+    return (int32_t)(cell * CF__DISPATCH_PLACES + pass - (pass > CF_B));
+}
+
+static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / CF__DISPATCH_PLACES); }
 
 /* Where passes wait on a stage: those that are not ready yet, by the time at which they are; units that have not
    started, by their order; and all others by urgency: forwards of units that have started, replays, backwards, W. */
@@ -6593,6 +6593,13 @@ typedef struct cf__dispatch_queue {
     int64_t n;
 } cf__dispatch_queue;
 
+/* What waits for a pass, by how far on their numbers are: the same on every virtual stage. */
+typedef struct cf__dispatch_next {
+    int32_t on[CF__MOST_NEEDS];
+    int8_t stages[CF__MOST_NEEDS]; /* virtual stages on */
+    int32_t n;
+} cf__dispatch_next;
+
 /* One stage at work. */
 typedef struct cf__dispatch_worker {
     double free_at;
@@ -6611,11 +6618,15 @@ typedef struct cf__dispatch {
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
     int32_t *unit_of;     /* (n) by chunk */
+    int32_t *known;       /* (n) of a unit's first chunk: for which k, and whether for split backwards, the rules of its
+                             chunks have been looked up. 0: not yet */
+    cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: what the rules say */
+    uint8_t *waits;       /* (passes) and how much of what must come before there is */
     double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
     uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
-    const double *nudges; /* (passes) added to that, B's to I as well; or NULL */
+    const double *nudges; /* (passes) added to that; or NULL */
     double give_up_at;
     cf__dispatch_worker *workers; /* (n_stages) */
     double *wake;         /* (n_stages) when to look at the stage again */
@@ -6625,7 +6636,12 @@ typedef struct cf__dispatch {
     double makespan;
 } cf__dispatch;
 
-static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF_COMPUTE_PASS_COUNT; }
+static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__DISPATCH_PLACES; }
+
+static cf_pass cf__dispatch_pass(const cf__dispatch *d, int32_t id) {
+    int place = (int)((uint32_t)id % CF__DISPATCH_PLACES);
+    return (cf_pass)(place + (d->policy.split && place >= CF_B));
+}
 
 static int64_t cf__dispatch_leaves(int64_t n_stages) {
     int64_t n = 1;
@@ -6635,9 +6651,12 @@ static int64_t cf__dispatch_leaves(int64_t n_stages) {
 
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
-    int64_t per_stage = cells * 4; /* F, R, and B or I and W */
+    int64_t per_stage = cells * CF__DISPATCH_PLACES;
     int q;
     d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
+    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__DISPATCH_PLACES, sizeof(cf__dispatch_next));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
     d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
@@ -6697,26 +6716,19 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
 }
 
 /* Where a pass waits once it is ready, unless it starts a unit. */
-static int cf__dispatch_queue_of(cf_pass pass) {
-    switch (pass) {
-        case CF_F: return CF__DISPATCH_BEGUN;
-        case CF_R: return CF__DISPATCH_REPLAYS;
-        case CF_W: return CF__DISPATCH_WEIGHTS;
-        default: return CF__DISPATCH_RETURNING;
-    }
-}
+static const uint8_t cf__dispatch_queue_of[CF_COMPUTE_PASS_COUNT] = {
+    CF__DISPATCH_BEGUN, CF__DISPATCH_REPLAYS, CF__DISPATCH_RETURNING, CF__DISPATCH_RETURNING, CF__DISPATCH_WEIGHTS};
 
 static const cf__pipe_unit *cf__dispatch_unit(const cf__dispatch *d, int64_t chunk) {
     return &d->maker->units[d->unit_of[chunk]];
 }
 
 /* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
-static void cf__dispatch_supply(cf__dispatch *d, int64_t cell, cf_pass pass, int64_t stage, double when) {
-    int32_t id = cf__dispatch_id(cell, pass);
+static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, double when) {
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
-    if (pass == CF_W) {
+    if ((uint32_t)id % CF__DISPATCH_PLACES == CF__DISPATCH_PLACES - 1) { /* W */
         cf__dispatch_push(worker, CF__DISPATCH_WEIGHTS, id, d->urgency);
         return;
     }
@@ -6727,45 +6739,62 @@ static void cf__dispatch_supply(cf__dispatch *d, int64_t cell, cf_pass pass, int
 
 /* ---- the start ---- */
 
-/* How much a pass of a chunk waits for, before anything has run. */
-static void cf__dispatch_count_missing(cf__dispatch *d, cf_pass pass, int64_t chunk) {
+/* Looks up the rules for a pass of a chunk: what waits for it, and for how much it waits itself. */
+static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
+    const cf__pipe_links *links = pipe->links[d->policy.split];
+    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
     cf__need needs[CF__MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[d->policy.split][CF__PIPE_WAITS_FOR], pass, cf__dispatch_unit(d, chunk), chunk,
-                            needs);
-    int i, n_first = 0, n_last = 0; /* of those, how many the first and the last virtual stage do without */
+    int32_t id = cf__dispatch_id(chunk, (int)pass);
+    int n, i, n_first = 0, n_last = 0; /* what the first and the last virtual stage do without */
     int64_t v;
+    next->n = cf__pipe_follow(&links[CF__PIPE_HOLDS_UP], pass, unit, chunk, needs);
+    for (i = 0; i < next->n; i++) {
+        next->on[i] = cf__dispatch_id(needs[i].stage * pipe->n + needs[i].chunk, (int)needs[i].pass) - id;
+        next->stages[i] = (int8_t)needs[i].stage;
+    }
+    n = cf__pipe_follow(&links[CF__PIPE_WAITS_FOR], pass, unit, chunk, needs);
     for (i = 0; i < n; i++) {
         n_first += needs[i].stage < 0;
         n_last += needs[i].stage > 0;
     }
     for (v = 0; v < pipe->n_v; v++)
-        d->missing[cf__dispatch_id(v * pipe->n + chunk, pass)] =
+        d->waits[cf__dispatch_id(v * pipe->n, 0) + id] =
             (uint8_t)(n - (v == 0 ? n_first : 0) - (v == pipe->n_v - 1 ? n_last : 0));
 }
 
 /* A W that nothing waits for is the least urgent of all. */
-static double cf__dispatch_urgency(const cf__dispatch *d, cf_pass pass, int64_t cell) {
+static double cf__dispatch_urgency(const cf__dispatch *d, int pass, int64_t cell) {
     double urgency = -cf__bounds_latest_start(d->paths, pass, cell);
     if (pass == CF_F)
         return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
     return pass == CF_W && !(d->paths->tail[pass][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
+/* The same for all passes of a unit, unless that was done before. */
+static void cf__dispatch_follow_unit(cf__dispatch *d, const cf__pipe_unit *unit) {
+    int32_t known = 2 * unit->k + d->policy.split + 1;
+    int64_t i;
+    int pass;
+    if (d->known[unit->first] == known) return;
+    d->known[unit->first] = known;
+    for (i = unit->first; i < unit->first + unit->n; i++)
+        for (pass = CF_F; pass <= CF_W; pass++)
+            if (cf__pipe_occurs(unit, (cf_pass)pass, i, d->policy.split)) cf__dispatch_follow(d, (cf_pass)pass, i);
+}
+
 static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t cells = d->pipe->n * d->pipe->n_v, i;
     int pass;
+    for (i = 0; i < d->maker->n_units; i++) cf__dispatch_follow_unit(d, &d->maker->units[i]);
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
-    for (i = 0; i < d->pipe->n; i++)
-        for (pass = CF_F; pass <= CF_W; pass++)
-            if (cf__pipe_occurs(cf__dispatch_unit(d, i), (cf_pass)pass, i, d->policy.split))
-                cf__dispatch_count_missing(d, (cf_pass)pass, i);
+    memcpy(d->missing, d->waits, (size_t)cf__dispatch_passes(d->pipe));
     for (i = 0; i < cells; i++)
         for (pass = CF_F; pass <= CF_W; pass++) {
+            int32_t id = cf__dispatch_id(i, pass);
             if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
-            d->urgency[cf__dispatch_id(i, pass)] = cf__dispatch_urgency(d, (cf_pass)pass, i);
-            if (d->nudges != NULL)
-                d->urgency[cf__dispatch_id(i, pass)] += d->nudges[cf__dispatch_id(i, pass == CF_I ? CF_B : pass)];
+            d->urgency[id] = cf__dispatch_urgency(d, pass, i) + (d->nudges != NULL ? d->nudges[id] : 0);
         }
 }
 
@@ -6808,7 +6837,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
-        cf__dispatch_supply(d, m->units[u].first, CF_F, 0, 0);
+        cf__dispatch_supply(d, cf__dispatch_id(m->units[u].first, CF_F), 0, 0);
     }
 }
 
@@ -6847,41 +6876,41 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
 
 /* Whether there is a slot for a pass, where slots are taken one by one. */
 static int cf__dispatch_finds_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
-    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
-    return !d->policy.risk || d->workers[stage].room_chunks > 0 ||
-           !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(id), chunk);
+    int64_t chunk;
+    if (!d->policy.risk || d->workers[stage].room_chunks > 0) return 1;
+    chunk = cf__dispatch_cell(id) % d->pipe->n;
+    return !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(d, id), chunk);
 }
 
 /* ---- taking a pass ---- */
 
-/* Sends a result on to a neighbouring virtual stage; cf__send says how. */
-static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, const cf__need *to, int64_t v, double end) {
+/* Sends the result of a pass on to one on virtual stage `to`; cf__send says how. */
+static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t to, int back, double end,
+                                 double transfer) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t next = v + to->stage;
-    double transfer = cf__transfer_seconds(d->pipe, to->chunk), *link_free = &worker->link_free[to->stage < 0];
-    double begin = cf__most(end, *link_free);
+    double begin = cf__most(end, worker->link_free[back]);
     if (transfer > 0 && d->pipe->timing->no_overlap) {
         worker->free_at = end + transfer;
         begin = end - transfer;
     }
-    *link_free = begin + transfer;
-    cf__dispatch_supply(d, next * d->pipe->n + to->chunk, to->pass, next % d->pipe->n_stages, begin + transfer);
+    worker->link_free[back] = begin + transfer;
+    cf__dispatch_supply(d, id, to % d->pipe->n_stages, begin + transfer);
 }
 
 /* What comes after a pass that ends at `end`. */
-static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int64_t v, int64_t chunk, cf_pass pass, double end) {
-    const cf__pipeline *pipe = d->pipe;
+static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf_pass pass, int64_t v, int64_t chunk,
+                                  double end) {
+    const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
     const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
-    cf__need needs[CF__MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], pass, unit, chunk, needs), i;
+    int i;
     if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_W) cf__dispatch_free_room(d, stage, unit, chunk);
-    for (i = 0; i < n; i++) {
-        if (needs[i].stage == 0)
-            cf__dispatch_supply(d, v * pipe->n + needs[i].chunk, needs[i].pass, stage, end);
-        else if (v + needs[i].stage >= 0 && v + needs[i].stage < pipe->n_v)
-            cf__dispatch_pass_on(d, stage, &needs[i], v, end);
+    for (i = 0; i < next->n; i++) {
+        int64_t to = v + next->stages[i];
+        if (to == v) cf__dispatch_supply(d, id + next->on[i], stage, end);
+        else if (to >= 0 && to < d->pipe->n_v)
+            cf__dispatch_pass_on(d, stage, id + next->on[i], to, to < v, end, cf__transfer_seconds(d->pipe, chunk));
     }
 }
 
@@ -6900,14 +6929,14 @@ static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t 
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
-    cf_pass pass = cf__dispatch_pass(id);
+    cf_pass pass = cf__dispatch_pass(d, id);
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
     if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
-    cf__dispatch_conclude(d, stage, v, chunk, pass, end);
+    cf__dispatch_conclude(d, stage, id, pass, v, chunk, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -6919,19 +6948,18 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
     const cf__dispatch_queue *coming = &worker->queues[CF__DISPATCH_COMING];
     while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now) {
         int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
-        int64_t cell = cf__dispatch_cell(id), chunk = cell % d->pipe->n;
-        cf_pass pass = cf__dispatch_pass(id);
-        int starts =
-            pass == CF_F && cell < d->pipe->n * d->pipe->n_stages && chunk == cf__dispatch_unit(d, chunk)->first;
-        if (starts) cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
-        else cf__dispatch_push(worker, cf__dispatch_queue_of(pass), id, d->urgency);
+        int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
+        cf_pass pass = cf__dispatch_pass(d, id);
+        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__dispatch_unit(d, chunk)->first)
+            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
+        else cf__dispatch_push(worker, cf__dispatch_queue_of[pass], id, d->urgency);
     }
 }
 
 /* The time at which a pass on its way here is worth waiting for although there is another to run; -1: none is. */
 static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
     int32_t coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
-    cf_pass pass = cf__dispatch_pass(at_hand);
+    cf_pass pass = cf__dispatch_pass(d, at_hand);
     double seconds = d->paths->seconds[pass][cf__dispatch_cell(at_hand)];
     if (coming < 0 || !(d->policy.patience > 0)) return -1;
     if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
@@ -6976,7 +7004,7 @@ static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
 /* Takes a chosen pass out of where it waited. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int queue = cf__dispatch_queue_of(cf__dispatch_pass(id));
+    int queue = cf__dispatch_queue_of[cf__dispatch_pass(d, id)];
     if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
     else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH, d->place));
 }
@@ -7033,7 +7061,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
             int64_t cell = cf__dispatch_cell(worker->done[i]), chunk = cell % pipe->n;
-            cf_pass pass = cf__dispatch_pass(worker->done[i]);
+            cf_pass pass = cf__dispatch_pass(d, worker->done[i]);
             int keep = cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
             cf__schedule_put(&next, pass, pipe->first_chunk + chunk, cell / pipe->n, keep);
         }
@@ -7266,15 +7294,14 @@ static void cf__search_change_policy(cf__search *search) {
     }
 }
 
-/* One pass, with backwards alike whether they are split, becomes more or less urgent. The draws stand in lines of their
-   own, since in one expression compilers differ in which they make first. */
+/* One pass becomes more or less urgent. The draws stand in lines of their own, since in one expression compilers differ
+   in which they make first. */
 static void cf__search_nudge(cf__search *search, cf__search_move *move) {
-    static const cf_pass nudged[] = {CF_F, CF_R, CF_B, CF_W};
-    const cf__pipeline *pipe = &search->maker.pipe;
-    int64_t drawn = cf__search_below(search, pipe->n * pipe->n_v * CF__COUNT(nudged));
-    double part = cf__search_random(search);
-    int64_t halvings = cf__search_below(search, 5);
-    move->pass = cf__dispatch_id(drawn / CF__COUNT(nudged), nudged[drawn % CF__COUNT(nudged)]);
+    double part;
+    int64_t halvings;
+    move->pass = cf__search_below(search, cf__dispatch_passes(&search->maker.pipe));
+    part = cf__search_random(search);
+    halvings = cf__search_below(search, 5);
     move->nudge = search->nudges[move->pass];
     search->nudges[move->pass] += cf__product(search->bounds[0].critical_path / (double)(1 << halvings), part);
 }
@@ -7335,8 +7362,8 @@ static void cf__search_jump(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double much = search->bounds[0].critical_path;
     int64_t i;
-    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2),
-        split = m->desc.split_backward && cf__search_below(search, 2);
+    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
+    int split = m->desc.split_backward && cf__search_below(search, 2);
     for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
     cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
     search->dispatch.policy = cf__search_policy(split, risk, cf__product(much, cf__search_random(search)), 0);
@@ -7387,6 +7414,10 @@ static void cf__search_start(cf__search *search) {
     search->budget = desc->budget > 0 ? desc->budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = &m->pipe;
+    if (cf__search_dispatches(m)) {
+        memset(search->dispatch.known, 0, (size_t)m->pipe.n * sizeof(int32_t));
+        memset(search->dispatch.waits, 0, (size_t)cf__dispatch_passes(&m->pipe));
+    }
     search->report.makespan = DBL_MAX;
     search->goal = DBL_MAX;
     if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__bounds_find_critical(&search->bounds[0], &m->pipe, 0);

@@ -323,19 +323,19 @@ TEST(bad_options_are_named) {
     REFUSED(bad.limits = negative, CF_ERROR_ARGUMENT, "limits");
     REFUSED(bad.limit_bytes = -1, CF_ERROR_ARGUMENT, "limit_bytes");
     REFUSED(bad.limits_bytes = negative, CF_ERROR_ARGUMENT, "limits_bytes");
-    REFUSED(bad.bytes.per_token_state = -1, CF_ERROR_ARGUMENT, "bytes");
+    REFUSED(bad.bytes.per_token_state = -1, CF_ERROR_ARGUMENT, "bytes.per_token_state");
     REFUSED(bad.bytes.per_token_state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "bytes");
     REFUSED(bad.budget = -1, CF_ERROR_ARGUMENT, "budget");
     bad = good;
     bad.timing = &timing;
     timing.latency = -1;
-    check_refused(plan, &bad, CF_ERROR_ARGUMENT, "timing");
+    check_refused(plan, &bad, CF_ERROR_ARGUMENT, "timing.latency");
     timing.latency = 1e308;
     check_refused(plan, &bad, CF_ERROR_OVERFLOW, "timing");
     timing.latency = 0;
     timing.stages = stages;
     stages[2].weight.per_pair = -2;
-    check_refused(plan, &bad, CF_ERROR_ARGUMENT, "timing.stages");
+    check_refused(plan, &bad, CF_ERROR_ARGUMENT, "timing.weight.per_pair");
 #undef REFUSED
     cf_plan_free(plan);
 }

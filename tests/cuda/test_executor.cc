@@ -201,7 +201,7 @@ static void add_moves(batch *b, bool all_of_them, harness_rng *rng) {
     const cf_schedule *s = b->lowered ? b->lowered : b->made;
     b->moved = *s;
     b->moved.lowered = 1;
-    memset(&b->moved.allocator, 0, sizeof b->moved.allocator);
+    memset(&b->moved.block, 0, sizeof b->moved.block);
     b->first.assign(1, 0);
     for (int64_t stage = 0; stage < s->n_stages; stage++) {
         const cf_action *list = s->actions + s->first[stage];
