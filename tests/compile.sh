@@ -1,5 +1,6 @@
 #!/bin/sh
-# compile.sh - compiles chunkflow.h and tools/chunkflow_tune.h in every way that their users do, and looks at what comes out.
+# compile.sh - compiles chunkflow.h and tools/chunkflow_tune.h in every way that their users do, and looks at what comes
+# out.
 #
 #     tests/compile.sh [FILTER]
 #

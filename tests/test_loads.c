@@ -215,8 +215,8 @@ static double strongest(const cf_bound *bounds, int64_t n) {
     return most;
 }
 
-/* The same numbers, bit by bit, as the simulator finds for a schedule of that description, and no schedule is faster by a
-   clock that shares nothing with the library's. */
+/* The same numbers, bit by bit, as the simulator finds for a schedule of that description, and no schedule is faster by
+   a clock that shares nothing with the library's. */
 TEST(bounds_need_no_schedule) {
     uint64_t seed;
     int64_t made = 0, with_memory = 0;

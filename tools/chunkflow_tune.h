@@ -1,4 +1,4 @@
-/* chunkflow_tune.h - what is decided once, before training: pass costs, ChunkSize, K and schedule - MIT or public domain
+/* chunkflow_tune.h - what is decided before training: pass costs, ChunkSize, K and schedule - MIT or public domain
 
    What it is. A second library beside chunkflow.h, for the time before the first step. It estimates the seconds of
    every pass from a model and a GPU, fits them to your own measurements, and searches for the ChunkSize, K and schedule
@@ -11,8 +11,8 @@
 
    and everywhere else just #include "chunkflow_tune.h". It includes "chunkflow.h" unless that is included already, and
    calls its public functions only. Define CHUNKFLOW_TUNE_STATIC instead to get functions that are private to the file,
-   implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override the linkage. Needs only
-   libc and chunkflow.h.
+   implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override the linkage. Needs
+   only libc and chunkflow.h.
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
@@ -151,7 +151,7 @@ typedef struct cf_cost_desc {
     const cf_gpu *gpu;
     cf_parallel parallel;
     int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where it is given, a pair costs what it costs in such a
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where it is given, a pair costs what it does in such a
                                 chunk: the carried state is read and its gradient added to once for each chunk, and
                                 forward attention loses half a wave of its blocks of 128 queries a head */
 } cf_cost_desc;
@@ -201,8 +201,8 @@ typedef enum cf_tune_status {
 /* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 
-/* Bytes on one GPU of a virtual stage, for a model that no cf_model describes. Measure them, or count them from your own
-   code. */
+/* Bytes on one GPU of a virtual stage, for a model that no cf_model describes. Measure them, or count them from your
+   own code. */
 typedef struct cf_stage_bytes {
     cf_bytes held;         /* for each token that is held: of kept activations (more than 0), state, state gradient and,
                               for local replay, the saved input of a dropped chunk */
@@ -247,8 +247,8 @@ typedef struct cf_tune_progress {
     const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
 } cf_tune_progress;
 
-/* What to search. Zero means default in every member. What must be given: a model with a gpu, or with timing and a limit;
-   or, for models that cf_model does not describe, timing, bytes and a limit. Lists must rise. */
+/* What to search. Zero means default in every member. What must be given: a model with a gpu, or with timing and a
+   limit; or, for models that cf_model does not describe, timing, bytes and a limit. Lists must rise. */
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
@@ -301,7 +301,7 @@ typedef struct cf_tuning {
                                        chunk_size or k, or kind, replay or offload. A neighbour is exact, or infeasible,
                                        or has a same_as which is */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`, below which none can. Else 0 */
+    int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
     int interrupted;                /* 1: progress asked to stop */
     cf_allocator allocator;         /* private: how to give the block back */
@@ -309,8 +309,8 @@ typedef struct cf_tuning {
 
 /* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
    is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
-   the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence in
-   place of its own.
+   the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence
+   in place of its own.
 
    A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
    Its memory is that of the schedule itself: on every stage, at every pass, what is held then. The result is exact for
@@ -660,7 +660,7 @@ static cf_result cft__check_samples(const cf_sample *samples, int64_t n, int64_t
     int64_t s;
     int pass;
     if (samples == NULL && n != 0) return cft__fail_null(error, "samples");
-    CFT__TRY(cft__range(n, CFT__TERMS, INT64_MAX, CF_ERROR_ARGUMENT, "n", -1, error));
+    if (n < CFT__TERMS) return cft__fail(error, CF_ERROR_ARGUMENT, "n", -1, CFT__TERMS, n, "too few samples");
     for (s = 0; s < n; s++) {
         const cf_sample *sample = &samples[s];
         CFT__TRY(cft__range(sample->pass, 0, CF_COMPUTE_PASS_COUNT - 1, CF_ERROR_ARGUMENT, "samples.pass", s, error));
@@ -706,7 +706,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
    (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
    head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
    FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
-   experience and nobody's publication: replace them by cf_cost_fit on your own measurements as soon as you have some. */
+   experience and nobody's publication; use cf_cost_fit on your own measurements in place of them as soon as you can. */
 static const cf_gpu cft__gpus[] = {
     /* name, flops, gemm, attention forward and backward, processors,
        bandwidth, memory, nvlink, network, pcie, link, launch, latency */
@@ -792,7 +792,7 @@ static double cft__matrix_weights(const cf_shard *shard) {
     return cft__product((double)shard->layers, a_layer);
 }
 
-/* The layers forward, without loss. */
+/* The layers forward, without loss. Attention reads K and V of the prefix once for each chunk. */
 static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
     double layers = (double)shard->layers, weights = cft__matrix_weights(shard);
     cft__work work;
@@ -805,7 +805,7 @@ static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t 
     work.link_bytes =
         cft__product(CFT__COLLECTIVES * layers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
     work.pair_flops = cft__product(4 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 4 * (double)shard->kv) / (double)chunk_size; /* K and V */
+    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 4 * (double)shard->kv) / (double)chunk_size;
     return work;
 }
 
@@ -988,7 +988,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, &first, error));
     CFT__TRY(cft__slowest_step(&full, &step, error));
     for (s = 0; s < count; s++) {
-        (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* the first one was found, so this is too */
+        (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
         stages[s] = cft__stage_seconds(&full, &shard, cft__link_rate(&full, full.parallel.tp));
         most_layers = cft__max(most_layers, shard.layers);
     }
@@ -1127,8 +1127,8 @@ typedef struct cft__tuner {
 
     int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
     int32_t *pool;           /* (n) the list, being shuffled */
-    double *bounds;          /* (n_points x n_batches) */
-    double *split_bounds;    /* (n_points x n_batches) for kinds that cut backwards; NULL: there are none */
+    int splits;              /* 1: some kind may split backwards */
+    double *bounds;          /* (n_points x 2 x n_batches) for kinds that keep backwards whole, and for the others */
     cft__turn *turns;        /* (n_candidates) */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
     double *threshold;       /* (n_exact) the best times, rising */
@@ -1328,7 +1328,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
 static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     cf_parallel split = cf_parallel_defaults(&desc->parallel);
     int64_t v;
-    if (desc->n_gpus != 0) return cft__refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model that can be split");
+    if (desc->n_gpus != 0) return cft__refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model to split");
     CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
     CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
@@ -1370,7 +1370,8 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
 /* Counts the candidates. */
 static cf_result cft__count_candidates(cft__tuner *t, cf_tuning *header) {
     const cf_tune_desc *desc = &t->desc;
-    int64_t each = desc->n_kinds * t->n_offloads, without_sizes;
+    int64_t each = desc->n_kinds * t->n_offloads, without_sizes, i;
+    for (i = 0; i < desc->n_kinds; i++) t->splits |= cft__kind_splits(desc, desc->kinds[i]);
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
     without_sizes = header->n_splits * desc->n_replays * each;
@@ -1425,13 +1426,10 @@ static cf_tuning *cft__lay_out_tuning(cft__tuner *t, cf_tuning *header, cft__car
 }
 
 static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
-    int64_t i, times = t->n_points * t->desc.n_batches, v = t->most_virtual;
-    int splits = 0;
-    for (i = 0; i < t->desc.n_kinds; i++) splits |= cft__kind_splits(&t->desc, t->desc.kinds[i]);
+    int64_t v = t->most_virtual;
     t->batches = (int64_t *)cft__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
-    t->bounds = (double *)cft__take(carver, times, sizeof(double));
-    t->split_bounds = splits ? (double *)cft__take(carver, times, sizeof(double)) : NULL;
+    t->bounds = (double *)cft__take(carver, 2 * t->n_points * t->desc.n_batches, sizeof(double));
     t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
     t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
     t->threshold = (double *)cft__take(carver, cft__min(t->desc.n_exact, t->tuning->n_candidates), sizeof(double));
@@ -1634,9 +1632,9 @@ static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const
     return most / 100;
 }
 
-/* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group, or
-   standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only the
-   backward of its last chunk counts, because they do not come to the others at the same time.) */
+/* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
+   or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
+   the backward of its last chunk counts, because they do not come to the others at the same time.) */
 static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, int64_t k, int local, int64_t *stage) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, most = 0, at = 0;
@@ -1684,8 +1682,9 @@ static void cft__find_room(cft__tuner *t, const cf_parallel *split, int64_t chun
 
 /* ---- limits ----
 
-   The scheduler counts the tokens of all stages by the same bytes, and here they differ. So there are two ways to give it
-   limits that make a schedule fit. Of 3,000 random searches 80 find less without the second and 250 without the first. */
+   The scheduler counts the tokens of all stages by the same bytes, and here they differ. So there are two ways to give
+   it limits that make a schedule fit. Of 3,000 random searches, without the second way 80 come to something else, and
+   without the first 250. */
 
 /* (int64_t)(bytes x scale) + 1, if that is more than *most. */
 static void cft__raise(int64_t *most, int64_t bytes, double scale) {
@@ -1715,25 +1714,22 @@ static void cft__limit_bytes(cft__tuner *t, const cf_parallel *split, cf_schedul
     desc->limits_bytes = t->limits;
 }
 
-/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. */
-static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int local) {
+/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. *kept: of
+   a chunk that is kept, on the virtual stage where it is dearest. */
+static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int local,
+                                 int64_t chunk_size, int64_t *kept) {
     int64_t v, sum = 0;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
+    *kept = 1;
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
         sum += t->weights[v].state + t->weights[v].gradient + (local ? t->weights[v].input : 0);
+        *kept = cft__max(*kept, t->weights[v].activations * chunk_size);
+    }
     return sum;
 }
 
-/* Bytes x 100 of a chunk that is kept, on the virtual stage of this stage where it is dearest. */
-static int64_t cft__kept_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int64_t chunk_size) {
-    int64_t v, most = 1;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp)
-        most = cft__max(most, t->weights[v].activations * chunk_size);
-    return most;
-}
-
 /* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
-   of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else, on every
-   stage, is for more chunks. */
+   of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else,
+   on every stage, is for more chunks. */
 static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
@@ -1741,14 +1737,14 @@ static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedu
     int local = desc->replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
     for (s = 0; s < split->pp; s++) {
-        int64_t state = cft__state_weight(t, split, s, local);
-        int64_t left = t->room[s] - tokens * state - at_least * cft__kept_weight(t, split, s, plan->chunk_size);
+        int64_t kept, state = cft__state_weight(t, split, s, local, plan->chunk_size, &kept);
+        int64_t left = t->room[s] - tokens * state - at_least * kept;
         if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
     }
     tokens = cft__min(tokens + more, most);
     for (s = 0; s < split->pp; s++) {
-        int64_t left = t->room[s] - tokens * cft__state_weight(t, split, s, local);
-        t->chunk_limits[s] = cft__max(at_least, left / cft__kept_weight(t, split, s, plan->chunk_size));
+        int64_t kept, state = cft__state_weight(t, split, s, local, plan->chunk_size, &kept);
+        t->chunk_limits[s] = cft__max(at_least, (t->room[s] - tokens * state) / kept);
     }
     memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
     desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
@@ -1940,42 +1936,34 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* The strongest bound of the slowest rank, for schedules of such a kind. */
-static cf_result cft__bound_kind(cft__tuner *t, cft__place place, cf_schedule_kind kind, int split_backward,
-                                 double *out) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
-    double slowest = 0;
-    int64_t rank, n, i;
-    for (rank = 0; rank < split->dp; rank++) {
-        cf_schedule_desc desc = cft__rank_desc(t, split, t->desc.ks[place.k], t->desc.replays[place.replay], kind, rank);
-        cf_bound bounds[CF_MAX_BOUNDS];
-        desc.split_backward = split_backward;
-        CFT__TRY(cf_schedule_bounds(t->plan, &desc, bounds, &n, t->error));
-        for (i = 0; i < n; i++)
-            if (bounds[i].value > slowest) slowest = bounds[i].value;
-    }
-    *out = slowest + t->step_seconds;
-    return CF_OK;
+/* The bound of one batch of a point, for kinds that keep backwards whole (splits 0) or may split them (1). */
+static double *cft__bound_at(const cft__tuner *t, cft__place place, int splits, int64_t batch) {
+    return &t->bounds[(2 * cft__point(t, place) + splits) * t->desc.n_batches + batch];
 }
 
-/* Bounds of one point and batch, for whole backwards and for split ones. Only `best` splits those of virtual stages. */
-static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch) {
-    int64_t at = cft__point(t, place) * t->desc.n_batches + batch;
-    int many = t->tuning->splits[place.split].n_virtual > 1;
-    cf_schedule_kind whole = many ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
-    cf_schedule_kind split = many ? CF_SCHEDULE_BEST : CF_SCHEDULE_ZERO_BUBBLE;
-    CFT__TRY(cft__bound_kind(t, place, whole, 0, &t->bounds[at]));
-    if (t->split_bounds == NULL) return CF_OK;
-    return cft__bound_kind(t, place, split, 1, &t->split_bounds[at]);
-}
-
-/* A bound of one batch of a candidate. */
 static double cft__candidate_bound(const cft__tuner *t, cft__place place, int64_t batch) {
-    int64_t at = cft__point(t, place) * t->desc.n_batches + batch;
-    cf_schedule_kind kind = t->desc.kinds[place.kind];
-    if (!cft__kind_splits(&t->desc, kind)) return t->bounds[at];
-    if (kind == CF_SCHEDULE_ZERO_BUBBLE || t->split_bounds[at] < t->bounds[at]) return t->split_bounds[at];
-    return t->bounds[at];
+    return *cft__bound_at(t, place, cft__kind_splits(&t->desc, t->desc.kinds[place.kind]), batch);
+}
+
+/* Finds both bounds for the batch at hand: the strongest of the slowest rank. What holds for `best` holds for all. */
+static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch) {
+    const cf_parallel *split = &t->tuning->splits[place.split];
+    int64_t rank, n, i, k = t->desc.ks[place.k];
+    int splits;
+    for (splits = 0; splits <= t->splits; splits++) {
+        double slowest = 0;
+        for (rank = 0; rank < split->dp; rank++) {
+            cf_schedule_desc desc =
+                cft__rank_desc(t, split, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
+            cf_bound bounds[CF_MAX_BOUNDS];
+            desc.split_backward = splits;
+            CFT__TRY(cf_schedule_bounds(t->plan, &desc, bounds, &n, t->error));
+            for (i = 0; i < n; i++)
+                if (bounds[i].value > slowest) slowest = bounds[i].value;
+        }
+        *cft__bound_at(t, place, splits, batch) = slowest + t->step_seconds;
+    }
+    return CF_OK;
 }
 
 /* All candidates of a point become infeasible, or need more than was known. */
@@ -1989,21 +1977,20 @@ static void cft__rule_out_point(cft__tuner *t, cft__place place, int64_t bytes, 
 }
 
 /* The least memory and time that a point needs for the batch at hand. A K beyond the largest group replays nothing, and
-   neither does the other form then: such points share their bounds. */
-static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, int64_t *unreplayed) {
+   neither does the other form then. Such points share their bounds: those of *unreplayed, once it has a split. */
+static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, cft__place *unreplayed) {
     const cf_parallel *split = &t->tuning->splits[place.split];
-    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, replays;
-    int64_t n = t->desc.n_batches, point = cft__point(t, place), stage, bytes;
-    bytes = cft__least_bytes(t, split, t->desc.ks[place.k], local, &stage);
+    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, splits;
+    int64_t stage, bytes = cft__least_bytes(t, split, t->desc.ks[place.k], local, &stage);
     if (bytes > t->tuning->limit_bytes) cft__rule_out_point(t, place, bytes, stage);
-    if (batch == n) return CF_OK;
-    replays = t->desc.ks[place.k] < cft__largest_group(t->plan);
-    if (replays || *unreplayed < 0) CFT__TRY(cft__bound_point(t, place, batch));
-    else {
-        t->bounds[point * n + batch] = t->bounds[*unreplayed * n + batch];
-        if (t->split_bounds != NULL) t->split_bounds[point * n + batch] = t->split_bounds[*unreplayed * n + batch];
+    if (batch == t->desc.n_batches) return CF_OK;
+    if (t->desc.ks[place.k] < cft__largest_group(t->plan) || unreplayed->split < 0) {
+        CFT__TRY(cft__bound_point(t, place, batch));
+        if (t->desc.ks[place.k] >= cft__largest_group(t->plan)) *unreplayed = place;
+    } else {
+        for (splits = 0; splits <= t->splits; splits++)
+            *cft__bound_at(t, place, splits, batch) = *cft__bound_at(t, *unreplayed, splits, batch);
     }
-    if (!replays && *unreplayed < 0) *unreplayed = point;
     cft__report_done(t, 1);
     return CF_OK;
 }
@@ -2011,7 +1998,8 @@ static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, 
 /* All points of one split and ChunkSize on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[place.split];
-    int64_t *most = cft__most_chunks(t, place), unreplayed = -1;
+    int64_t *most = cft__most_chunks(t, place);
+    cft__place unreplayed = {-1, 0, 0, 0, 0, 0};
     CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
     CFT__TRY(cft__check_weights(t, split));
     *most = cft__max(*most, cft__largest_group(t->plan));
