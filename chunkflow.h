@@ -8314,14 +8314,17 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 typedef struct cf__simulate_bounds {
     cf__simulation sim;
     int whole, split;   /* whether backwards may stay whole, and whether they may be split */
+    cf__bounds forms[2]; /* of whole and of split backwards */
     cf_timeline listed; /* only its bounds are used */
     cf_error *error;
 } cf__simulate_bounds;
 
 static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
     cf__simulate_bounds *b = (cf__simulate_bounds *)job;
+    int split;
     cf__layout_pipeline(&b->sim.pipe, carver);
-    cf__layout_bounds(&b->sim.bounds, &b->sim.pipe, b->split, carver);
+    for (split = !b->whole; split <= b->split; split++)
+        cf__layout_bounds(&b->forms[split], &b->sim.pipe, split, carver);
 }
 
 static cf_result cf__simulate_fill_bounds(void *job) {
@@ -8333,6 +8336,7 @@ static cf_result cf__simulate_fill_bounds(void *job) {
         cf_timeline found;
         memset(&found, 0, sizeof found);
         b->sim.splits = split;
+        b->sim.bounds = b->forms[split];
         cf__simulate_add_bounds(&b->sim, &found);
         if (split == !b->whole || found.bound < b->listed.bound) b->listed = found;
     }

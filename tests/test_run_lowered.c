@@ -401,7 +401,7 @@ TEST(impossible_transfers_are_named) {
     CHECK_INT(run_lists(plan, unread, 5, 0, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(error.item, 4);
     CHECK_INT(run_lists(plan, rows, 5, 0, &error), CF_ERROR_SCHEDULE);
-    CHECK(error.item == 1 && strstr(error.text, "no rows of state") != NULL);
+    CHECK(error.item == 1 && strstr(error.text, "rows that are not there") != NULL);
     cf_plan_free(plan);
 }
 
