@@ -3,9 +3,10 @@
    What it is. Fine-tuning data is long-tailed: most sequences are short, a few are enormous. chunkflow reorganises a
    batch into chunks of at most ChunkSize tokens: short sequences are packed together, long ones are cut into dependent
    chunks that hand on their attention state (K, V and the gradients of both). A state-aware schedule runs the chunks so
-   that activation memory follows K x ChunkSize, not the longest sequence, while loss and gradients stay those of the
-   unchunked batch. The method is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356); where this file goes past the
-   paper, the comment at that place says so.
+   that a stage keeps the activations of about K chunks at once (K x ChunkSize tokens, and one chunk more for each stage
+   behind it) however long the longest sequence is, while loss and gradients stay those of the unchunked batch. The
+   method is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356); where this file goes past the paper, the comment at
+   that place says so.
 
    How to use it. In ONE C or C++ file:
 
@@ -14,20 +15,19 @@
 
    and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to
    the file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
-   Needs only libc.
+   Needs only libc. Compile that one file with any optimisation but -Ofast or -ffast-math, which it refuses.
 
    The functions by task
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed an attention       cf_metadata_size + cf_metadata_fill (cu_seqlens_q/k, max_seqlen), cf_position_ids,
          kernel                cf_sequence_ids
-       what waits for what     cf_graph_make, cf_graph_size + cf_graph_into, cf_graph_defaults, cf_graph_node,
-                               cf_graph_free
-         longest path, slack   cf_critical_make, cf_critical_size + cf_critical_into, cf_critical_free
+       what waits for what     cf_graph_make, cf_graph_defaults, cf_graph_node, cf_graph_free
+         longest path, slack   cf_critical_make, cf_critical_free
          with your executor    cf_graph_start, cf_graph_complete
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
-       time them               cf_simulate, cf_simulate_size + cf_simulate_into, cf_timeline_free
+       time them               cf_simulate, cf_timeline_free
          from your own clock   cf_timeline_measured
          no faster than        cf_schedule_bounds
        add the transfers       cf_schedule_lower
@@ -37,6 +37,7 @@
        write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
        read                    cf_read_schedule_csv
        errors                  cf_result_name, cf_result_text, the cf_error record
+       memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
        cost numbers            cf_cost_seconds
        describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_layers, cf_stage_shard, cf_parallel_validate
@@ -100,8 +101,9 @@
    attention pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a
    data-parallel copy.
 
-   Sections, each found by its tag: >>base >>cost >>pack >>memory >>graph >>schedule >>simulate >>check >>run
-   >>write, first declared, then implemented in the same order. A section calls only sections above it. >>cuda is
+   Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
+   >>model >>memory >>pipeline >>graph >>schedule >>clock >>bounds >>search >>check >>simulate >>lower >>run >>write. A
+   section calls only those above it. >>plan, >>clock, >>bounds and >>search declare nothing of their own. >>cuda is
    declared last and implemented in chunkflow_cuda.cu. */
 
 #ifndef CHUNKFLOW_H
@@ -157,7 +159,8 @@ extern "C" {
     X(CF_ERROR_TEXT, "the text breaks its format")                                    \
     X(CF_ERROR_DEVICE, "CUDA or cuBLAS reported an error")
 
-#define CF_ENUM_ITEM(name, text) name, /* an item of an enum from its row in a table; undefined below the declarations */
+/* An item of an enum from its row in a table. Undefined below the declarations. */
+#define CF_ENUM_ITEM(name, text) name,
 
 typedef enum cf_result {
     CF_RESULTS(CF_ENUM_ITEM)
@@ -191,11 +194,12 @@ typedef struct cf_allocator {
 /* Alignment, in bytes, of all memory that the library works in. */
 #define CF_MEMORY_ALIGNMENT 16
 
-/* For callers who want no malloc: an allocator that carves from one block of memory. Set memory (aligned to
-   CF_MEMORY_ALIGNMENT) and bytes, and leave the rest zero; hand cf_arena_allocator(&arena) to as many calls as you
-   like, from one thread at a time. What is given back is used again once everything made after it is given back, too; setting
-   `used` and `last` to 0 forgets everything at once. A call that finds too little room fails with CF_ERROR_MEMORY and leaves in
-   `peak` how many bytes would have been needed up to there. The arena must stay where it is while it is in use. */
+/* For callers who want no malloc: an allocator that carves from one block of memory. Set `memory` (aligned to
+   CF_MEMORY_ALIGNMENT) and `bytes`, leave the rest zero, and hand cf_arena_allocator(&arena) to as many calls as you
+   like, from one thread at a time. What is given back is used again once everything that was made after it is given
+   back, too; setting `used` and `last` to 0 forgets everything at once. A call that finds too little room fails with
+   CF_ERROR_MEMORY, and leaves in `peak` how many bytes it would have needed up to there. The arena must stay where it
+   is while it is in use. */
 typedef struct cf_arena {
     void *memory;
     size_t bytes;
@@ -1152,10 +1156,10 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
    stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
 
    loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what virtual stage
-   j x n_stages + stage holds while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the chunk in
-   the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers and copies. While rows
-   of state move to host memory or back, they count in both places. Only the order of the list decides, so the loads hold
-   for simulated and for measured times alike: timeline->start[first[stage] + i] says when the moment begins.
+   j x n_stages + stage holds while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the chunk
+   in the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers and copies. While
+   rows of state move to host memory or back, they count in both places. Only the order of the list decides, so the
+   loads hold for simulated and for measured times alike: timeline->start[first[stage] + i] says when the moment begins.
 
    loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
    needed), CF_ERROR_PLAN, CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that
@@ -1668,7 +1672,8 @@ typedef struct cf_executor_desc {
     const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
     cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
-                                         attention objects, no tiles, and no state unless n_kv_heads and head_size are given */
+                                         attention objects, no tiles, and no state unless n_kv_heads and head_size
+                                         are given */
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
@@ -1792,8 +1797,7 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 /* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error \
-    "chunkflow.h: -Ofast and -ffast-math change its results. Put CHUNKFLOW_IMPLEMENTATION into a .c file of its own, and compile that one with -O2 (or add -fno-fast-math behind the other flags)."
+#error "chunkflow.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
 #endif
 
 /* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
@@ -2091,9 +2095,9 @@ static cf_result cf__allocator(const cf_allocator *given, cf_allocator *out, cf_
 static cf_result cf__check_memory(const void *memory, size_t bytes, size_t needed, cf_error *error) {
     uintptr_t off = (uintptr_t)memory % CF_MEMORY_ALIGNMENT;
     if (memory == NULL) return cf__fail_null(error, "memory");
-    if (off != 0) return cf__fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT, (int64_t)off, "misaligned");
+    if (off != 0) return cf__fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT, (int64_t)off, "is misaligned");
     if (bytes < needed)
-        return cf__fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)needed, (int64_t)bytes, "too small");
+        return cf__fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)needed, (int64_t)bytes, "is too small");
     return CF_OK;
 }
 
@@ -2109,8 +2113,8 @@ typedef struct cf__recipe {
     void (*scratch)(void *job, cf__carver *carver);     /* lays out the working space */
     cf_result (*prepare)(void *job);
     cf_block *(*object)(void *job, cf__carver *carver); /* lays out the object, puts its address into the job, and
-                                                           returns the address of its block; before `prepare`, and with
-                                                           no memory to lay it out in, it measures the largest that it can get */
+                                                           returns the address of its block; before `prepare`, with no
+                                                           memory yet, it measures the largest that it can get */
     cf_result (*fill)(void *job);
 } cf__recipe;
 
@@ -2162,6 +2166,7 @@ static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory
     cf_result result;
     CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
     CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
+    cf__unpoison(memory, object + scratch); /* what lay there before need not have been given back */
     cf__lay_out_scratch(recipe, job, (unsigned char *)memory + object, scratch);
     result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
     if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL);
@@ -2236,6 +2241,7 @@ static void *cf__arena_alloc(size_t bytes, void *user) {
     if (end > arena->peak) arena->peak = end;
     if (end > arena->bytes || arena->memory == NULL || (uintptr_t)arena->memory % CF_MEMORY_ALIGNMENT != 0) return NULL;
     piece = (cf__piece *)(void *)((unsigned char *)arena->memory + start);
+    cf__unpoison(piece, end - start);
     piece->before = arena->last;
     piece->freed = 0;
     arena->last = start;
@@ -2261,12 +2267,10 @@ CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
     return allocator;
 }
 
-/* ---- names ---- */
-
 /* A value that something else bounds, which `why` names. */
 static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
                              cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "too small");
+    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "is too small");
     if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
     return CF_OK;
 }
