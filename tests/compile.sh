@@ -116,6 +116,31 @@ static_unused() { # compiler
 }
 
 # Names of the functions that a header declares.
+# What a user of the declarations alone is told: nothing, whatever is switched on.
+declarations() { # compiler
+    name=declarations-$1
+    wanted "$name" || return 0
+    every="-Wall -Wextra -Wpedantic -Wold-style-cast -Wuseless-cast"
+    case $1 in clang) every=-Weverything ;; esac
+    printf '#include "chunkflow.h"\n#include "tools/chunkflow_tune.h"\nint main() { return cf_result_name(CF_OK) == nullptr; }\n' \
+        >"$OUT/$name.cc"
+    build "$name" $(driver "$1" c++11) -std=c++11 $every -Wno-c++98-compat -Werror -I"$TOP" -fsyntax-only \
+        "$OUT/$name.cc" && ok "$name"
+}
+
+# Fast maths would let a NaN pass for a cost, so the implementation refuses it by name.
+fast_math() { # compiler
+    name=fast-math-$1
+    wanted "$name" || return 0
+    if "$1" -std=c99 -Ofast -I"$TOP" -fsyntax-only "$SOURCES/implementation.c" >"$OUT/$name.log" 2>&1; then
+        fail "$name" "-Ofast is accepted"
+    elif ! grep -q 'error.*IEEE 754' "$OUT/$name.log"; then
+        fail "$name" "-Ofast is refused with other words" "$OUT/$name.log"
+    else
+        ok "$name"
+    fi
+}
+
 declared() { # prefix of its macros, file
     sed -n "/^#endif \/\* $1_H \*\//q; s/^$1_API .*[ *]\(cf_[a-z0-9_]*\)(.*/\1/p" "$TOP/$2" | sort -u
 }
@@ -317,6 +342,8 @@ for compiler in gcc clang; do
     symbols $compiler symbols implementation.c CHUNKFLOW chunkflow.h
     symbols $compiler tune-symbols tune_implementation.c CHUNKFLOW_TUNE tools/chunkflow_tune.h
     header_example $compiler
+    declarations $compiler
+    fast_math $compiler
     tune_example $compiler
     readme_loop $compiler
     same_bits $compiler
