@@ -175,7 +175,7 @@ typedef struct cf_error {
     const char *field; /* name of the argument, option or member at fault; a static string */
     int64_t wanted;    /* the nearest acceptable value, or the limit; 0 where there is no such number */
     int64_t got;       /* the value found; 0 where it is no whole number */
-    char text[200];    /* where, why and what was found as one line, without a line end */
+    char text[256];    /* where, why and what was found as one line, without a line end */
 } cf_error;
 
 /* "CF_ERROR_PLAN", and "the plan breaks a rule". Both return a static string for every value, also an unknown one. */
