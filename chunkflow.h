@@ -2360,7 +2360,6 @@ typedef struct cf__pack_unit {
     int32_t n_items;     /* short sequences in it */
     int32_t n_chunks;
     int32_t rank;
-    int32_t chunk;       /* id of its open (last) chunk, once numbered */
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices */
 } cf__pack_unit;
 
@@ -2374,10 +2373,10 @@ typedef struct cf__pack_split {
 
 /* Items of one padded size, next to each other after sorting. */
 typedef struct cf__pack_run {
-    int32_t first;
-    int32_t left; /* items of the run not yet placed, while first fit is at work */
-    int32_t next; /* first fit: a run at or after this one that may still have items */
-    int32_t size; /* padded tokens of each */
+    int32_t first; /* item; first fit counts it up, and `left` down */
+    int32_t left;
+    int32_t next;  /* first fit: the run itself while it has items left, then a later one */
+    int32_t size;  /* padded tokens of each */
 } cf__pack_run;
 
 /* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a
@@ -2400,34 +2399,35 @@ typedef struct cf__packer {
     int64_t n;
     cf_error *error;
     cf_pass_cost weights;
+    double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     /* measured */
     int64_t n_empty, n_tokens, n_groups, n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
     int64_t longest_item;
     /* working space */
-    cf__pack_split *splits;       /* (n_groups) */
-    int32_t *cuts;           /* (n_dependent) lengths of the slices of all groups */
-    uint64_t *items;         /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
-                                and spare have room for 2 x n_groups more, which the lower bound uses */
+    cf__pack_split *splits; /* (n_groups) */
+    int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
+    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
+                               and spare have room for 2 x n_groups more, which the lower bound uses */
     uint64_t *spare;
-    cf__pack_run *runs;  /* (n_items) */
-    int32_t *unit_of;        /* (n_items) the unit of each item */
-    cf__pack_unit *units;         /* (max_units) */
-    int32_t *order;          /* (max_units) units in the order of their chunks */
-    int32_t *sorted;         /* (max_units) */
-    double *item_costs;      /* (n_items) only with more than one rank, as what follows */
-    double *costs;           /* (max_units) cost of each unit */
-    double *loads;           /* (n_ranks) cost of each rank */
-    int32_t *heap;           /* (n_ranks) */
-    int32_t *aside;          /* (n_ranks) */
-    int64_t *steps;          /* (n_ranks) chunks of each rank */
-    cf__pack_bins bins;           /* best fit: open chunks by room */
+    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less */
+    int32_t *unit_of;       /* (n_items) the unit of each item */
+    cf__pack_unit *units;   /* (max_units) */
+    int32_t *order;         /* (max_units) units in the order of their chunks */
+    int32_t *sorted;        /* (max_units) */
+    double *item_costs;     /* (n_items) only with more than one rank, as what follows */
+    double *costs;          /* (max_units) cost of each unit */
+    double *loads;          /* (n_ranks) cost of each rank */
+    int32_t *heap;          /* (n_ranks) */
+    int32_t *aside;         /* (n_ranks) */
+    int64_t *steps;         /* (n_ranks) chunks of each rank */
+    cf__pack_bins bins;     /* best fit: open chunks by room */
     /* results */
     int64_t n_runs, n_units, n_steps, lower_bound;
     int64_t n_ordered; /* units with chunks, in order */
-    int is_assigned;   /* 1: the plan's counts are exact; 0: they are the most that there may be */
-    cf_plan header, *plan;
+    int64_t n_chunks;  /* the most that there may be, until the units are spread over the ranks */
+    cf_plan *plan;
 } cf__packer;
 
 #define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
@@ -2519,12 +2519,15 @@ static int64_t cf__pack_cut(cf__packer *p, const cf__pack_split *split, int64_t 
     return cf__min(p->desc.chunk_size, rest);
 }
 
-/* How many slices the target leads to; stops counting past `most`. */
-static int64_t cf__pack_count_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, cf_result *result) {
-    int64_t begin = 0, n = 0;
-    while (begin < split->length && n <= most) {
-        begin += cf__pack_cut_by_cost(p, split, begin, result);
-        n++;
+/* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
+   be NULL. */
+static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, int32_t *lengths,
+                                  cf_result *result) {
+    int64_t begin = 0, n;
+    for (n = 0; begin < split->length && n <= most; n++) {
+        int64_t length = cf__pack_cut(p, split, n, begin, result);
+        if (lengths != NULL && n < most) lengths[n] = (int32_t)length;
+        begin += length;
     }
     return n;
 }
@@ -2541,18 +2544,17 @@ static cf_result cf__pack_find_target(cf__packer *p, cf__pack_split *split) {
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", split->sequence, CF__PACK_MAX_COST_SLICES, full,
                         "makes more slices than the cost can be evened out over");
     for (i = 0; i < full; i++) {
-        int64_t begin = i * p->desc.chunk_size;
-        sum +=
-            cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, split->length - begin), &result);
+        int64_t begin = i * p->desc.chunk_size, rest = split->length - begin;
+        sum += cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, rest), &result);
     }
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
     split->target = high;
-    n = cf__pack_count_cuts(p, split, INT64_MAX - 1, &result);
+    n = cf__pack_make_cuts(p, split, INT64_MAX - 1, NULL, &result);
     steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
     for (i = 0; i < steps && result == CF_OK && high - low > cf__product(high, 1e-7); i++) {
         split->target = low + (high - low) / 2;
-        if (cf__pack_count_cuts(p, split, n, &result) <= n) high = split->target;
+        if (cf__pack_make_cuts(p, split, n, NULL, &result) <= n) high = split->target;
         else low = split->target;
     }
     split->target = high;
@@ -2570,25 +2572,6 @@ static cf_result cf__pack_plan_split(cf__packer *p, int64_t sequence, cf__pack_s
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, split->n_slices,
                         "makes too many chunks");
     return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, split) : CF_OK;
-}
-
-static cf_result cf__pack_fail_fickle(cf__packer *p, int64_t sequence) {
-    return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence,
-                      "the callback must give the same answer every time");
-}
-
-/* Cuts a long sequence for good. A cost callback that answers differently the second time is caught here. */
-static cf_result cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split) {
-    cf_result result = CF_OK;
-    int64_t begin = 0, i;
-    for (i = 0; i < split->n_slices && begin < split->length; i++) {
-        int64_t length = cf__pack_cut(p, split, i, begin, &result);
-        p->cuts[split->first_cut + i] = (int32_t)length;
-        begin += length;
-    }
-    if (result == CF_OK && (i < split->n_slices || begin < split->length))
-        return cf__pack_fail_fickle(p, split->sequence);
-    return result;
 }
 
 /* ---- measuring ---- */
@@ -2628,8 +2611,28 @@ static void cf__pack_choose_weights(cf__packer *p) {
     p->weights = cf__pack_weights(&p->desc.cost, (double)p->n_tokens, pairs);
 }
 
+/* The most units and chunks that there may be. */
+static cf_result cf__pack_bound_counts(cf__packer *p) {
+    int64_t ranks = p->desc.n_ranks, n_bins;
+    /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
+       so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
+    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->n_groups + 1;
+    if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
+    if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
+    n_bins = cf__min(n_bins, p->n_items);
+    p->max_units = p->n_groups + n_bins;
+    if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
+        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
+                        "the batch may need too many chunks");
+    p->n_chunks = p->n_dependent + n_bins;
+    /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
+    if (ranks > 1) p->n_chunks = ranks * (cf__div_up(p->n_chunks, ranks) + p->largest_group);
+    p->n_chunks = cf__min(p->n_chunks, CF_MAX_CHUNKS);
+    return CF_OK;
+}
+
 static cf_result cf__pack_measure(cf__packer *p) {
-    int64_t i, size = p->desc.chunk_size, n_bins;
+    int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
     if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__pack_choose_weights(p);
     for (i = 0; i < p->n; i++) {
@@ -2637,7 +2640,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
         int64_t length = p->lengths[i];
         if (length == 0) {
             p->n_empty++;
-        } else if (length <= size) {
+        } else if (length <= p->desc.chunk_size) {
             p->n_items++;
             p->longest_item = cf__max(p->longest_item, length);
             p->item_tokens += cf__round_up(length, p->desc.align);
@@ -2648,16 +2651,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
             p->largest_group = cf__max(p->largest_group, split.n_slices);
         }
     }
-    /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
-       so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
-    n_bins = 2 * cf__div_up(p->item_tokens, size) + p->n_groups + 1;
-    if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
-    if (p->desc.n_ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
-    p->max_units = p->n_groups + cf__min(n_bins, p->n_items);
-    if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
-                        "the batch may need too many chunks");
-    return CF_OK;
+    return cf__pack_bound_counts(p);
 }
 
 /* Buckets are at most 65536 + 16 per item, so the bins cost no more than the items do. */
@@ -2684,7 +2678,7 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
     p->items = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
     p->spare = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
-    p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size), sizeof(cf__pack_run));
+    p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size) + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
     p->order = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
@@ -2728,17 +2722,24 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Fills splits and cuts, and opens a unit for each group. */
+/* Fills splits and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
+   caught here. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
+    cf_result result = CF_OK;
     int64_t i, n_cuts = 0;
     for (i = 0; i < p->n && p->n_units < p->n_groups; i++) {
         cf__pack_split *split = &p->splits[p->n_units];
+        int fits;
         if (p->lengths[i] <= p->desc.chunk_size) continue;
         CF__TRY(cf__pack_plan_split(p, i, split));
         split->first_cut = n_cuts;
         n_cuts += split->n_slices;
-        if (n_cuts > p->n_dependent) return cf__pack_fail_fickle(p, i);
-        CF__TRY(cf__pack_make_cuts(p, split));
+        fits = n_cuts <= p->n_dependent &&
+               cf__pack_make_cuts(p, split, split->n_slices, &p->cuts[split->first_cut], &result) == split->n_slices;
+        CF__TRY(result);
+        if (!fits)
+            return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", i,
+                              "the callback must give the same answer every time");
         p->units[p->n_units] = cf__pack_group_unit(p, p->n_units);
         p->n_units++;
     }
@@ -2770,8 +2771,7 @@ static void cf__pack_sort_pass(const uint64_t *from, uint64_t *to, int64_t n, in
     for (i = 0; i < n; i++) to[start[~from[i] >> shift & mask]++] = from[i];
 }
 
-/* Radix sort by falling length; equal lengths keep their order. Returns whichever of the two arrays holds the result.
-   */
+/* Radix sort by falling length; equal lengths keep their order. Returns whichever array holds the result. */
 static uint64_t *cf__pack_sort_items(uint64_t *items, uint64_t *spare, int64_t n, int64_t longest) {
     int bits = 0, passes, width, i;
     while (bits < 32 && longest >> bits != 0) bits++;
@@ -2801,6 +2801,7 @@ static void cf__pack_find_runs(cf__packer *p) {
         }
         p->runs[p->n_runs - 1].left++;
     }
+    p->runs[p->n_runs].next = (int32_t)p->n_runs; /* where every search ends */
 }
 
 /* ---- lower bound ---- */
@@ -2859,11 +2860,6 @@ static int cf__pack_lowest_bit(uint64_t word) { /* word != 0 */
 #endif
 }
 
-static void cf__pack_bins_reset(cf__pack_bins *bins) {
-    int i;
-    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
-}
-
 /* First bucket in use at or after `bucket`, -1 if none. */
 static int64_t cf__pack_bins_find(const cf__pack_bins *bins, int64_t bucket) {
     int level;
@@ -2893,19 +2889,16 @@ static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
     cf__pack_bins *bins = &p->bins;
     int32_t room = p->units[unit].room, *link;
     int64_t bucket = room >> bins->shift;
+    int is_known;
     link = &bins->head[bucket];
     if ((bins->words[0][bucket >> 6] >> (bucket & 63) & 1) == 0) {
         *link = -1;
         cf__pack_bins_mark(bins, bucket, 1);
     }
     while (*link >= 0 && p->units[*link].room < room) link = &bins->next[*link];
-    if (*link >= 0 && p->units[*link].room == room) {
-        bins->same[unit] = *link;
-        bins->next[unit] = bins->next[*link];
-    } else {
-        bins->same[unit] = -1;
-        bins->next[unit] = *link;
-    }
+    is_known = *link >= 0 && p->units[*link].room == room;
+    bins->same[unit] = is_known ? *link : -1;
+    bins->next[unit] = is_known ? bins->next[*link] : *link;
     *link = unit;
 }
 
@@ -2913,21 +2906,16 @@ static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
 static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
     cf__pack_bins *bins = &p->bins;
     int64_t bucket = cf__pack_bins_find(bins, size >> bins->shift);
-    while (bucket >= 0) {
-        int32_t *link = &bins->head[bucket], unit;
+    for (; bucket >= 0; bucket = cf__pack_bins_find(bins, bucket + 1)) {
+        int32_t *link = &bins->head[bucket], unit, same;
         while (*link >= 0 && p->units[*link].room < size) link = &bins->next[*link];
         unit = *link;
-        if (unit >= 0) {
-            if (bins->same[unit] >= 0) {
-                bins->next[bins->same[unit]] = bins->next[unit];
-                *link = bins->same[unit];
-            } else {
-                *link = bins->next[unit];
-            }
-            if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
-            return unit;
-        }
-        bucket = cf__pack_bins_find(bins, bucket + 1);
+        if (unit < 0) continue; /* all rooms of the first bucket may be too small */
+        same = bins->same[unit];
+        if (same >= 0) bins->next[same] = bins->next[unit];
+        *link = same >= 0 ? same : bins->next[unit];
+        if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
+        return unit;
     }
     return -1;
 }
@@ -2953,8 +2941,9 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
 /* Best fit, longest first. Items of one size are placed in one go: after one of them the unit has the least room of all
    that still are large enough, so the next one would go there too. */
 static void cf__pack_best_fit(cf__packer *p) {
+    cf__pack_bins *bins = &p->bins;
     int64_t i;
-    cf__pack_bins_reset(&p->bins);
+    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
     for (i = 0; i < p->n_groups; i++)
         if (cf__pack_fit(&p->units[i], 1, 1) > 0) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
@@ -2972,26 +2961,16 @@ static void cf__pack_best_fit(cf__packer *p) {
     }
 }
 
-/* First run at or after `run` that has items left; n_runs if none. Shortens the path for later calls. */
-static int32_t cf__pack_next_run(cf__packer *p, int32_t run) {
-    int32_t end = run;
-    while (end < p->n_runs && p->runs[end].left == 0) end = p->runs[end].next > end ? p->runs[end].next : end + 1;
-    while (run < end) {
-        int32_t next = p->runs[run].next > run ? p->runs[run].next : run + 1;
-        p->runs[run].next = end;
-        run = next;
-    }
-    return end;
-}
-
-/* First run, by falling size, that fits into `room`; n_runs if none. */
-static int32_t cf__pack_largest_run(const cf__packer *p, int32_t room) {
+/* The first run, by falling size, that fits into `room` and has items left; n_runs if there is none. Runs that are used
+   up point to a later one, and the way to the next that is not gets shorter with every walk. */
+static int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
     int32_t low = 0, high = (int32_t)p->n_runs;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
         if (p->runs[middle].size <= room) high = middle;
         else low = middle + 1;
     }
+    while (p->runs[low].next != low) low = p->runs[low].next = p->runs[p->runs[low].next].next;
     return low;
 }
 
@@ -3002,35 +2981,21 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->n_groups; id++) {
         cf__pack_unit unit = id < p->n_groups ? cf__pack_group_unit(p, id) : cf__pack_fresh_unit(p);
-        int32_t run = cf__pack_next_run(p, cf__pack_largest_run(p, unit.room));
-        while (run < p->n_runs && unit.slices_left > 0) {
-            cf__pack_run *r = &p->runs[run];
-            int32_t count = cf__pack_fit(&unit, r->size, r->left);
-            if (!dry) cf__pack_assign(p, r->first, count, (int32_t)id);
-            cf__pack_fill(&unit, r->size, count);
-            r->first += count;
-            r->left -= count;
+        int32_t at;
+        while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, unit.room)) < p->n_runs) {
+            cf__pack_run *run = &p->runs[at];
+            int32_t count = cf__pack_fit(&unit, run->size, run->left);
+            if (!dry) cf__pack_assign(p, run->first, count, (int32_t)id);
+            cf__pack_fill(&unit, run->size, count);
+            run->first += count;
+            run->left -= count;
+            if (run->left == 0) run->next = at + 1;
             placed += count;
-            run = cf__pack_next_run(p, cf__pack_largest_run(p, unit.room));
         }
         if (!dry) p->units[id] = unit;
     }
     if (!dry) p->n_units = id;
     return id;
-}
-
-/* After first fit has used up every run: back to how cf__pack_find_runs left them. */
-static void cf__pack_restore_runs(cf__packer *p) {
-    int64_t i;
-    int32_t first = 0;
-    for (i = 0; i < p->n_runs; i++) {
-        cf__pack_run *run = &p->runs[i];
-        int32_t end = run->first;
-        run->first = first;
-        run->left = end - first;
-        run->next = (int32_t)i;
-        first = end;
-    }
 }
 
 /* Next fit. Walks all sequences, so that a long one closes the chunk before it and may offer its tail. */
@@ -3074,9 +3039,9 @@ static void cf__pack_assign_items(cf__packer *p) {
     cf__pack_find_runs(p);
     if (p->desc.method == CF_PACK_BEST_FIT) {
         cf__pack_best_fit(p);
-        if (n_closed + p->n_units > p->lower_bound) {
-            if (cf__pack_first_fit(p, 1) < p->n_units) p->desc.method = CF_PACK_FIRST_FIT;
-            cf__pack_restore_runs(p);
+        if (n_closed + p->n_units > p->lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
+            p->desc.method = CF_PACK_FIRST_FIT;
+            cf__pack_find_runs(p);
         }
     }
     if (p->desc.method == CF_PACK_FIRST_FIT) cf__pack_first_fit(p, 0);
@@ -3085,51 +3050,33 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* ---- spreading units over ranks ---- */
 
-/* A chunk's constant cost is counted once per chunk, so that of its slices is left out. */
-static double cf__pack_slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
-    cf_pass_cost cost = p->weights;
-    cost.constant = 0;
-    if (p->desc.slice_cost != NULL) return cf__pack_slice_cost(p, sequence, begin, length, result);
-    return cf_cost_seconds(&cost, length, cf_slice_pairs(begin, length));
-}
-
-static double cf__pack_chunk_constant(const cf__packer *p) {
-    return p->desc.slice_cost == NULL ? p->weights.constant : 0;
-}
-
-/* Cost of each item and of each group, the items of its last chunk left out. */
-static cf_result cf__pack_cost_sequences(cf__packer *p, double *group_costs) {
+/* Cost of each item and of each unit. */
+static cf_result cf__pack_cost_units(cf__packer *p) {
     cf_result result = CF_OK;
     int64_t i, j;
     for (i = 0; i < p->n_items; i++)
         p->item_costs[i] =
-            cf__pack_slice_share(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
-    for (i = 0; i < p->n_groups; i++) {
-        const cf__pack_split *split = &p->splits[i];
+            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
+    for (i = 0; i < p->n_units; i++) {
+        const cf__pack_split *split = i < p->n_groups ? &p->splits[i] : NULL;
         int64_t begin = 0;
-        group_costs[i] = 0;
-        for (j = 0; j < split->n_slices; begin += p->cuts[split->first_cut + j++])
-            group_costs[i] += cf__pack_slice_share(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+        p->costs[i] = 0;
+        for (j = 0; split != NULL && j < split->n_slices; begin += p->cuts[split->first_cut + j++])
+            p->costs[i] += cf__pack_slice_cost(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+        p->costs[i] += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
-    return result;
-}
-
-/* Cost of each unit. */
-static cf_result cf__pack_cost_units(cf__packer *p) {
-    int64_t i;
-    cf_result result;
-    for (i = 0; i < p->n_units; i++) p->costs[i] = 0;
-    result = cf__pack_cost_sequences(p, p->costs);
-    for (i = 0; i < p->n_units; i++)
-        p->costs[i] += cf__product(cf__pack_chunk_constant(p), (double)p->units[i].n_chunks);
     for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
     return result;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
-   steps left for it. Returns 0 if one fits nowhere. */
+   steps left for it. Unit 0 finds empty ranks. Returns 0 if a unit fits nowhere. */
 static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     int64_t i, n_heap = 0;
+    if (first == 0) {
+        memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
+        memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
+    }
     for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(first + i);
     cf__sort_by_key(p->sorted, n, p->costs);
     for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
@@ -3150,41 +3097,29 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
-static void cf__pack_clear_ranks(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->desc.n_ranks; i++) {
-        p->steps[i] = 0;
-        p->loads[i] = 0;
-    }
-}
-
 /* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
     int64_t i, most = 0;
-    cf__pack_clear_ranks(p);
     for (i = 0; i < p->n_groups; i++) p->costs[i] = p->units[i].n_chunks;
     cf__pack_give_units(p, 0, p->n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     return most;
 }
 
-static void cf__pack_recount_loads(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->desc.n_ranks; i++) p->loads[i] = 0;
-    for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
-}
-
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
 static cf_result cf__pack_give_all(cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups;
+    int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups, i;
+    /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
+    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
+    p->weights.constant = 0;
     p->n_steps = INT64_MAX / 2;
     p->n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
-    cf__pack_clear_ranks(p);
     CF__TRY(cf__pack_cost_units(p));
     if (!cf__pack_give_units(p, 0, p->n_groups)) {
         cf__pack_give_groups_by_count(p);
         CF__TRY(cf__pack_cost_units(p));
-        cf__pack_recount_loads(p);
+        memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
+        for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
     }
     cf__pack_give_units(p, p->n_groups, p->n_units - p->n_groups);
     return CF_OK;
@@ -3197,30 +3132,34 @@ typedef struct cf__pack_shift {
     int32_t from, to;
 } cf__pack_shift;
 
+/* Keeps a change if it brings the two ranks nearer to each other than the best one so far, and does not overshoot. */
+static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int64_t item, int32_t from, int32_t to) {
+    double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
+    cf__pack_shift shift;
+    if (!(cost < gap) || !(distance < best->distance)) return;
+    shift.distance = distance;
+    shift.item = item;
+    shift.from = from;
+    shift.to = to;
+    *best = shift;
+}
+
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
 static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
-    cf__pack_unit fresh = cf__pack_fresh_unit(p);
-    const cf__pack_unit *target = p->steps[low] < p->n_steps && p->n_units < p->max_units ? &fresh : NULL;
-    double extra = target != NULL ? cf__pack_chunk_constant(p) : 0; /* a new chunk has its own constant cost */
-    int32_t to = -1;
+    int opens = p->steps[low] < p->n_steps && p->n_units < p->max_units;
+    double extra = opens ? p->chunk_constant : 0; /* a new chunk has its own constant cost */
+    int32_t to = -1, room = opens ? (int32_t)p->desc.chunk_size : 0;
     int64_t i;
-    for (i = 0; i < p->n_units && target != &fresh; i++) {
+    for (i = 0; i < p->n_units && !opens; i++) {
         const cf__pack_unit *unit = &p->units[i];
-        if (unit->rank == low && unit->slices_left > 0 && (target == NULL || unit->room > target->room)) {
-            target = unit;
-            to = (int32_t)i;
-        }
+        if (unit->rank != low || unit->slices_left <= 0 || unit->room <= room) continue;
+        room = unit->room;
+        to = (int32_t)i;
     }
-    for (i = 0; i < p->n_items && target != NULL; i++) {
-        double cost = p->item_costs[i] + extra;
-        double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
-        if (p->units[p->unit_of[i]].rank != high || !(cost < gap) || !(distance < best->distance)) continue;
-        if (cf__pack_padded(p, cf__pack_item_length(p->items[i])) > target->room) continue;
-        best->distance = distance;
-        best->item = i;
-        best->from = p->unit_of[i];
-        best->to = to;
-    }
+    for (i = 0; i < p->n_items && room > 0; i++)
+        if (p->units[p->unit_of[i]].rank == high &&
+            cf__pack_padded(p, cf__pack_item_length(p->items[i])) <= room)
+            cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
 }
 
 /* The best pair of standalone chunks to exchange. Looks at the first 256 of each rank. */
@@ -3234,25 +3173,21 @@ static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t lo
     for (i = 0; i < n_ours; i++) {
         for (j = 0; j < n_theirs; j++) {
             double cost = p->costs[ours[i]] - p->costs[theirs[j]];
-            double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
-            if (!(cost > 0) || !(cost < gap) || !(distance < best->distance)) continue;
-            best->distance = distance;
-            best->item = -1;
-            best->from = ours[i];
-            best->to = theirs[j];
+            if (cost > 0) cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
         }
     }
 }
 
-static void cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
+/* Moves an item to another unit, or to a new one of rank `low`. Returns the cost that moves with it. */
+static double cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32_t low) {
     int32_t size = (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[shift->item])), to = shift->to;
     double cost = p->item_costs[shift->item];
     if (to < 0) {
         to = cf__pack_open_unit(p);
         p->order[to] = to;
         p->units[to].rank = low;
-        p->costs[to] = cf__pack_chunk_constant(p);
-        p->loads[low] += cf__pack_chunk_constant(p);
+        p->costs[to] = p->chunk_constant;
+        p->loads[low] += p->chunk_constant;
         p->steps[low]++;
     }
     p->unit_of[shift->item] = to;
@@ -3260,16 +3195,13 @@ static void cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32
     cf__pack_fill(&p->units[to], size, 1);
     p->costs[shift->from] -= cost;
     p->costs[to] += cost;
-    p->loads[high] -= cost;
-    p->loads[low] += cost;
+    return cost;
 }
 
-static void cf__pack_exchange_units(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
-    double cost = p->costs[shift->from] - p->costs[shift->to];
+static double cf__pack_exchange_units(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
     p->units[shift->from].rank = low;
     p->units[shift->to].rank = high;
-    p->loads[high] -= cost;
-    p->loads[low] += cost;
+    return p->costs[shift->from] - p->costs[shift->to];
 }
 
 /* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next
@@ -3280,7 +3212,7 @@ static void cf__pack_even_ranks(cf__packer *p) {
     for (; rounds > 0; rounds--) {
         cf__pack_shift best = {DBL_MAX, -1, -1, -1};
         int32_t high = 0, low = 0, i;
-        double gap;
+        double gap, cost;
         for (i = 1; i < p->desc.n_ranks; i++) {
             if (p->loads[i] > p->loads[high]) high = i;
             if (p->loads[i] < p->loads[low]) low = i;
@@ -3290,19 +3222,22 @@ static void cf__pack_even_ranks(cf__packer *p) {
         if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
         cf__pack_find_exchange(p, high, low, gap, &best);
         if (best.from < 0) return;
-        if (best.item >= 0) cf__pack_move_item(p, &best, high, low);
-        else cf__pack_exchange_units(p, &best, high, low);
+        cost = best.item >= 0 ? cf__pack_move_item(p, &best, low) : cf__pack_exchange_units(p, &best, high, low);
+        p->loads[high] -= cost;
+        p->loads[low] += cost;
     }
 }
 
 /* Sorts order by rank, keeping the order within a rank, and drops standalone units that have lost all their items. */
 static void cf__pack_order_by_rank(cf__packer *p) {
     int64_t i, n = 0;
-    int32_t rank, *start = p->aside;
-    for (rank = 0; rank < p->desc.n_ranks; rank++) start[rank] = 0;
-    for (i = 0; i < p->n_units; i++)
-        if (p->units[i].rank + 1 < p->desc.n_ranks) start[p->units[i].rank + 1]++;
-    for (rank = 1; rank < p->desc.n_ranks; rank++) start[rank] += start[rank - 1];
+    int32_t rank, first = 0, *start = p->aside;
+    memset(start, 0, (size_t)p->desc.n_ranks * sizeof *start);
+    for (i = 0; i < p->n_units; i++) start[p->units[i].rank]++;
+    for (rank = 0; rank < p->desc.n_ranks; rank++) {
+        first += start[rank];
+        start[rank] = first - start[rank];
+    }
     for (i = 0; i < p->n_units; i++) p->sorted[start[p->units[p->order[i]].rank]++] = p->order[i];
     for (i = 0; i < p->n_units; i++)
         if (p->sorted[i] < p->n_groups || p->units[p->sorted[i]].n_items > 0) p->order[n++] = p->sorted[i];
@@ -3310,7 +3245,6 @@ static void cf__pack_order_by_rank(cf__packer *p) {
 }
 
 static cf_result cf__pack_spread(cf__packer *p) {
-    int64_t n_chunks;
     p->n_ordered = p->n_units;
     p->n_steps = p->n_dependent + p->n_units - p->n_groups;
     if (p->desc.n_ranks > 1) {
@@ -3318,106 +3252,82 @@ static cf_result cf__pack_spread(cf__packer *p) {
         cf__pack_even_ranks(p);
         cf__pack_order_by_rank(p);
     }
-    n_chunks = p->n_steps * p->desc.n_ranks;
-    if (n_chunks > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, n_chunks,
-                        "the batch needs too many chunks");
-    return CF_OK;
+    p->n_chunks = p->n_steps * p->desc.n_ranks;
+    if (p->n_chunks <= CF_MAX_CHUNKS) return CF_OK;
+    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->n_chunks,
+                    "the batch needs too many chunks");
 }
 
 /* ---- writing the plan ---- */
 
-/* Counts of the plan once the units are assigned. */
-static cf_plan cf__pack_header(const cf__packer *p) {
-    cf_plan plan;
-    memset(&plan, 0, sizeof plan);
-    plan.chunk_size = p->desc.chunk_size;
-    plan.align = p->desc.align;
-    plan.max_slices = p->desc.max_slices;
-    plan.method = p->desc.method;
-    plan.split = p->desc.split;
-    plan.n_sequences = p->n;
-    plan.n_empty = p->n_empty;
-    plan.n_tokens = p->n_tokens;
-    plan.n_ranks = p->desc.n_ranks;
-    plan.n_steps = p->n_steps;
-    plan.n_chunks = p->n_steps * p->desc.n_ranks;
-    plan.n_groups = p->n_groups;
-    plan.n_slices = p->n_dependent + p->n_items;
-    plan.lower_bound = p->lower_bound;
-    return plan;
-}
-
-/* The chunks of a unit, all slices but those of its items, which come in the end. */
-static void cf__pack_write_unit(cf__packer *p, cf_plan *plan, int32_t id, int64_t chunk, int64_t *n_slices) {
-    cf__pack_unit *unit = &p->units[id];
-    const cf__pack_split *split = id < p->n_groups ? &p->splits[id] : NULL;
+/* A group, its chunks and its slices; the first of these is `slice`. */
+static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slice) {
+    const cf__pack_split *split = &p->splits[id];
+    cf_group *group = &p->plan->groups[id];
     int64_t i, begin = 0;
-    for (i = 0; i < unit->n_chunks; i++) {
-        cf_chunk *c = &plan->chunks[chunk + i];
-        c->first_slice = *n_slices;
-        c->index = i;
-        c->prefix = begin;
-        c->group = split != NULL ? id : -1;
-        if (split != NULL) {
-            cf_slice *slice = &plan->slices[(*n_slices)++];
-            slice->sequence = split->sequence;
-            slice->begin = begin;
-            slice->length = p->cuts[split->first_cut + i];
-            begin += slice->length;
-            c->n_slices = 1;
-        }
+    group->sequence = split->sequence;
+    group->first_chunk = first_chunk;
+    group->n_chunks = split->n_slices;
+    group->tokens = split->length;
+    for (i = 0; i < split->n_slices; i++, slice++) {
+        cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
+        slice->sequence = split->sequence;
+        slice->begin = begin;
+        slice->length = p->cuts[split->first_cut + i];
+        chunk->index = i;
+        chunk->prefix = begin;
+        chunk->group = id;
+        chunk->n_slices = 1;
+        begin += slice->length;
     }
-    if (split != NULL) {
-        cf_group *group = &plan->groups[id];
-        group->sequence = split->sequence;
-        group->first_chunk = chunk;
-        group->n_chunks = unit->n_chunks;
-        group->tokens = split->length;
-    }
-    unit->next_slice = *n_slices;
-    plan->chunks[chunk + unit->n_chunks - 1].n_slices += unit->n_items;
-    *n_slices += unit->n_items;
 }
 
-/* Offsets, and the sums of each chunk. */
-static void cf__finish_chunks(cf_plan *plan) {
-    int64_t i, j;
+/* Where each chunk's slices are, their offsets, and the sums over them. */
+static void cf__pack_finish_chunks(cf_plan *plan) {
+    int64_t i, j, first = 0;
     for (i = 0; i < plan->n_chunks; i++) {
         cf_chunk *chunk = &plan->chunks[i];
+        chunk->first_slice = first;
         chunk->rank = i / plan->n_steps;
         for (j = 0; j < chunk->n_slices; j++) {
-            cf_slice *slice = &plan->slices[chunk->first_slice + j];
+            cf_slice *slice = &plan->slices[first + j];
             slice->offset = chunk->padded;
             chunk->tokens += slice->length;
             chunk->padded += cf__round_up(slice->length, plan->align);
             chunk->pairs += cf_slice_pairs(slice->begin, slice->length);
         }
+        first += chunk->n_slices;
         plan->n_idle += chunk->n_slices == 0;
     }
 }
 
-static void cf__write_plan(cf__packer *p, cf_plan *plan) {
-    int64_t i, chunk = 0, n_slices = 0, rank = 0;
+static cf_result cf__pack_write(void *job) {
+    cf__packer *p = (cf__packer *)job;
+    cf_plan *plan = p->plan;
+    int64_t i, chunk = 0, n_slices = 0;
     memset(plan->chunks, 0, (size_t)plan->n_chunks * sizeof(cf_chunk));
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].group = -1;
     for (i = 0; i < p->n_ordered; i++) {
-        cf__pack_unit *unit = &p->units[p->order[i]];
-        if (unit->rank != rank) {
-            for (; chunk < unit->rank * plan->n_steps; chunk++) plan->chunks[chunk].first_slice = n_slices;
-            rank = unit->rank;
+        int32_t id = p->order[i];
+        cf__pack_unit *unit = &p->units[id];
+        chunk = cf__max(chunk, unit->rank * plan->n_steps);
+        if (id < p->n_groups) {
+            cf__pack_write_group(p, id, chunk, &plan->slices[n_slices]);
+            n_slices += unit->n_chunks;
         }
-        cf__pack_write_unit(p, plan, p->order[i], chunk, &n_slices);
         chunk += unit->n_chunks;
+        plan->chunks[chunk - 1].n_slices += unit->n_items;
+        unit->next_slice = n_slices;
+        n_slices += unit->n_items;
     }
-    for (; chunk < plan->n_chunks; chunk++) plan->chunks[chunk].first_slice = n_slices;
     for (i = 0; i < p->n_items; i++) {
         cf_slice *slice = &plan->slices[p->units[p->unit_of[i]].next_slice++];
         slice->sequence = cf__pack_item_sequence(p->items[i]);
         slice->begin = 0;
         slice->length = cf__pack_item_length(p->items[i]);
     }
-    cf__finish_chunks(plan);
+    cf__pack_finish_chunks(plan);
+    return CF_OK;
 }
 
 /* ---- the road, and the public functions ---- */
@@ -3439,45 +3349,38 @@ static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_assign_items(p);
-    CF__TRY(cf__pack_spread(p));
-    p->is_assigned = 1;
-    return CF_OK;
-}
-
-/* Counts of the largest plan that these lengths can lead to. */
-static cf_plan cf__pack_largest(const cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + cf__min(p->max_units - p->n_groups, p->n_items), ranks = p->desc.n_ranks;
-    cf_plan most;
-    memset(&most, 0, sizeof most);
-    most.n_groups = p->n_groups;
-    most.n_slices = p->n_dependent + p->n_items;
-    /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
-    if (ranks > 1) n_chunks = ranks * (cf__div_up(n_chunks, ranks) + p->largest_group);
-    most.n_chunks = cf__min(n_chunks, CF_MAX_CHUNKS);
-    return most;
+    return cf__pack_spread(p);
 }
 
 static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
-    cf_plan *header = &p->header;
-    *header = p->is_assigned ? cf__pack_header(p) : cf__pack_largest(p);
+    cf_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.chunk_size = p->desc.chunk_size;
+    plan.align = p->desc.align;
+    plan.max_slices = p->desc.max_slices;
+    plan.method = p->desc.method;
+    plan.split = p->desc.split;
+    plan.n_sequences = p->n;
+    plan.n_empty = p->n_empty;
+    plan.n_tokens = p->n_tokens;
+    plan.n_ranks = p->desc.n_ranks;
+    plan.n_steps = p->n_steps;
+    plan.n_chunks = p->n_chunks;
+    plan.n_groups = p->n_groups;
+    plan.n_slices = p->n_dependent + p->n_items;
+    plan.lower_bound = p->lower_bound;
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
-    header->chunks = (cf_chunk *)cf__take(carver, header->n_chunks, sizeof(cf_chunk));
-    header->slices = (cf_slice *)cf__take(carver, header->n_slices, sizeof(cf_slice));
-    header->groups = (cf_group *)cf__take(carver, header->n_groups, sizeof(cf_group));
+    plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
+    plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
+    plan.groups = (cf_group *)cf__take(carver, plan.n_groups, sizeof(cf_group));
     if (p->plan == NULL) return NULL;
-    *p->plan = *header;
+    *p->plan = plan;
     return &p->plan->block;
 }
 
-static cf_result cf__pack_fill_plan(void *job) {
-    cf__packer *p = (cf__packer *)job;
-    cf__write_plan(p, p->plan);
-    return CF_OK;
-}
-
 static const cf__recipe cf__pack_recipe = {
-    "lengths", 0, cf__pack_scratch, cf__pack_prepare, cf__pack_object, cf__pack_fill_plan};
+    "lengths", 0, cf__pack_scratch, cf__pack_prepare, cf__pack_object, cf__pack_write};
 
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error) {
