@@ -2505,30 +2505,21 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, 
     return cf__min(low * unit, rest);
 }
 
-/* Length of slice number `index` of a split sequence, which starts at `begin`. */
-static int64_t cf__pack_cut(cf__packer *p, const cf__pack_split *split, int64_t index, int64_t begin,
-                            cf_result *result) {
-    int64_t rest = split->length - begin;
-    if (p->desc.split == CF_SPLIT_COST) return cf__pack_cut_by_cost(p, split, begin, result);
-    if (p->desc.split == CF_SPLIT_EVEN) {
-        int64_t units = cf__div_up(split->length, p->desc.align), n = split->n_slices;
-        /* The last slices get the units left over: the very last one may lack part of a unit. */
-        return cf__min((units / n + (index >= n - units % n)) * p->desc.align, rest);
-    }
-    return cf__min(p->desc.chunk_size, rest);
-}
-
 /* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
    be NULL. */
 static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, int32_t *lengths,
                                   cf_result *result) {
-    int64_t begin = 0, n;
-    for (n = 0; begin < split->length && n <= most; n++) {
-        int64_t length = cf__pack_cut(p, split, n, begin, result);
-        if (lengths != NULL && n < most) lengths[n] = (int32_t)length;
+    int64_t begin = 0, i, n = split->n_slices, units = cf__div_up(split->length, p->desc.align);
+    for (i = 0; begin < split->length && i <= most; i++) {
+        int64_t length = p->desc.chunk_size;
+        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, split, begin, result);
+        /* The last slices get the units left over: the very last one may lack part of a unit. */
+        if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
+        length = cf__min(length, split->length - begin);
+        if (lengths != NULL && i < most) lengths[i] = (int32_t)length;
         begin += length;
     }
-    return n;
+    return i;
 }
 
 /* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it
@@ -2796,11 +2787,8 @@ static void cf__pack_find_runs(cf__packer *p) {
     for (i = 0; i < p->n_items; i++) {
         int32_t size = cf__pack_item_size(p, i);
         if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
-            cf__pack_run *run = &p->runs[p->n_runs];
-            run->first = (int32_t)i;
-            run->left = 0;
-            run->next = (int32_t)p->n_runs++;
-            run->size = size;
+            const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
+            p->runs[p->n_runs++] = run;
         }
         p->runs[p->n_runs - 1].left++;
     }
@@ -3128,13 +3116,8 @@ typedef struct cf__pack_shift {
 /* Keeps a change if it brings the two ranks nearer to each other than the best one so far, and does not overshoot. */
 static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int64_t item, int32_t from, int32_t to) {
     double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
-    cf__pack_shift shift;
-    if (!(cost < gap) || !(distance < best->distance)) return;
-    shift.distance = distance;
-    shift.item = item;
-    shift.from = from;
-    shift.to = to;
-    *best = shift;
+    const cf__pack_shift shift = {distance, item, from, to};
+    if (cost < gap && distance < best->distance) *best = shift;
 }
 
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
@@ -3190,12 +3173,6 @@ static double cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int
     return cost;
 }
 
-static double cf__pack_exchange_units(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
-    p->units[shift->from].rank = low;
-    p->units[shift->to].rank = high;
-    return p->costs[shift->from] - p->costs[shift->to];
-}
-
 /* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next
    fit keeps its items where they are. */
 static void cf__pack_even_ranks(cf__packer *p) {
@@ -3214,7 +3191,13 @@ static void cf__pack_even_ranks(cf__packer *p) {
         if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
         cf__pack_find_exchange(p, high, low, gap, &best);
         if (best.from < 0) return;
-        cost = best.item >= 0 ? cf__pack_move_item(p, &best, low) : cf__pack_exchange_units(p, &best, high, low);
+        if (best.item >= 0) {
+            cost = cf__pack_move_item(p, &best, low);
+        } else {
+            cost = p->costs[best.from] - p->costs[best.to];
+            p->units[best.from].rank = low;
+            p->units[best.to].rank = high;
+        }
         p->loads[high] -= cost;
         p->loads[low] += cost;
     }
