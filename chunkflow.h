@@ -2355,7 +2355,6 @@ typedef struct cf__pack_unit {
     int32_t n_items;     /* short sequences in it */
     int32_t n_chunks;
     int32_t rank;
-    int32_t chunk;       /* id of its open (last) chunk, once numbered */
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices */
 } cf__pack_unit;
 
@@ -2369,10 +2368,10 @@ typedef struct cf__pack_split {
 
 /* Items of one padded size, next to each other after sorting. */
 typedef struct cf__pack_run {
-    int32_t first;
-    int32_t left; /* items of the run not yet placed, while first fit is at work */
-    int32_t next; /* first fit: a run at or after this one that may still have items */
-    int32_t size; /* padded tokens of each */
+    int32_t first; /* item; first fit counts it up, and `left` down */
+    int32_t left;
+    int32_t next;  /* first fit: the run itself while it has items left, then a later one */
+    int32_t size;  /* padded tokens of each */
 } cf__pack_run;
 
 /* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a
@@ -2395,34 +2394,34 @@ typedef struct cf__packer {
     int64_t n;
     cf_error *error;
     cf_pass_cost weights;
+    double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     /* measured */
     int64_t n_empty, n_tokens, n_groups, n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
     int64_t longest_item;
     /* working space */
-    cf__pack_split *splits;       /* (n_groups) */
-    int32_t *cuts;           /* (n_dependent) lengths of the slices of all groups */
-    uint64_t *items;         /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
-                                and spare have room for 2 x n_groups more, which the lower bound uses */
+    cf__pack_split *splits; /* (n_groups) */
+    int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
+    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
+                               and spare have room for 2 x n_groups more, which the lower bound uses */
     uint64_t *spare;
-    cf__pack_run *runs;  /* (n_items) */
-    int32_t *unit_of;        /* (n_items) the unit of each item */
-    cf__pack_unit *units;         /* (max_units) */
-    int32_t *order;          /* (max_units) units in the order of their chunks */
-    int32_t *sorted;         /* (max_units) */
-    double *item_costs;      /* (n_items) only with more than one rank, as what follows */
-    double *costs;           /* (max_units) cost of each unit */
-    double *loads;           /* (n_ranks) cost of each rank */
-    int32_t *heap;           /* (n_ranks) */
-    int32_t *aside;          /* (n_ranks) */
-    int64_t *steps;          /* (n_ranks) chunks of each rank */
-    cf__pack_bins bins;           /* best fit: open chunks by room */
+    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less */
+    int32_t *unit_of;       /* (n_items) the unit of each item */
+    cf__pack_unit *units;   /* (max_units) */
+    int32_t *order;         /* (max_units) units in the order of their chunks */
+    int32_t *sorted;        /* (max_units) */
+    double *item_costs;     /* (n_items) only with more than one rank, as what follows */
+    double *costs;          /* (max_units) cost of each unit */
+    double *loads;          /* (n_ranks) cost of each rank */
+    int32_t *heap;          /* (n_ranks) */
+    int32_t *aside;         /* (n_ranks) */
+    int64_t *steps;         /* (n_ranks) chunks of each rank */
+    cf__pack_bins bins;     /* best fit: open chunks by room */
     /* results */
     int64_t n_runs, n_units, n_steps, lower_bound;
-    int64_t n_ordered; /* units with chunks, in order */
-    int is_assigned;   /* 1: the plan's counts are exact; 0: they are the most that there may be */
-    cf_plan header, *plan;
+    int64_t n_chunks; /* the most that there may be, until the units are spread over the ranks */
+    cf_plan *plan;
 } cf__packer;
 
 #define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
@@ -2501,27 +2500,21 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, 
     return cf__min(low * unit, rest);
 }
 
-/* Length of slice number `index` of a split sequence, which starts at `begin`. */
-static int64_t cf__pack_cut(cf__packer *p, const cf__pack_split *split, int64_t index, int64_t begin,
-                            cf_result *result) {
-    int64_t rest = split->length - begin;
-    if (p->desc.split == CF_SPLIT_COST) return cf__pack_cut_by_cost(p, split, begin, result);
-    if (p->desc.split == CF_SPLIT_EVEN) {
-        int64_t units = cf__div_up(split->length, p->desc.align), n = split->n_slices;
+/* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
+   be NULL. */
+static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, int32_t *lengths,
+                                  cf_result *result) {
+    int64_t begin = 0, i, n = split->n_slices, units = cf__div_up(split->length, p->desc.align);
+    for (i = 0; begin < split->length && i <= most; i++) {
+        int64_t length = p->desc.chunk_size;
+        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, split, begin, result);
         /* The last slices get the units left over: the very last one may lack part of a unit. */
-        return cf__min((units / n + (index >= n - units % n)) * p->desc.align, rest);
+        if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
+        length = cf__min(length, split->length - begin);
+        if (lengths != NULL && i < most) lengths[i] = (int32_t)length;
+        begin += length;
     }
-    return cf__min(p->desc.chunk_size, rest);
-}
-
-/* How many slices the target leads to; stops counting past `most`. */
-static int64_t cf__pack_count_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, cf_result *result) {
-    int64_t begin = 0, n = 0;
-    while (begin < split->length && n <= most) {
-        begin += cf__pack_cut_by_cost(p, split, begin, result);
-        n++;
-    }
-    return n;
+    return i;
 }
 
 /* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it
@@ -2536,18 +2529,17 @@ static cf_result cf__pack_find_target(cf__packer *p, cf__pack_split *split) {
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", split->sequence, CF__PACK_MAX_COST_SLICES, full,
                         "makes more slices than the cost can be evened out over");
     for (i = 0; i < full; i++) {
-        int64_t begin = i * p->desc.chunk_size;
-        sum +=
-            cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, split->length - begin), &result);
+        int64_t begin = i * p->desc.chunk_size, rest = split->length - begin;
+        sum += cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, rest), &result);
     }
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
     split->target = high;
-    n = cf__pack_count_cuts(p, split, INT64_MAX - 1, &result);
+    n = cf__pack_make_cuts(p, split, INT64_MAX - 1, NULL, &result);
     steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
     for (i = 0; i < steps && result == CF_OK && high - low > cf__product(high, 1e-7); i++) {
         split->target = low + (high - low) / 2;
-        if (cf__pack_count_cuts(p, split, n, &result) <= n) high = split->target;
+        if (cf__pack_make_cuts(p, split, n, NULL, &result) <= n) high = split->target;
         else low = split->target;
     }
     split->target = high;
@@ -2567,26 +2559,15 @@ static cf_result cf__pack_plan_split(cf__packer *p, int64_t sequence, cf__pack_s
     return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, split) : CF_OK;
 }
 
-static cf_result cf__pack_fail_fickle(cf__packer *p, int64_t sequence) {
-    return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence,
-                      "the callback must give the same answer every time");
-}
-
-/* Cuts a long sequence for good. A cost callback that answers differently the second time is caught here. */
-static cf_result cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split) {
-    cf_result result = CF_OK;
-    int64_t begin = 0, i;
-    for (i = 0; i < split->n_slices && begin < split->length; i++) {
-        int64_t length = cf__pack_cut(p, split, i, begin, &result);
-        p->cuts[split->first_cut + i] = (int32_t)length;
-        begin += length;
-    }
-    if (result == CF_OK && (i < split->n_slices || begin < split->length))
-        return cf__pack_fail_fickle(p, split->sequence);
-    return result;
-}
-
 /* ---- measuring ---- */
+
+/* Adds a length to those before it. */
+static cf_result cf__pack_add_length(const int64_t *lengths, int64_t i, int64_t *sum, cf_error *error) {
+    if (lengths[i] < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "lengths", i, 0, lengths[i], "is negative");
+    if (cf__add(*sum, lengths[i], sum)) return CF_OK;
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "lengths", i,
+                      "the sum of the lengths up to here does not fit in 64 bits");
+}
 
 static cf_result cf__pack_check_lengths(cf__packer *p) {
     int64_t i;
@@ -2594,12 +2575,9 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
     if (p->n > 0 && p->lengths == NULL) return cf__fail_null(p->error, "lengths");
     for (i = 0; i < p->n; i++) {
         int64_t length = p->lengths[i];
-        if (length < 0) return cf__fail(p->error, CF_ERROR_ARGUMENT, "lengths", i, 0, length, "is negative");
         if (length > CF_MAX_LENGTH)
             return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", i, CF_MAX_LENGTH, length, "is too long");
-        if (!cf__add(p->n_tokens, length, &p->n_tokens))
-            return cf__refuse(p->error, CF_ERROR_OVERFLOW, "lengths", i,
-                              "the sum of the lengths up to here does not fit in 64 bits");
+        CF__TRY(cf__pack_add_length(p->lengths, i, &p->n_tokens, p->error));
         if (length > p->desc.chunk_size && cf_slice_pairs(length, p->desc.chunk_size) < 0)
             return cf__refuse(p->error, CF_ERROR_OVERFLOW, "pairs", i,
                               "the attention pairs of a chunk of this sequence do not fit in 64 bits");
@@ -2623,8 +2601,28 @@ static void cf__pack_choose_weights(cf__packer *p) {
     p->weights = cf__pack_weights(&p->desc.cost, (double)p->n_tokens, pairs);
 }
 
+/* The most units and chunks that there may be. */
+static cf_result cf__pack_bound_counts(cf__packer *p) {
+    int64_t ranks = p->desc.n_ranks, n_bins;
+    /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
+       so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
+    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->n_groups + 1;
+    if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
+    if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
+    n_bins = cf__min(n_bins, p->n_items);
+    p->max_units = p->n_groups + n_bins;
+    if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
+        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
+                        "the batch may need too many chunks");
+    p->n_chunks = p->n_dependent + n_bins;
+    /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
+    if (ranks > 1) p->n_chunks = ranks * (cf__div_up(p->n_chunks, ranks) + p->largest_group);
+    p->n_chunks = cf__min(p->n_chunks, CF_MAX_CHUNKS);
+    return CF_OK;
+}
+
 static cf_result cf__pack_measure(cf__packer *p) {
-    int64_t i, size = p->desc.chunk_size, n_bins;
+    int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
     if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__pack_choose_weights(p);
     for (i = 0; i < p->n; i++) {
@@ -2632,7 +2630,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
         int64_t length = p->lengths[i];
         if (length == 0) {
             p->n_empty++;
-        } else if (length <= size) {
+        } else if (length <= p->desc.chunk_size) {
             p->n_items++;
             p->longest_item = cf__max(p->longest_item, length);
             p->item_tokens += cf__round_up(length, p->desc.align);
@@ -2643,16 +2641,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
             p->largest_group = cf__max(p->largest_group, split.n_slices);
         }
     }
-    /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
-       so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
-    n_bins = 2 * cf__div_up(p->item_tokens, size) + p->n_groups + 1;
-    if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
-    if (p->desc.n_ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
-    p->max_units = p->n_groups + cf__min(n_bins, p->n_items);
-    if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
-                        "the batch may need too many chunks");
-    return CF_OK;
+    return cf__pack_bound_counts(p);
 }
 
 /* Buckets are at most 65536 + 16 per item, so the bins cost no more than the items do. */
@@ -2679,7 +2668,7 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
     p->items = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
     p->spare = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
-    p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size), sizeof(cf__pack_run));
+    p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size) + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
     p->order = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
@@ -2699,43 +2688,50 @@ static int64_t cf__pack_item_length(uint64_t item) { return (int64_t)(item >> 32
 static int64_t cf__pack_item_sequence(uint64_t item) { return (int64_t)(item & 0xffffffffu); }
 static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
-static cf__pack_unit cf__pack_fresh_unit(const cf__packer *p) {
+static int32_t cf__pack_item_size(const cf__packer *p, int64_t i) {
+    return (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
+}
+
+/* A unit without items: an empty chunk, or what the last slice of a group leaves of its chunk. */
+static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     cf__pack_unit unit;
     memset(&unit, 0, sizeof unit);
     unit.room = (int32_t)p->desc.chunk_size;
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
     unit.n_chunks = 1;
-    return unit;
-}
-
-/* The unit of a group, before any item: its open chunk holds the group's last slice. */
-static cf__pack_unit cf__pack_group_unit(const cf__packer *p, int64_t group) {
-    const cf__pack_split *split = &p->splits[group];
-    cf__pack_unit unit = cf__pack_fresh_unit(p);
-    unit.n_chunks = (int32_t)split->n_slices;
-    unit.room -= (int32_t)cf__pack_padded(p, p->cuts[split->first_cut + split->n_slices - 1]);
-    unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
+    if (id < p->n_groups) {
+        const cf__pack_split *split = &p->splits[id];
+        unit.n_chunks = (int32_t)split->n_slices;
+        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[split->first_cut + split->n_slices - 1]);
+        unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
+    }
     return unit;
 }
 
 static int32_t cf__pack_open_unit(cf__packer *p) {
-    p->units[p->n_units] = cf__pack_fresh_unit(p);
+    p->units[p->n_units] = cf__pack_empty_unit(p, p->n_units);
     return (int32_t)p->n_units++;
 }
 
-/* Fills splits and cuts, and opens a unit for each group. */
+/* Fills splits and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
+   caught here. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
+    cf_result result = CF_OK;
     int64_t i, n_cuts = 0;
     for (i = 0; i < p->n && p->n_units < p->n_groups; i++) {
         cf__pack_split *split = &p->splits[p->n_units];
+        int fits;
         if (p->lengths[i] <= p->desc.chunk_size) continue;
         CF__TRY(cf__pack_plan_split(p, i, split));
         split->first_cut = n_cuts;
         n_cuts += split->n_slices;
-        if (n_cuts > p->n_dependent) return cf__pack_fail_fickle(p, i);
-        CF__TRY(cf__pack_make_cuts(p, split));
-        p->units[p->n_units] = cf__pack_group_unit(p, p->n_units);
-        p->n_units++;
+        fits = n_cuts <= p->n_dependent &&
+               cf__pack_make_cuts(p, split, split->n_slices, &p->cuts[split->first_cut], &result) == split->n_slices;
+        CF__TRY(result);
+        if (!fits)
+            return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", i,
+                              "the callback must give the same answer every time");
+        (void)cf__pack_open_unit(p);
     }
     p->n_dependent = n_cuts;
     return CF_OK;
@@ -2765,20 +2761,18 @@ static void cf__pack_sort_pass(const uint64_t *from, uint64_t *to, int64_t n, in
     for (i = 0; i < n; i++) to[start[~from[i] >> shift & mask]++] = from[i];
 }
 
-/* Radix sort by falling length; equal lengths keep their order. Returns whichever of the two arrays holds the result.
-   */
-static uint64_t *cf__pack_sort_items(uint64_t *items, uint64_t *spare, int64_t n, int64_t longest) {
+/* Radix sort by falling length; equal lengths keep their order. The two arrays change places with every pass. */
+static void cf__pack_sort_items(uint64_t **items, uint64_t **spare, int64_t n, int64_t longest) {
     int bits = 0, passes, width, i;
     while (bits < 32 && longest >> bits != 0) bits++;
     passes = (bits + 10) / 11;
     width = passes > 0 ? (bits + passes - 1) / passes : 0;
     for (i = 0; i < passes; i++) {
-        uint64_t *swap = items;
-        cf__pack_sort_pass(items, spare, n, 32 + i * width, width);
-        items = spare;
-        spare = swap;
+        uint64_t *sorted = *spare;
+        cf__pack_sort_pass(*items, sorted, n, 32 + i * width, width);
+        *spare = *items;
+        *items = sorted;
     }
-    return items;
 }
 
 /* Groups sorted items into runs of one padded size. */
@@ -2786,33 +2780,29 @@ static void cf__pack_find_runs(cf__packer *p) {
     int64_t i;
     p->n_runs = 0;
     for (i = 0; i < p->n_items; i++) {
-        int32_t size = (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
+        int32_t size = cf__pack_item_size(p, i);
         if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
-            cf__pack_run *run = &p->runs[p->n_runs];
-            run->first = (int32_t)i;
-            run->left = 0;
-            run->next = (int32_t)p->n_runs++;
-            run->size = size;
+            const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
+            p->runs[p->n_runs++] = run;
         }
         p->runs[p->n_runs - 1].left++;
     }
+    p->runs[p->n_runs].next = (int32_t)p->n_runs; /* where every search ends */
 }
 
 /* ---- lower bound ---- */
 
-/* Sizes that must share chunks, largest first: the items and, where tails may be filled, the tails. */
-static int64_t cf__pack_bound_sizes(cf__packer *p, const uint64_t *items, uint64_t *sizes) {
+/* Puts into p->spare the sizes that must share chunks, largest first: the items, which are sorted, and, where tails may
+   be filled, the tails. Returns how many they are. */
+static int64_t cf__pack_bound_sizes(cf__packer *p) {
     int64_t i, j = 0, n = 0, n_tails = p->desc.no_tails ? 0 : p->n_groups;
-    uint64_t *tails = sizes + p->n_items; /* behind all that the merge below can have written when it reads them */
-    for (i = 0; i < n_tails; i++) {
-        const cf__pack_split *split = &p->splits[i];
-        tails[i] = (uint64_t)p->cuts[split->first_cut + split->n_slices - 1] << 32;
-    }
-    tails = cf__pack_sort_items(tails, tails + n_tails, n_tails, p->desc.chunk_size);
+    uint64_t *tails = p->spare + p->n_items; /* behind all that the merge below can have written when it reads them */
+    uint64_t *spare = tails + n_tails;
+    for (i = 0; i < n_tails; i++) tails[i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32;
+    cf__pack_sort_items(&tails, &spare, n_tails, p->desc.chunk_size);
     for (i = 0; i < p->n_items || j < n_tails;) {
-        int64_t from_item = j == n_tails || (i < p->n_items && items[i] >> 32 >= tails[j] >> 32);
-        uint64_t next = from_item ? items[i++] : tails[j++];
-        sizes[n++] = (uint64_t)cf__pack_padded(p, cf__pack_item_length(next));
+        int64_t from_item = j == n_tails || (i < p->n_items && p->items[i] >> 32 >= tails[j] >> 32);
+        p->spare[n++] = from_item ? (uint64_t)cf__pack_item_size(p, i++) : tails[j++] >> 32;
     }
     return n;
 }
@@ -2833,10 +2823,9 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
     return big + best;
 }
 
-/* `items` must be sorted; uses p->spare or p->items, whichever `items` is not. */
-static int64_t cf__pack_lower_bound(cf__packer *p, const uint64_t *items, uint64_t *sizes) {
+static int64_t cf__pack_lower_bound(cf__packer *p) {
     int64_t full = p->n_dependent - (p->desc.no_tails ? 0 : p->n_groups);
-    int64_t n = cf__pack_bound_sizes(p, items, sizes), bound = cf__pack_l2_bound(sizes, n, p->desc.chunk_size);
+    int64_t n = cf__pack_bound_sizes(p), bound = cf__pack_l2_bound(p->spare, n, p->desc.chunk_size);
     if (p->desc.max_slices > 0) bound = cf__max(bound, cf__div_up(n, p->desc.max_slices));
     return cf__max(full + bound, p->n_dependent);
 }
@@ -2852,11 +2841,6 @@ static int cf__pack_lowest_bit(uint64_t word) { /* word != 0 */
     while ((word & 1) == 0) word >>= 1, n++;
     return n;
 #endif
-}
-
-static void cf__pack_bins_reset(cf__pack_bins *bins) {
-    int i;
-    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
 }
 
 /* First bucket in use at or after `bucket`, -1 if none. */
@@ -2884,23 +2868,22 @@ static void cf__pack_bins_mark(cf__pack_bins *bins, int64_t bucket, int used) {
     }
 }
 
+/* A unit that is full does not come in. */
 static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
     cf__pack_bins *bins = &p->bins;
     int32_t room = p->units[unit].room, *link;
     int64_t bucket = room >> bins->shift;
+    int is_known;
+    if (room == 0 || p->units[unit].slices_left == 0) return;
     link = &bins->head[bucket];
     if ((bins->words[0][bucket >> 6] >> (bucket & 63) & 1) == 0) {
         *link = -1;
         cf__pack_bins_mark(bins, bucket, 1);
     }
     while (*link >= 0 && p->units[*link].room < room) link = &bins->next[*link];
-    if (*link >= 0 && p->units[*link].room == room) {
-        bins->same[unit] = *link;
-        bins->next[unit] = bins->next[*link];
-    } else {
-        bins->same[unit] = -1;
-        bins->next[unit] = *link;
-    }
+    is_known = *link >= 0 && p->units[*link].room == room;
+    bins->same[unit] = is_known ? *link : -1;
+    bins->next[unit] = is_known ? bins->next[*link] : *link;
     *link = unit;
 }
 
@@ -2908,21 +2891,16 @@ static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
 static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
     cf__pack_bins *bins = &p->bins;
     int64_t bucket = cf__pack_bins_find(bins, size >> bins->shift);
-    while (bucket >= 0) {
-        int32_t *link = &bins->head[bucket], unit;
+    for (; bucket >= 0; bucket = cf__pack_bins_find(bins, bucket + 1)) {
+        int32_t *link = &bins->head[bucket], unit, same;
         while (*link >= 0 && p->units[*link].room < size) link = &bins->next[*link];
         unit = *link;
-        if (unit >= 0) {
-            if (bins->same[unit] >= 0) {
-                bins->next[bins->same[unit]] = bins->next[unit];
-                *link = bins->same[unit];
-            } else {
-                *link = bins->next[unit];
-            }
-            if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
-            return unit;
-        }
-        bucket = cf__pack_bins_find(bins, bucket + 1);
+        if (unit < 0) continue; /* all rooms of the first bucket may be too small */
+        same = bins->same[unit];
+        if (same >= 0) bins->next[same] = bins->next[unit];
+        *link = same >= 0 ? same : bins->next[unit];
+        if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
+        return unit;
     }
     return -1;
 }
@@ -2948,10 +2926,10 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
 /* Best fit, longest first. Items of one size are placed in one go: after one of them the unit has the least room of all
    that still are large enough, so the next one would go there too. */
 static void cf__pack_best_fit(cf__packer *p) {
+    cf__pack_bins *bins = &p->bins;
     int64_t i;
-    cf__pack_bins_reset(&p->bins);
-    for (i = 0; i < p->n_groups; i++)
-        if (cf__pack_fit(&p->units[i], 1, 1) > 0) cf__pack_bins_insert(p, (int32_t)i);
+    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
+    for (i = 0; i < p->n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
         while (left > 0) {
@@ -2962,31 +2940,21 @@ static void cf__pack_best_fit(cf__packer *p) {
             cf__pack_fill(&p->units[unit], size, count);
             item += count;
             left -= count;
-            if (cf__pack_fit(&p->units[unit], 1, 1) > 0) cf__pack_bins_insert(p, unit);
+            cf__pack_bins_insert(p, unit);
         }
     }
 }
 
-/* First run at or after `run` that has items left; n_runs if none. Shortens the path for later calls. */
-static int32_t cf__pack_next_run(cf__packer *p, int32_t run) {
-    int32_t end = run;
-    while (end < p->n_runs && p->runs[end].left == 0) end = p->runs[end].next > end ? p->runs[end].next : end + 1;
-    while (run < end) {
-        int32_t next = p->runs[run].next > run ? p->runs[run].next : run + 1;
-        p->runs[run].next = end;
-        run = next;
-    }
-    return end;
-}
-
-/* First run, by falling size, that fits into `room`; n_runs if none. */
-static int32_t cf__pack_largest_run(const cf__packer *p, int32_t room) {
+/* The first run, by falling size, that fits into `room` and has items left; n_runs if there is none. Runs that are used
+   up point to a later one, and the way to the next that is not gets shorter with every walk. */
+static int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
     int32_t low = 0, high = (int32_t)p->n_runs;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
         if (p->runs[middle].size <= room) high = middle;
         else low = middle + 1;
     }
+    while (p->runs[low].next != low) low = p->runs[low].next = p->runs[p->runs[low].next].next;
     return low;
 }
 
@@ -2996,17 +2964,17 @@ static int32_t cf__pack_largest_run(const cf__packer *p, int32_t room) {
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->n_groups; id++) {
-        cf__pack_unit unit = id < p->n_groups ? cf__pack_group_unit(p, id) : cf__pack_fresh_unit(p);
-        int32_t run = cf__pack_next_run(p, cf__pack_largest_run(p, unit.room));
-        while (run < p->n_runs && unit.slices_left > 0) {
-            cf__pack_run *r = &p->runs[run];
-            int32_t count = cf__pack_fit(&unit, r->size, r->left);
-            if (!dry) cf__pack_assign(p, r->first, count, (int32_t)id);
-            cf__pack_fill(&unit, r->size, count);
-            r->first += count;
-            r->left -= count;
+        cf__pack_unit unit = cf__pack_empty_unit(p, id);
+        int32_t at;
+        while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, unit.room)) < p->n_runs) {
+            cf__pack_run *run = &p->runs[at];
+            int32_t count = cf__pack_fit(&unit, run->size, run->left);
+            if (!dry) cf__pack_assign(p, run->first, count, (int32_t)id);
+            cf__pack_fill(&unit, run->size, count);
+            run->first += count;
+            run->left -= count;
+            if (run->left == 0) run->next = at + 1;
             placed += count;
-            run = cf__pack_next_run(p, cf__pack_largest_run(p, unit.room));
         }
         if (!dry) p->units[id] = unit;
     }
@@ -3014,53 +2982,31 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     return id;
 }
 
-/* After first fit has used up every run: back to how cf__pack_find_runs left them. */
-static void cf__pack_restore_runs(cf__packer *p) {
-    int64_t i;
-    int32_t first = 0;
-    for (i = 0; i < p->n_runs; i++) {
-        cf__pack_run *run = &p->runs[i];
-        int32_t end = run->first;
-        run->first = first;
-        run->left = end - first;
-        run->next = (int32_t)i;
-        first = end;
-    }
-}
-
 /* Next fit. Walks all sequences, so that a long one closes the chunk before it and may offer its tail. */
 static void cf__pack_next_fit(cf__packer *p) {
     int64_t i, group = 0, n_order = 0;
     int32_t item = 0, open = -1;
     for (i = 0; i < p->n; i++) {
-        int32_t size = (int32_t)cf__min(cf__pack_padded(p, p->lengths[i]), INT32_MAX);
+        int32_t before = open;
+        int is_long = p->lengths[i] > p->desc.chunk_size;
         if (p->lengths[i] == 0) continue;
-        if (p->lengths[i] > p->desc.chunk_size) {
-            open = (int32_t)group++;
-            p->order[n_order++] = open;
-            continue;
-        }
-        if (open < 0 || cf__pack_fit(&p->units[open], size, 1) == 0) {
+        if (is_long) open = (int32_t)group++;
+        else if (open < 0 || cf__pack_fit(&p->units[open], cf__pack_item_size(p, item), 1) == 0)
             open = cf__pack_open_unit(p);
-            p->order[n_order++] = open;
-        }
+        if (open != before) p->order[n_order++] = open;
+        if (is_long) continue;
+        cf__pack_fill(&p->units[open], cf__pack_item_size(p, item), 1);
         cf__pack_assign(p, item++, 1, open);
-        cf__pack_fill(&p->units[open], size, 1);
     }
 }
 
 /* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
    chunks, which it is asked only if there is something to win. */
 static void cf__pack_assign_items(cf__packer *p) {
-    uint64_t *sorted;
     int64_t i, n_closed = p->n_dependent - p->n_groups; /* chunks that take no items: all but the last of each group */
     cf__pack_collect_items(p);
-    sorted = cf__pack_sort_items(p->items, p->spare, p->n_items, p->longest_item);
-    if (sorted != p->items) {
-        p->spare = p->items;
-        p->items = sorted;
-    }
-    p->lower_bound = cf__pack_lower_bound(p, p->items, p->spare);
+    cf__pack_sort_items(&p->items, &p->spare, p->n_items, p->longest_item);
+    p->lower_bound = cf__pack_lower_bound(p);
     if (p->desc.method == CF_PACK_NEXT_FIT) {
         cf__pack_collect_items(p);
         cf__pack_next_fit(p);
@@ -3069,9 +3015,9 @@ static void cf__pack_assign_items(cf__packer *p) {
     cf__pack_find_runs(p);
     if (p->desc.method == CF_PACK_BEST_FIT) {
         cf__pack_best_fit(p);
-        if (n_closed + p->n_units > p->lower_bound) {
-            if (cf__pack_first_fit(p, 1) < p->n_units) p->desc.method = CF_PACK_FIRST_FIT;
-            cf__pack_restore_runs(p);
+        if (n_closed + p->n_units > p->lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
+            p->desc.method = CF_PACK_FIRST_FIT;
+            cf__pack_find_runs(p);
         }
     }
     if (p->desc.method == CF_PACK_FIRST_FIT) cf__pack_first_fit(p, 0);
@@ -3080,51 +3026,33 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* ---- spreading units over ranks ---- */
 
-/* A chunk's constant cost is counted once per chunk, so that of its slices is left out. */
-static double cf__pack_slice_share(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
-    cf_pass_cost cost = p->weights;
-    cost.constant = 0;
-    if (p->desc.slice_cost != NULL) return cf__pack_slice_cost(p, sequence, begin, length, result);
-    return cf_cost_seconds(&cost, length, cf_slice_pairs(begin, length));
-}
-
-static double cf__pack_chunk_constant(const cf__packer *p) {
-    return p->desc.slice_cost == NULL ? p->weights.constant : 0;
-}
-
-/* Cost of each item and of each group, the items of its last chunk left out. */
-static cf_result cf__pack_cost_sequences(cf__packer *p, double *group_costs) {
+/* Cost of each item and of each unit. */
+static cf_result cf__pack_cost_units(cf__packer *p) {
     cf_result result = CF_OK;
     int64_t i, j;
     for (i = 0; i < p->n_items; i++)
         p->item_costs[i] =
-            cf__pack_slice_share(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
-    for (i = 0; i < p->n_groups; i++) {
-        const cf__pack_split *split = &p->splits[i];
+            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
+    for (i = 0; i < p->n_units; i++) {
+        const cf__pack_split *split = i < p->n_groups ? &p->splits[i] : NULL;
         int64_t begin = 0;
-        group_costs[i] = 0;
-        for (j = 0; j < split->n_slices; begin += p->cuts[split->first_cut + j++])
-            group_costs[i] += cf__pack_slice_share(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+        p->costs[i] = 0;
+        for (j = 0; split != NULL && j < split->n_slices; begin += p->cuts[split->first_cut + j++])
+            p->costs[i] += cf__pack_slice_cost(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+        p->costs[i] += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
-    return result;
-}
-
-/* Cost of each unit. */
-static cf_result cf__pack_cost_units(cf__packer *p) {
-    int64_t i;
-    cf_result result;
-    for (i = 0; i < p->n_units; i++) p->costs[i] = 0;
-    result = cf__pack_cost_sequences(p, p->costs);
-    for (i = 0; i < p->n_units; i++)
-        p->costs[i] += cf__product(cf__pack_chunk_constant(p), (double)p->units[i].n_chunks);
     for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
     return result;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
-   steps left for it. Returns 0 if one fits nowhere. */
+   steps left for it. Unit 0 finds empty ranks. Returns 0 if a unit fits nowhere. */
 static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     int64_t i, n_heap = 0;
+    if (first == 0) {
+        memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
+        memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
+    }
     for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(first + i);
     cf__sort_by_key(p->sorted, n, p->costs);
     for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
@@ -3145,41 +3073,29 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
-static void cf__pack_clear_ranks(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->desc.n_ranks; i++) {
-        p->steps[i] = 0;
-        p->loads[i] = 0;
-    }
-}
-
 /* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
     int64_t i, most = 0;
-    cf__pack_clear_ranks(p);
     for (i = 0; i < p->n_groups; i++) p->costs[i] = p->units[i].n_chunks;
     cf__pack_give_units(p, 0, p->n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     return most;
 }
 
-static void cf__pack_recount_loads(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->desc.n_ranks; i++) p->loads[i] = 0;
-    for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
-}
-
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
 static cf_result cf__pack_give_all(cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups;
+    int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups, i;
+    /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
+    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
+    p->weights.constant = 0;
     p->n_steps = INT64_MAX / 2;
     p->n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
-    cf__pack_clear_ranks(p);
     CF__TRY(cf__pack_cost_units(p));
     if (!cf__pack_give_units(p, 0, p->n_groups)) {
         cf__pack_give_groups_by_count(p);
         CF__TRY(cf__pack_cost_units(p));
-        cf__pack_recount_loads(p);
+        memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
+        for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
     }
     cf__pack_give_units(p, p->n_groups, p->n_units - p->n_groups);
     return CF_OK;
@@ -3192,30 +3108,28 @@ typedef struct cf__pack_shift {
     int32_t from, to;
 } cf__pack_shift;
 
+/* Keeps a change if it brings the two ranks nearer to each other than the best one so far, and does not overshoot. */
+static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int64_t item, int32_t from, int32_t to) {
+    double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
+    const cf__pack_shift shift = {distance, item, from, to};
+    if (cost < gap && distance < best->distance) *best = shift;
+}
+
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
 static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
-    cf__pack_unit fresh = cf__pack_fresh_unit(p);
-    const cf__pack_unit *target = p->steps[low] < p->n_steps && p->n_units < p->max_units ? &fresh : NULL;
-    double extra = target != NULL ? cf__pack_chunk_constant(p) : 0; /* a new chunk has its own constant cost */
-    int32_t to = -1;
+    int opens = p->steps[low] < p->n_steps && p->n_units < p->max_units;
+    double extra = opens ? p->chunk_constant : 0; /* a new chunk has its own constant cost */
+    int32_t to = -1, room = opens ? (int32_t)p->desc.chunk_size : 0;
     int64_t i;
-    for (i = 0; i < p->n_units && target != &fresh; i++) {
+    for (i = 0; i < p->n_units && !opens; i++) {
         const cf__pack_unit *unit = &p->units[i];
-        if (unit->rank == low && unit->slices_left > 0 && (target == NULL || unit->room > target->room)) {
-            target = unit;
-            to = (int32_t)i;
-        }
+        if (unit->rank != low || unit->slices_left <= 0 || unit->room <= room) continue;
+        room = unit->room;
+        to = (int32_t)i;
     }
-    for (i = 0; i < p->n_items && target != NULL; i++) {
-        double cost = p->item_costs[i] + extra;
-        double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
-        if (p->units[p->unit_of[i]].rank != high || !(cost < gap) || !(distance < best->distance)) continue;
-        if (cf__pack_padded(p, cf__pack_item_length(p->items[i])) > target->room) continue;
-        best->distance = distance;
-        best->item = i;
-        best->from = p->unit_of[i];
-        best->to = to;
-    }
+    for (i = 0; i < p->n_items && room > 0; i++)
+        if (p->units[p->unit_of[i]].rank == high && cf__pack_item_size(p, i) <= room)
+            cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
 }
 
 /* The best pair of standalone chunks to exchange. Looks at the first 256 of each rank. */
@@ -3229,25 +3143,21 @@ static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t lo
     for (i = 0; i < n_ours; i++) {
         for (j = 0; j < n_theirs; j++) {
             double cost = p->costs[ours[i]] - p->costs[theirs[j]];
-            double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
-            if (!(cost > 0) || !(cost < gap) || !(distance < best->distance)) continue;
-            best->distance = distance;
-            best->item = -1;
-            best->from = ours[i];
-            best->to = theirs[j];
+            if (cost > 0) cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
         }
     }
 }
 
-static void cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
-    int32_t size = (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[shift->item])), to = shift->to;
+/* Moves an item to another unit, or to a new one of rank `low`. Returns the cost that moves with it. */
+static double cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32_t low) {
+    int32_t size = cf__pack_item_size(p, shift->item), to = shift->to;
     double cost = p->item_costs[shift->item];
     if (to < 0) {
         to = cf__pack_open_unit(p);
         p->order[to] = to;
         p->units[to].rank = low;
-        p->costs[to] = cf__pack_chunk_constant(p);
-        p->loads[low] += cf__pack_chunk_constant(p);
+        p->costs[to] = p->chunk_constant;
+        p->loads[low] += p->chunk_constant;
         p->steps[low]++;
     }
     p->unit_of[shift->item] = to;
@@ -3255,16 +3165,7 @@ static void cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32
     cf__pack_fill(&p->units[to], size, 1);
     p->costs[shift->from] -= cost;
     p->costs[to] += cost;
-    p->loads[high] -= cost;
-    p->loads[low] += cost;
-}
-
-static void cf__pack_exchange_units(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
-    double cost = p->costs[shift->from] - p->costs[shift->to];
-    p->units[shift->from].rank = low;
-    p->units[shift->to].rank = high;
-    p->loads[high] -= cost;
-    p->loads[low] += cost;
+    return cost;
 }
 
 /* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next
@@ -3275,7 +3176,7 @@ static void cf__pack_even_ranks(cf__packer *p) {
     for (; rounds > 0; rounds--) {
         cf__pack_shift best = {DBL_MAX, -1, -1, -1};
         int32_t high = 0, low = 0, i;
-        double gap;
+        double gap, cost;
         for (i = 1; i < p->desc.n_ranks; i++) {
             if (p->loads[i] > p->loads[high]) high = i;
             if (p->loads[i] < p->loads[low]) low = i;
@@ -3285,134 +3186,116 @@ static void cf__pack_even_ranks(cf__packer *p) {
         if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
         cf__pack_find_exchange(p, high, low, gap, &best);
         if (best.from < 0) return;
-        if (best.item >= 0) cf__pack_move_item(p, &best, high, low);
-        else cf__pack_exchange_units(p, &best, high, low);
+        if (best.item >= 0) {
+            cost = cf__pack_move_item(p, &best, low);
+        } else {
+            cost = p->costs[best.from] - p->costs[best.to];
+            p->units[best.from].rank = low;
+            p->units[best.to].rank = high;
+        }
+        p->loads[high] -= cost;
+        p->loads[low] += cost;
     }
 }
 
-/* Sorts order by rank, keeping the order within a rank, and drops standalone units that have lost all their items. */
+/* Sorts order by rank, keeping the order within a rank. */
 static void cf__pack_order_by_rank(cf__packer *p) {
-    int64_t i, n = 0;
-    int32_t rank, *start = p->aside;
-    for (rank = 0; rank < p->desc.n_ranks; rank++) start[rank] = 0;
-    for (i = 0; i < p->n_units; i++)
-        if (p->units[i].rank + 1 < p->desc.n_ranks) start[p->units[i].rank + 1]++;
-    for (rank = 1; rank < p->desc.n_ranks; rank++) start[rank] += start[rank - 1];
+    int64_t i;
+    int32_t rank, first = 0, *start = p->aside;
+    memset(start, 0, (size_t)p->desc.n_ranks * sizeof *start);
+    for (i = 0; i < p->n_units; i++) start[p->units[i].rank]++;
+    for (rank = 0; rank < p->desc.n_ranks; rank++) {
+        first += start[rank];
+        start[rank] = first - start[rank];
+    }
     for (i = 0; i < p->n_units; i++) p->sorted[start[p->units[p->order[i]].rank]++] = p->order[i];
-    for (i = 0; i < p->n_units; i++)
-        if (p->sorted[i] < p->n_groups || p->units[p->sorted[i]].n_items > 0) p->order[n++] = p->sorted[i];
-    p->n_ordered = n;
+    memcpy(p->order, p->sorted, (size_t)p->n_units * sizeof *p->order);
 }
 
 static cf_result cf__pack_spread(cf__packer *p) {
-    int64_t n_chunks;
-    p->n_ordered = p->n_units;
     p->n_steps = p->n_dependent + p->n_units - p->n_groups;
     if (p->desc.n_ranks > 1) {
         CF__TRY(cf__pack_give_all(p));
         cf__pack_even_ranks(p);
         cf__pack_order_by_rank(p);
     }
-    n_chunks = p->n_steps * p->desc.n_ranks;
-    if (n_chunks > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, n_chunks,
-                        "the batch needs too many chunks");
-    return CF_OK;
+    p->n_chunks = p->n_steps * p->desc.n_ranks;
+    if (p->n_chunks <= CF_MAX_CHUNKS) return CF_OK;
+    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->n_chunks,
+                    "the batch needs too many chunks");
 }
 
 /* ---- writing the plan ---- */
 
-/* Counts of the plan once the units are assigned. */
-static cf_plan cf__pack_header(const cf__packer *p) {
-    cf_plan plan;
-    memset(&plan, 0, sizeof plan);
-    plan.chunk_size = p->desc.chunk_size;
-    plan.align = p->desc.align;
-    plan.max_slices = p->desc.max_slices;
-    plan.method = p->desc.method;
-    plan.split = p->desc.split;
-    plan.n_sequences = p->n;
-    plan.n_empty = p->n_empty;
-    plan.n_tokens = p->n_tokens;
-    plan.n_ranks = p->desc.n_ranks;
-    plan.n_steps = p->n_steps;
-    plan.n_chunks = p->n_steps * p->desc.n_ranks;
-    plan.n_groups = p->n_groups;
-    plan.n_slices = p->n_dependent + p->n_items;
-    plan.lower_bound = p->lower_bound;
-    return plan;
-}
-
-/* The chunks of a unit, all slices but those of its items, which come in the end. */
-static void cf__pack_write_unit(cf__packer *p, cf_plan *plan, int32_t id, int64_t chunk, int64_t *n_slices) {
-    cf__pack_unit *unit = &p->units[id];
-    const cf__pack_split *split = id < p->n_groups ? &p->splits[id] : NULL;
+/* A group, its chunks and its slices; the first of these is `slice`. */
+static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slice) {
+    const cf__pack_split *split = &p->splits[id];
+    cf_group *group = &p->plan->groups[id];
     int64_t i, begin = 0;
-    for (i = 0; i < unit->n_chunks; i++) {
-        cf_chunk *c = &plan->chunks[chunk + i];
-        c->first_slice = *n_slices;
-        c->index = i;
-        c->prefix = begin;
-        c->group = split != NULL ? id : -1;
-        if (split != NULL) {
-            cf_slice *slice = &plan->slices[(*n_slices)++];
-            slice->sequence = split->sequence;
-            slice->begin = begin;
-            slice->length = p->cuts[split->first_cut + i];
-            begin += slice->length;
-            c->n_slices = 1;
-        }
+    group->sequence = split->sequence;
+    group->first_chunk = first_chunk;
+    group->n_chunks = split->n_slices;
+    group->tokens = split->length;
+    for (i = 0; i < split->n_slices; i++, slice++) {
+        cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
+        slice->sequence = split->sequence;
+        slice->begin = begin;
+        slice->length = p->cuts[split->first_cut + i];
+        chunk->index = i;
+        chunk->prefix = begin;
+        chunk->group = id;
+        chunk->n_slices = 1;
+        begin += slice->length;
     }
-    if (split != NULL) {
-        cf_group *group = &plan->groups[id];
-        group->sequence = split->sequence;
-        group->first_chunk = chunk;
-        group->n_chunks = unit->n_chunks;
-        group->tokens = split->length;
-    }
-    unit->next_slice = *n_slices;
-    plan->chunks[chunk + unit->n_chunks - 1].n_slices += unit->n_items;
-    *n_slices += unit->n_items;
 }
 
-/* Offsets, and the sums of each chunk. */
-static void cf__finish_chunks(cf_plan *plan) {
-    int64_t i, j;
+/* Where each chunk's slices are, their offsets, and the sums over them. */
+static void cf__pack_finish_chunks(cf_plan *plan) {
+    int64_t i, j, first = 0;
     for (i = 0; i < plan->n_chunks; i++) {
         cf_chunk *chunk = &plan->chunks[i];
+        chunk->first_slice = first;
         chunk->rank = i / plan->n_steps;
         for (j = 0; j < chunk->n_slices; j++) {
-            cf_slice *slice = &plan->slices[chunk->first_slice + j];
+            cf_slice *slice = &plan->slices[first + j];
             slice->offset = chunk->padded;
             chunk->tokens += slice->length;
             chunk->padded += cf__round_up(slice->length, plan->align);
             chunk->pairs += cf_slice_pairs(slice->begin, slice->length);
         }
+        first += chunk->n_slices;
         plan->n_idle += chunk->n_slices == 0;
     }
 }
 
-static void cf__write_plan(cf__packer *p, cf_plan *plan) {
-    int64_t i, chunk = 0, n_slices = 0, rank = 0;
+static cf_result cf__pack_write(void *job) {
+    cf__packer *p = (cf__packer *)job;
+    cf_plan *plan = p->plan;
+    int64_t i, chunk = 0, n_slices = 0;
     memset(plan->chunks, 0, (size_t)plan->n_chunks * sizeof(cf_chunk));
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].group = -1;
-    for (i = 0; i < p->n_ordered; i++) {
-        cf__pack_unit *unit = &p->units[p->order[i]];
-        if (unit->rank != rank) {
-            for (; chunk < unit->rank * plan->n_steps; chunk++) plan->chunks[chunk].first_slice = n_slices;
-            rank = unit->rank;
+    for (i = 0; i < p->n_units; i++) {
+        int32_t id = p->order[i];
+        cf__pack_unit *unit = &p->units[id];
+        if (id >= p->n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
+        chunk = cf__max(chunk, unit->rank * plan->n_steps);
+        if (id < p->n_groups) {
+            cf__pack_write_group(p, id, chunk, &plan->slices[n_slices]);
+            n_slices += unit->n_chunks;
         }
-        cf__pack_write_unit(p, plan, p->order[i], chunk, &n_slices);
         chunk += unit->n_chunks;
+        plan->chunks[chunk - 1].n_slices += unit->n_items;
+        unit->next_slice = n_slices;
+        n_slices += unit->n_items;
     }
-    for (; chunk < plan->n_chunks; chunk++) plan->chunks[chunk].first_slice = n_slices;
     for (i = 0; i < p->n_items; i++) {
         cf_slice *slice = &plan->slices[p->units[p->unit_of[i]].next_slice++];
         slice->sequence = cf__pack_item_sequence(p->items[i]);
         slice->begin = 0;
         slice->length = cf__pack_item_length(p->items[i]);
     }
-    cf__finish_chunks(plan);
+    cf__pack_finish_chunks(plan);
+    return CF_OK;
 }
 
 /* ---- the road, and the public functions ---- */
@@ -3434,45 +3317,38 @@ static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_assign_items(p);
-    CF__TRY(cf__pack_spread(p));
-    p->is_assigned = 1;
-    return CF_OK;
-}
-
-/* Counts of the largest plan that these lengths can lead to. */
-static cf_plan cf__pack_largest(const cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + cf__min(p->max_units - p->n_groups, p->n_items), ranks = p->desc.n_ranks;
-    cf_plan most;
-    memset(&most, 0, sizeof most);
-    most.n_groups = p->n_groups;
-    most.n_slices = p->n_dependent + p->n_items;
-    /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
-    if (ranks > 1) n_chunks = ranks * (cf__div_up(n_chunks, ranks) + p->largest_group);
-    most.n_chunks = cf__min(n_chunks, CF_MAX_CHUNKS);
-    return most;
+    return cf__pack_spread(p);
 }
 
 static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
-    cf_plan *header = &p->header;
-    *header = p->is_assigned ? cf__pack_header(p) : cf__pack_largest(p);
+    cf_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.chunk_size = p->desc.chunk_size;
+    plan.align = p->desc.align;
+    plan.max_slices = p->desc.max_slices;
+    plan.method = p->desc.method;
+    plan.split = p->desc.split;
+    plan.n_sequences = p->n;
+    plan.n_empty = p->n_empty;
+    plan.n_tokens = p->n_tokens;
+    plan.n_ranks = p->desc.n_ranks;
+    plan.n_steps = p->n_steps;
+    plan.n_chunks = p->n_chunks;
+    plan.n_groups = p->n_groups;
+    plan.n_slices = p->n_dependent + p->n_items;
+    plan.lower_bound = p->lower_bound;
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
-    header->chunks = (cf_chunk *)cf__take(carver, header->n_chunks, sizeof(cf_chunk));
-    header->slices = (cf_slice *)cf__take(carver, header->n_slices, sizeof(cf_slice));
-    header->groups = (cf_group *)cf__take(carver, header->n_groups, sizeof(cf_group));
+    plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
+    plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
+    plan.groups = (cf_group *)cf__take(carver, plan.n_groups, sizeof(cf_group));
     if (p->plan == NULL) return NULL;
-    *p->plan = *header;
+    *p->plan = plan;
     return &p->plan->block;
 }
 
-static cf_result cf__pack_fill_plan(void *job) {
-    cf__packer *p = (cf__packer *)job;
-    cf__write_plan(p, p->plan);
-    return CF_OK;
-}
-
 static const cf__recipe cf__pack_recipe = {
-    "lengths", 0, cf__pack_scratch, cf__pack_prepare, cf__pack_object, cf__pack_fill_plan};
+    "lengths", 0, cf__pack_scratch, cf__pack_prepare, cf__pack_object, cf__pack_write};
 
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error) {
@@ -3582,13 +3458,26 @@ typedef struct cf__plan_check {
     cf_error *error;
 } cf__plan_check;
 
-static cf_result cf__plan_bad(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted, int64_t got,
-                              const char *why) {
+/* The checks of a plan are these: a number that is known, one that lies in a range, and one that no rule allows. */
+static inline cf_result cf__plan_bad(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted,
+                                     int64_t got, const char *why) {
     return cf__fail(check->error, CF_ERROR_PLAN, field, item, wanted, got, why);
+}
+
+static inline cf_result cf__plan_is(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted,
+                                    int64_t got, const char *why) {
+    return got == wanted ? CF_OK : cf__plan_bad(check, field, item, wanted, got, why);
+}
+
+static inline cf_result cf__plan_within(const cf__plan_check *check, const char *field, int64_t item, int64_t least,
+                                        int64_t most, int64_t got, const char *why) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf__plan_bad(check, field, item, got < least ? least : most, got, why);
 }
 
 /* Counts and pointers: what every loop over a plan relies on. */
 static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
+    const cf__plan_check check = {plan, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
@@ -3605,12 +3494,10 @@ static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
                                   {"n_groups", plan->n_groups, 0, plan->n_sequences, bad},
                                   {"n_slices", plan->n_slices, 0, INT64_MAX, bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
-    if (plan->lower_bound < 0 || plan->lower_bound > plan->n_chunks - plan->n_idle)
-        return cf__fail(error, bad, "lower_bound", -1, plan->n_chunks - plan->n_idle, plan->lower_bound,
-                        "is out of range");
-    if (plan->n_chunks != plan->n_ranks * plan->n_steps)
-        return cf__fail(error, bad, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
-                        "must be n_ranks x n_steps");
+    CF__TRY(cf__plan_within(&check, "lower_bound", -1, 0, plan->n_chunks - plan->n_idle, plan->lower_bound,
+                            "is out of range"));
+    CF__TRY(cf__plan_is(&check, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
+                        "must be n_ranks x n_steps"));
     if (plan->n_chunks > 0 && plan->chunks == NULL) return cf__refuse(error, bad, "chunks", -1, "is NULL");
     if (plan->n_slices > 0 && plan->slices == NULL) return cf__refuse(error, bad, "slices", -1, "is NULL");
     if (plan->n_groups > 0 && plan->groups == NULL) return cf__refuse(error, bad, "groups", -1, "is NULL");
@@ -3620,21 +3507,21 @@ static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
 static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) {
     const cf_plan *plan = check->plan;
     int64_t i, n_empty = 0, n_tokens = 0;
-    if (n != plan->n_sequences)
-        return cf__plan_bad(check, "n_sequences", -1, n, plan->n_sequences, "the plan is of another number of lengths");
+    CF__TRY(cf__plan_is(check, "n_sequences", -1, n, plan->n_sequences, "the plan is of another number of lengths"));
     if (n > 0 && check->lengths == NULL) return cf__fail_null(check->error, "lengths");
     for (i = 0; i < n; i++) {
-        int64_t length = check->lengths[i];
-        if (length < 0) return cf__fail(check->error, CF_ERROR_ARGUMENT, "lengths", i, 0, length, "is negative");
-        n_empty += length == 0;
-        if (!cf__add(n_tokens, length, &n_tokens))
-            return cf__refuse(check->error, CF_ERROR_OVERFLOW, "lengths", i,
-                              "the sum of the lengths up to here does not fit in 64 bits");
+        CF__TRY(cf__pack_add_length(check->lengths, i, &n_tokens, check->error));
+        n_empty += check->lengths[i] == 0;
     }
-    if (n_empty != plan->n_empty)
-        return cf__plan_bad(check, "n_empty", -1, n_empty, plan->n_empty, "is the wrong count");
-    if (n_tokens != plan->n_tokens)
-        return cf__plan_bad(check, "n_tokens", -1, n_tokens, plan->n_tokens, "is the wrong sum");
+    CF__TRY(cf__plan_is(check, "n_empty", -1, n_empty, plan->n_empty, "is the wrong count"));
+    return cf__plan_is(check, "n_tokens", -1, n_tokens, plan->n_tokens, "is the wrong sum");
+}
+
+/* No sequence is packed twice. field, item: what names it. */
+static cf_result cf__plan_see(const cf__plan_check *check, int64_t sequence, const char *field, int64_t item) {
+    if (check->seen[sequence])
+        return cf__refuse(check->error, CF_ERROR_PLAN, field, item, "its sequence is packed twice");
+    check->seen[sequence] = 1;
     return CF_OK;
 }
 
@@ -3642,24 +3529,16 @@ static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) 
 static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id, int whole, int64_t offset) {
     const cf_slice *s = &check->plan->slices[id];
     int64_t length;
-    if (s->sequence < 0 || s->sequence >= check->plan->n_sequences)
-        return cf__plan_bad(check, "slices.sequence", id, check->plan->n_sequences - 1, s->sequence,
-                            "there is no such sequence");
+    CF__TRY(cf__plan_within(check, "slices.sequence", id, 0, check->plan->n_sequences - 1, s->sequence,
+                            "there is no such sequence"));
     length = check->lengths[s->sequence];
-    if (s->begin < 0 || s->begin >= length)
-        return cf__plan_bad(check, "slices.begin", id, length - 1, s->begin, "is outside of its sequence");
-    if (s->length < 1 || s->length > length - s->begin)
-        return cf__plan_bad(check, "slices.length", id, length - s->begin, s->length, "is outside of its sequence");
-    if (s->offset != offset)
-        return cf__plan_bad(check, "slices.offset", id, offset, s->offset, "is the wrong place in its chunk");
+    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, length - 1, s->begin, "is outside of its sequence"));
+    CF__TRY(cf__plan_within(check, "slices.length", id, 1, length - s->begin, s->length, "is outside of its sequence"));
+    CF__TRY(cf__plan_is(check, "slices.offset", id, offset, s->offset, "is the wrong place in its chunk"));
     if (!whole) return CF_OK;
-    if (s->begin != 0) return cf__plan_bad(check, "slices.begin", id, 0, s->begin, "must cover its whole sequence");
-    if (s->length != length)
-        return cf__plan_bad(check, "slices.length", id, length, s->length, "must cover its whole sequence");
-    if (check->seen[s->sequence])
-        return cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", id, "its sequence is packed twice");
-    check->seen[s->sequence] = 1;
-    return CF_OK;
+    CF__TRY(cf__plan_is(check, "slices.begin", id, 0, s->begin, "must cover its whole sequence"));
+    CF__TRY(cf__plan_is(check, "slices.length", id, length, s->length, "must cover its whole sequence"));
+    return cf__plan_see(check, s->sequence, "slices.sequence", id);
 }
 
 /* The sums of one chunk over its slices, which start at `first`. */
@@ -3667,14 +3546,11 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
-    if (c->first_slice != first)
-        return cf__plan_bad(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps");
-    if (c->n_slices < 0 || c->n_slices > plan->n_slices - first)
-        return cf__plan_bad(check, "chunks.n_slices", id, plan->n_slices - first, c->n_slices, "is out of range");
+    CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
+    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->n_slices - first, c->n_slices, "is out of range"));
     if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
         return cf__plan_bad(check, "chunks.n_slices", id, plan->max_slices, c->n_slices, "is more than max_slices");
-    if (c->rank != id / plan->n_steps)
-        return cf__plan_bad(check, "chunks.rank", id, id / plan->n_steps, c->rank, "is the wrong rank");
+    CF__TRY(cf__plan_is(check, "chunks.rank", id, id / plan->n_steps, c->rank, "is the wrong rank"));
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
@@ -3690,81 +3566,62 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
         if (padded > plan->chunk_size)
             return cf__plan_bad(check, "chunks.padded", id, plan->chunk_size, padded, "is more than chunk_size");
     }
-    if (c->tokens != tokens) return cf__plan_bad(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum");
-    if (c->padded != padded) return cf__plan_bad(check, "chunks.padded", id, padded, c->padded, "is the wrong sum");
-    if (c->pairs != pairs) return cf__plan_bad(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
-    return CF_OK;
+    CF__TRY(cf__plan_is(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum"));
+    CF__TRY(cf__plan_is(check, "chunks.padded", id, padded, c->padded, "is the wrong sum"));
+    return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
 /* A chunk and the group that it names must agree. Standalone chunks have index and prefix 0. */
 static cf_result cf__plan_check_membership(const cf__plan_check *check, int64_t id) {
     const cf_chunk *c = &check->plan->chunks[id];
     const cf_group *g;
-    if (c->group < -1 || c->group >= check->plan->n_groups)
-        return cf__plan_bad(check, "chunks.group", id, check->plan->n_groups - 1, c->group, "there is no such group");
+    CF__TRY(cf__plan_within(check, "chunks.group", id, -1, check->plan->n_groups - 1, c->group,
+                            "there is no such group"));
     if (c->group < 0) {
-        if (c->index != 0)
-            return cf__plan_bad(check, "chunks.index", id, 0, c->index, "must be 0 in a chunk that is in no group");
-        if (c->prefix != 0)
-            return cf__plan_bad(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
-        return CF_OK;
+        CF__TRY(cf__plan_is(check, "chunks.index", id, 0, c->index, "must be 0 in a chunk that is in no group"));
+        return cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
     }
     g = &check->plan->groups[c->group];
     if (g->first_chunk < 0 || g->n_chunks < 1 || g->first_chunk > id || id - g->first_chunk >= g->n_chunks)
-        return cf__plan_bad(check, "chunks.group", id, g->first_chunk, c->group,
-                            "names a group that does not hold this chunk");
-    if (c->index != id - g->first_chunk)
-        return cf__plan_bad(check, "chunks.index", id, id - g->first_chunk, c->index,
-                            "is the wrong place in its group");
+        return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.group", id,
+                          "names a group that does not hold this chunk");
+    CF__TRY(cf__plan_is(check, "chunks.index", id, id - g->first_chunk, c->index, "is the wrong place in its group"));
     if (c->n_slices < 1)
         return cf__plan_bad(check, "chunks.n_slices", id, 1, c->n_slices, "must have its group's slice");
-    if (c->n_slices > 1 && c->index != g->n_chunks - 1)
-        return cf__plan_bad(check, "chunks.n_slices", id, 1, c->n_slices,
-                            "is more than one, and only a group's last chunk may be hybrid");
-    return CF_OK;
+    if (c->index == g->n_chunks - 1) return CF_OK;
+    return cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
+                       "is more than one, and only a group's last chunk may be hybrid");
 }
 
 static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id];
     int64_t i, prefix = 0;
-    if (g->sequence < 0 || g->sequence >= plan->n_sequences)
-        return cf__plan_bad(check, "groups.sequence", id, plan->n_sequences - 1, g->sequence,
-                            "there is no such sequence");
-    if (g->first_chunk < 0 || g->first_chunk >= plan->n_chunks)
-        return cf__plan_bad(check, "groups.first_chunk", id, plan->n_chunks - 1, g->first_chunk,
-                            "there is no such chunk");
-    if (g->n_chunks < 1 || g->n_chunks > plan->n_steps - g->first_chunk % plan->n_steps)
-        return cf__plan_bad(check, "groups.n_chunks", id, plan->n_steps - g->first_chunk % plan->n_steps, g->n_chunks,
-                            "leaves its rank");
+    CF__TRY(cf__plan_within(check, "groups.sequence", id, 0, plan->n_sequences - 1, g->sequence,
+                            "there is no such sequence"));
+    CF__TRY(cf__plan_within(check, "groups.first_chunk", id, 0, plan->n_chunks - 1, g->first_chunk,
+                            "there is no such chunk"));
+    CF__TRY(cf__plan_within(check, "groups.n_chunks", id, 1, plan->n_steps - g->first_chunk % plan->n_steps,
+                            g->n_chunks, "leaves its rank"));
     for (i = 0; i < g->n_chunks; i++) {
-        int64_t chunk = g->first_chunk + i;
-        const cf_chunk *c = &plan->chunks[chunk];
+        int64_t chunk = g->first_chunk + i, first = plan->chunks[chunk].first_slice;
         const cf_slice *s;
-        if (c->group != id)
-            return cf__plan_bad(check, "chunks.group", chunk, id, c->group,
-                                "names another group than the one that holds the chunk");
-        if (c->prefix != prefix)
-            return cf__plan_bad(check, "chunks.prefix", chunk, prefix, c->prefix, "is the wrong sum");
-        s = &plan->slices[c->first_slice];
-        if (s->sequence != g->sequence)
-            return cf__plan_bad(check, "slices.sequence", c->first_slice, g->sequence, s->sequence,
-                                "is not the sequence of its group");
-        if (s->begin != prefix)
-            return cf__plan_bad(check, "slices.begin", c->first_slice, prefix, s->begin, "comes out of order");
+        CF__TRY(cf__plan_is(check, "chunks.group", chunk, id, plan->chunks[chunk].group,
+                            "names another group than the one that holds the chunk"));
+        CF__TRY(cf__plan_is(check, "chunks.prefix", chunk, prefix, plan->chunks[chunk].prefix, "is the wrong sum"));
+        s = &plan->slices[first];
+        CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, s->sequence,
+                            "is not the sequence of its group"));
+        CF__TRY(cf__plan_is(check, "slices.begin", first, prefix, s->begin, "comes out of order"));
         if (i + 1 < g->n_chunks && s->length % plan->align != 0)
-            return cf__plan_bad(check, "slices.length", c->first_slice, plan->align, s->length,
+            return cf__plan_bad(check, "slices.length", first, plan->align, s->length,
                                 "is no multiple of the alignment");
         prefix += s->length;
     }
-    if (prefix != check->lengths[g->sequence])
-        return cf__plan_bad(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
-                            "leaves out tokens at the end of its sequence");
-    if (g->tokens != prefix) return cf__plan_bad(check, "groups.tokens", id, prefix, g->tokens, "is the wrong sum");
-    if (check->seen[g->sequence])
-        return cf__refuse(check->error, CF_ERROR_PLAN, "groups.sequence", id, "its sequence is packed twice");
-    check->seen[g->sequence] = 1;
-    return CF_OK;
+    CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
+                        "leaves out tokens at the end of its sequence"));
+    CF__TRY(cf__plan_is(check, "groups.tokens", id, prefix, g->tokens, "is the wrong sum"));
+    return cf__plan_see(check, g->sequence, "groups.sequence", id);
 }
 
 static cf_result cf__plan_fail_unpacked(const cf__plan_check *check, int64_t sequence) {
@@ -3787,9 +3644,8 @@ static cf_result cf__plan_check_body(void *job) {
         first += plan->chunks[i].n_slices;
         n_idle += plan->chunks[i].n_slices == 0;
     }
-    if (first != plan->n_slices)
-        return cf__plan_bad(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk");
-    if (n_idle != plan->n_idle) return cf__plan_bad(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count");
+    CF__TRY(cf__plan_is(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk"));
+    CF__TRY(cf__plan_is(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count"));
     for (i = 0; i < plan->n_groups; i++)
         CF__TRY(cf__plan_check_group(check, i));
     for (i = 0; i < plan->n_sequences; i++)
@@ -3820,10 +3676,7 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
 
 static cf_result cf__metadata_check_chunk(const cf_plan *plan, int64_t chunk, int64_t least, cf_error *error) {
     if (plan == NULL) return cf__fail_null(error, "plan");
-    if (chunk < least || chunk >= plan->n_chunks)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "chunk", -1, chunk < least ? least : plan->n_chunks - 1, chunk,
-                        "there is no such chunk");
-    return CF_OK;
+    return cf__bounded(chunk, least, plan->n_chunks - 1, "chunk", "there is no such chunk", error);
 }
 
 static size_t cf__metadata_bytes(int64_t n_slices) { return 4 * (size_t)(n_slices + 1) * sizeof(int32_t); }
@@ -3898,19 +3751,18 @@ static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32
     for (; t < n; t++, value += step) row[t] = value;
 }
 
-/* Room for one number per row of the chunk. */
-static cf_result cf__metadata_check_ids(const cf_plan *plan, int64_t chunk, const int32_t *ids, int64_t count,
-                                        cf_error *error) {
-    CF__TRY(cf__metadata_check_chunk(plan, chunk, 0, error));
-    if (count < plan->chunks[chunk].padded)
-        return cf__fail(error, CF_ERROR_SPACE, "count", -1, plan->chunks[chunk].padded, count, "is too small");
-    if (ids == NULL && plan->chunks[chunk].padded > 0) return cf__fail_null(error, "ids");
-    return CF_OK;
-}
-
 /* Positions, or the index of the sequence, row by row; padding rows get 0, or -1. */
-static void cf__metadata_fill_ids(const cf_plan *plan, const cf_chunk *c, int positions, int32_t *ids) {
+static cf_result cf__metadata_write_ids(const cf_plan *plan, int64_t chunk, int positions, int32_t *ids, int64_t count,
+                                        cf_error *error) {
+    const cf_chunk *c;
     int64_t i;
+    CF__TRY(cf__metadata_check_chunk(plan, chunk, 0, error));
+    c = &plan->chunks[chunk];
+    if (count < c->padded) return cf__fail(error, CF_ERROR_SPACE, "count", -1, c->padded, count, "is too small");
+    if (ids == NULL && c->padded > 0) return cf__fail_null(error, "ids");
+    if (positions && c->prefix + c->padded > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "position_ids", chunk, INT32_MAX, c->prefix + c->padded,
+                        "positions pass 32 bits");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[c->first_slice + i];
         int64_t padding = cf__round_up(slice->length, plan->align) - slice->length;
@@ -3918,25 +3770,17 @@ static void cf__metadata_fill_ids(const cf_plan *plan, const cf_chunk *c, int po
         cf__metadata_fill_rows(row, slice->length, (int32_t)(positions ? slice->begin : slice->sequence), positions);
         cf__metadata_fill_rows(row + slice->length, padding, positions ? 0 : -1, 0);
     }
+    return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error) {
-    const cf_chunk *c;
-    CF__TRY(cf__metadata_check_ids(plan, chunk, ids, count, error));
-    c = &plan->chunks[chunk];
-    if (c->prefix + c->padded > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "position_ids", chunk, INT32_MAX, c->prefix + c->padded,
-                        "positions pass 32 bits");
-    cf__metadata_fill_ids(plan, c, 1, ids);
-    return CF_OK;
+    return cf__metadata_write_ids(plan, chunk, 1, ids, count, error);
 }
 
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error) {
-    CF__TRY(cf__metadata_check_ids(plan, chunk, ids, count, error));
-    cf__metadata_fill_ids(plan, &plan->chunks[chunk], 0, ids);
-    return CF_OK;
+    return cf__metadata_write_ids(plan, chunk, 0, ids, count, error);
 }
 
 /* ================================================================================================================
@@ -3945,8 +3789,7 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
 
 /* From the models' published configurations; tests hold each against its published number of parameters. */
 static const cf_model cf__models[] = {
-    /* name, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate
-       */
+    /* layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate */
     {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
     {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
     {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
@@ -3967,7 +3810,7 @@ static const cf_model cf__models[] = {
     {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
 };
 
-static int cf__same_name(const char *a, const char *b) { /* ASCII letters in either case */
+static int cf__model_same_name(const char *a, const char *b) { /* ASCII letters in either case */
     for (;; a++, b++) {
         int x = *a >= 'A' && *a <= 'Z' ? *a - 'A' + 'a' : *a;
         int y = *b >= 'A' && *b <= 'Z' ? *b - 'A' + 'a' : *b;
@@ -3977,24 +3820,23 @@ static int cf__same_name(const char *a, const char *b) { /* ASCII letters in eit
 }
 
 CHUNKFLOW_API const cf_model *cf_model_at(int64_t index) {
-    const int64_t count = (int64_t)(sizeof cf__models / sizeof cf__models[0]);
-    return index >= 0 && index < count ? &cf__models[index] : NULL;
+    return index >= 0 && index < CF__COUNT(cf__models) ? &cf__models[index] : NULL;
 }
 
 CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
     const cf_model *model;
     int64_t i;
     for (i = 0; name != NULL && (model = cf_model_at(i)) != NULL; i++)
-        if (cf__same_name(model->name, name)) return model;
+        if (cf__model_same_name(model->name, name)) return model;
     return NULL;
 }
 
-static int64_t cf__head_dim(const cf_model *model) {
+static int64_t cf__model_head_dim(const cf_model *model) {
     return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
 }
 
 /* The divisor of `whole` next below value. */
-static int64_t cf__divisor_below(int64_t whole, int64_t value) {
+static int64_t cf__model_divisor_below(int64_t whole, int64_t value) {
     while (value > 1 && whole % value != 0) value--;
     return value;
 }
@@ -4010,10 +3852,11 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
     CF__TRY(cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error));
     if (model->heads % model->kv_heads != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
-                        cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
+                        cf__model_divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
     if (model->head_dim == 0 && model->hidden % model->heads != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, cf__divisor_below(model->hidden, model->heads),
-                        model->heads, "must divide hidden, or head_dim must be given");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1,
+                        cf__model_divisor_below(model->hidden, model->heads), model->heads,
+                        "must divide hidden, or head_dim must be given");
     return CF_OK;
 }
 
@@ -4035,12 +3878,12 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
     return full;
 }
 
-static int cf__tp_fits(const cf_model *model, int64_t tp) {
+static int cf__model_tp_fits(const cf_model *model, int64_t tp) {
     return model->heads % tp == 0 && model->ffn % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
 }
 
 /* Layers given stage by stage: none empty, and together those of the model. */
-static cf_result cf__check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+static cf_result cf__model_check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     int64_t s, sum = 0;
     for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
         if (parallel->layers[s] < 1 || parallel->layers[s] > model->layers)
@@ -4048,65 +3891,58 @@ static cf_result cf__check_layers(const cf_model *model, const cf_parallel *para
                             "a stage must have at least one layer, and no more than the model");
         sum += parallel->layers[s];
     }
-    if (sum != model->layers)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, model->layers, sum,
-                        "must add up to the model's layers");
-    return CF_OK;
-}
-
-/* parallel: defaults filled in. */
-static cf_result cf__check_parallel(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t most = model->layers, fitting = parallel->tp;
-    CF__TRY(cf__bounded(parallel->tp, 1, model->heads, "parallel.tp", "must not be more than heads", error));
-    CF__TRY(cf__bounded(parallel->pp, 1, most, "parallel.pp", "must not be more than layers", error));
-    most /= parallel->pp;
-    CF__TRY(cf__bounded(parallel->n_virtual, 1, most, "parallel.n_virtual",
-                        "must leave each virtual stage a layer", error));
-    CF__TRY(cf__range(parallel->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
-    CF__TRY(cf__choice(parallel->zero, 0, 3, "parallel.zero", error));
-    CF__TRY(cf__choice((int64_t)parallel->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
-    CF__TRY(cf__range(parallel->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
-    while (!cf__tp_fits(model, fitting)) fitting--; /* 1 always fits */
-    if (fitting < parallel->tp)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, parallel->tp,
-                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
-    return parallel->layers != NULL ? cf__check_layers(model, parallel, error) : CF_OK;
+    if (sum == model->layers) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, model->layers, sum,
+                    "must add up to the model's layers");
 }
 
 /* Checks both and hands back the split with its defaults. */
-static cf_result cf__resolve_parallel(const cf_model *model, const cf_parallel *given, cf_parallel *full,
-                                      cf_error *error) {
+static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *given, cf_parallel *full,
+                                   cf_error *error) {
+    int64_t fitting;
     CF__TRY(cf_model_validate(model, error));
     if (given == NULL) return cf__fail_null(error, "parallel");
     *full = cf_parallel_defaults(given);
-    return cf__check_parallel(model, full, error);
+    CF__TRY(cf__bounded(full->tp, 1, model->heads, "parallel.tp", "must not be more than heads", error));
+    CF__TRY(cf__bounded(full->pp, 1, model->layers, "parallel.pp", "must not be more than layers", error));
+    CF__TRY(cf__bounded(full->n_virtual, 1, model->layers / full->pp, "parallel.n_virtual",
+                        "must leave each virtual stage a layer", error));
+    CF__TRY(cf__range(full->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
+    CF__TRY(cf__choice(full->zero, 0, 3, "parallel.zero", error));
+    CF__TRY(cf__choice((int64_t)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
+    CF__TRY(cf__range(full->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
+    fitting = full->tp;
+    while (!cf__model_tp_fits(model, fitting)) fitting--; /* 1 always fits */
+    if (fitting < full->tp)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, full->tp,
+                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
+    return full->layers != NULL ? cf__model_check_layers(model, full, error) : CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     cf_parallel full;
-    return cf__resolve_parallel(model, parallel, &full, error);
+    return cf__model_resolve(model, parallel, &full, error);
 }
 
-static cf_result cf__check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
-    int64_t last = parallel->pp * parallel->n_virtual - 1;
-    return cf__bounded(stage, 0, last, "stage", "there is no such virtual stage", error);
+static cf_result cf__model_check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
+    return cf__bounded(stage, 0, parallel->pp * parallel->n_virtual - 1, "stage", "there is no such virtual stage",
+                       error);
 }
-
-typedef cf_shard cf__shard;
 
 /* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
-static int64_t cf__even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
+static int64_t cf__model_even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
     int64_t left = layers % n_stages;
     if (stage == 0) return layers / n_stages + (left == n_stages - 1 && left > 0);
     return layers / n_stages + (stage <= left && stage < n_stages - 1);
 }
 
 /* model and parallel have been checked. */
-static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
+static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
     int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
-    int64_t dim = cf__head_dim(model);
-    cf__shard shard;
-    shard.layers = parallel->layers != NULL ? parallel->layers[stage] : cf__even_layers(model->layers, n_stages, stage);
+    int64_t dim = cf__model_head_dim(model);
+    cf_shard shard;
+    shard.layers = cf__model_even_layers(model->layers, n_stages, stage);
+    if (parallel->layers != NULL) shard.layers = parallel->layers[stage];
     shard.hidden = model->hidden;
     shard.heads = model->heads / tp;
     shard.q = shard.heads * dim;
@@ -4120,62 +3956,53 @@ static cf__shard cf__shard_of(const cf_model *model, const cf_parallel *parallel
     return shard;
 }
 
-/* Returns 0 where a count does not fit. The widths are bounded, so that only products with the number of layers can be
-   too large. */
-static int cf__count_parameters(const cf_model *model, const cf__shard *shard, cf_parameters *out) {
-    int64_t n = shard->layers, h = shard->hidden;
-    int64_t norms = 2 * h + (model->qk_norm ? 2 * cf__head_dim(model) : 0);
-    int64_t mlp_bias = (model->no_gate ? 1 : 2) * shard->ffn + h;
+/* Returns 0 where a count does not fit. The widths are bounded, so only the matrices of all layers can be too large. */
+static int cf__model_count_parameters(const cf_model *model, const cf_shard *shard, cf_parameters *out) {
+    int64_t n = shard->layers, h = shard->hidden, attention = h * (2 * shard->q + 2 * shard->kv);
+    int64_t mlp = shard->mlp_matrices * h * shard->ffn;
     int overflow = 0;
     memset(out, 0, sizeof *out);
-    if (shard->first) cf__add_product(&out->embedding, shard->vocab, h, &overflow);
-    if (shard->last && !(model->tied && shard->first)) cf__add_product(&out->head, shard->vocab, h, &overflow);
-    cf__add_product(&out->attention, n, h * (2 * shard->q + 2 * shard->kv), &overflow);
-    if (model->qkv_bias) cf__add_product(&out->attention, n, shard->q + 2 * shard->kv, &overflow);
-    if (model->out_bias) cf__add_product(&out->attention, n, h, &overflow);
-    cf__add_product(&out->mlp, n * shard->mlp_matrices, h * shard->ffn, &overflow);
-    if (model->mlp_bias) cf__add_product(&out->mlp, n, mlp_bias, &overflow);
-    cf__add_product(&out->norms, n, norms, &overflow);
-    if (shard->last) cf__add_product(&out->norms, h, 1, &overflow);
-    cf__add_product(&out->total, out->embedding, 1, &overflow);
+    if (model->qkv_bias) attention += shard->q + 2 * shard->kv;
+    if (model->out_bias) attention += h;
+    if (model->mlp_bias) mlp += (shard->mlp_matrices - 1) * shard->ffn + h;
+    if (shard->first) out->embedding = shard->vocab * h;
+    if (shard->last && !(model->tied && shard->first)) out->head = shard->vocab * h;
+    out->norms = n * (2 * h + (model->qk_norm ? 2 * cf__model_head_dim(model) : 0)) + (shard->last ? h : 0);
+    out->total = out->embedding + out->norms + out->head;
+    cf__add_product(&out->attention, n, attention, &overflow);
+    cf__add_product(&out->mlp, n, mlp, &overflow);
     cf__add_product(&out->total, out->attention, 1, &overflow);
     cf__add_product(&out->total, out->mlp, 1, &overflow);
-    cf__add_product(&out->total, out->norms, 1, &overflow);
-    cf__add_product(&out->total, out->head, 1, &overflow);
     return !overflow;
-}
-
-CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                        int64_t *layers, cf_error *error) {
-    cf_parallel full;
-    if (layers == NULL) return cf__fail_null(error, "layers");
-    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
-    CF__TRY(cf__check_stage(&full, stage, error));
-    *layers = cf__shard_of(model, &full, stage).layers;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                            cf_parameters *out, cf_error *error) {
-    cf_parallel full;
-    cf_parameters counted;
-    cf__shard shard;
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
-    CF__TRY(cf__check_stage(&full, stage, error));
-    shard = cf__shard_of(model, &full, stage);
-    if (!cf__count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
-    *out = counted;
-    return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
                                        cf_error *error) {
     cf_parallel full;
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__resolve_parallel(model, parallel, &full, error));
-    CF__TRY(cf__check_stage(&full, stage, error));
-    *out = cf__shard_of(model, &full, stage);
+    CF__TRY(cf__model_resolve(model, parallel, &full, error));
+    CF__TRY(cf__model_check_stage(&full, stage, error));
+    *out = cf__model_shard(model, &full, stage);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                        int64_t *layers, cf_error *error) {
+    cf_shard shard;
+    if (layers == NULL) return cf__fail_null(error, "layers");
+    CF__TRY(cf_stage_shard(model, parallel, stage, &shard, error));
+    *layers = shard.layers;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                            cf_parameters *out, cf_error *error) {
+    cf_parameters counted;
+    cf_shard shard;
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf_stage_shard(model, parallel, stage, &shard, error));
+    if (!cf__model_count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
+    *out = counted;
     return CF_OK;
 }
 
@@ -4189,14 +4016,14 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
    >>memory
    ================================================================================================================ */
 
-typedef struct cf__loss_bytes {
+typedef struct cf__memory_loss_bytes {
     int64_t kept; /* for each logit, until backward */
     int64_t peak; /* for each logit, at the worst moment */
-} cf__loss_bytes;
+} cf__memory_loss_bytes;
 
 /* logit: bytes of a logit as the head makes it. */
-static cf__loss_bytes cf__loss_bytes_of(cf_loss loss, int64_t logit) {
-    cf__loss_bytes bytes;
+static cf__memory_loss_bytes cf__memory_loss_bytes_of(cf_loss loss, int64_t logit) {
+    cf__memory_loss_bytes bytes;
     bytes.kept = 4;         /* a float softmax */
     bytes.peak = logit + 8; /* beside it the logits and their float copy */
     if (loss == CF_LOSS_EAGER) bytes.peak = logit + 12;
@@ -4245,51 +4072,38 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 
 /* ---- bytes per token ---- */
 
+static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
+    int64_t matrices = shard->mlp_matrices + (desc->unfused && !desc->model->no_gate);
+    return matrices * desc->activation_bytes * shard->ffn;
+}
+
 /* What one layer keeps for backward when nothing but (with `selective`) the inside of attention is recomputed. */
-static int64_t cf__layer_bytes(const cf_memory_desc *desc, const cf__shard *shard, int selective) {
+static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, int selective) {
     int64_t element = desc->activation_bytes;
     int64_t rows = 4 * element * shard->hidden;               /* inputs of two norms, and their outputs */
     int64_t attention = 2 * element * (shard->q + shard->kv); /* Q, output; K, V */
-    int64_t mlp = (desc->model->no_gate ? 2 : 3) * element * shard->ffn;
     if (!selective && !desc->unfused_attention) attention += 4 * shard->heads;
-    if (desc->unfused) {
-        rows += 8 * shard->hidden; /* twice: the input as float, not as it is, and the normalised rows as they are */
-        if (!desc->model->no_gate) mlp += element * shard->ffn;
-    }
-    return cf__div_up(rows, shard->sequence) + attention + mlp;
+    if (desc->unfused) rows += 8 * shard->hidden; /* each norm: its input as float instead, and its normalised rows */
+    return cf__div_up(rows, shard->sequence) + attention + cf__memory_mlp_bytes(desc, shard);
 }
 
 /* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
    residual and of a norm's output. */
-static int64_t cf__working_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
+static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, attention = 2 * element * (shard->q + shard->kv);
-    int64_t mlp = (desc->model->no_gate ? 2 : 3) * element * shard->ffn;
     int64_t bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
-    if (desc->unfused && !desc->model->no_gate) mlp += element * shard->ffn;
-    bytes += cf__max(mlp, attention);
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes += cf__layer_bytes(desc, shard, 0);
+    bytes += cf__max(cf__memory_mlp_bytes(desc, shard), attention);
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes += cf__memory_layer_bytes(desc, shard, 0);
     return bytes;
 }
 
-/* Bytes of a score (a query and a key of one layer, all heads of this GPU), kept and in work. */
-static int64_t cf__kept_score_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
-    if (!desc->unfused_attention || desc->parallel.recompute != CF_RECOMPUTE_NONE) return 0;
-    return desc->activation_bytes * shard->heads * shard->layers; /* the softmax */
-}
-
-static int64_t cf__working_score_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
-    if (!desc->unfused_attention) return 0;
-    return (desc->parallel.recompute == CF_RECOMPUTE_NONE ? 1 : 2) * desc->activation_bytes *
-           shard->heads; /* the gradient, and the softmax where it is made again */
-}
-
-static cf_token_bytes cf__token_bytes(const cf_memory_desc *desc, const cf__shard *shard) {
+static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
-    cf__loss_bytes loss = cf__loss_bytes_of(desc->loss, element);
+    cf__memory_loss_bytes loss = cf__memory_loss_bytes_of(desc->loss, element);
     int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
     cf_token_bytes bytes;
     memset(&bytes, 0, sizeof bytes);
-    bytes.activations = cf__layer_bytes(desc, shard, desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE);
+    bytes.activations = cf__memory_layer_bytes(desc, shard, desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE);
     if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes.activations = row;
     bytes.activations *= shard->layers;
     if (shard->first) bytes.activations += 8;
@@ -4301,7 +4115,7 @@ static cf_token_bytes cf__token_bytes(const cf_memory_desc *desc, const cf__shar
     bytes.state = 2 * shard->kv * shard->layers * desc->state_bytes;
     bytes.state_gradient = 2 * shard->kv * shard->layers * desc->state_gradient_bytes;
     bytes.boundary = row;
-    bytes.working = cf__working_bytes(desc, shard);
+    bytes.working = cf__memory_working_bytes(desc, shard);
     bytes.buffers = (4 - 2 * ends) * bytes.boundary; /* in and out, of activations and of gradients */
     if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 2 * element * shard->hidden; /* gathered; gradient */
     return bytes;
@@ -4310,12 +4124,12 @@ static cf_token_bytes cf__token_bytes(const cf_memory_desc *desc, const cf__shar
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error) {
     cf_memory_desc full;
-    cf__shard shard;
+    cf_shard shard;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__memory_check_desc(desc, &full, error));
-    CF__TRY(cf__check_stage(&full.parallel, stage, error));
-    shard = cf__shard_of(full.model, &full.parallel, stage);
-    *out = cf__token_bytes(&full, &shard);
+    CF__TRY(cf__model_check_stage(&full.parallel, stage, error));
+    shard = cf__model_shard(full.model, &full.parallel, stage);
+    *out = cf__memory_token_bytes(&full, &shard);
     return CF_OK;
 }
 
@@ -4350,25 +4164,28 @@ typedef struct cf__memory_sums {
 
 static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
                                          cf__memory_sums *sums) {
-    cf__shard shard = cf__shard_of(desc->model, &desc->parallel, stage);
-    cf_token_bytes bytes = cf__token_bytes(desc, &shard);
+    cf_shard shard = cf__model_shard(desc->model, &desc->parallel, stage);
+    cf_token_bytes bytes = cf__memory_token_bytes(desc, &shard);
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
     int64_t working = 0, buffers = 0;
+    int64_t score = desc->unfused_attention ? desc->activation_bytes * shard.heads : 0; /* of one layer */
+    int keeps = desc->parallel.recompute == CF_RECOMPUTE_NONE;
     cf_parameters counted;
-    if (!cf__count_parameters(desc->model, &shard, &counted)) *overflow = 1;
+    if (!cf__model_count_parameters(desc->model, &shard, &counted)) *overflow = 1;
     cf__add_product(&sums->parameters, counted.total, 1, overflow);
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / shard.layers);
     cf__add_product(&terms->activations, load->live_tokens, bytes.activations, overflow);
-    cf__add_product(&terms->activations, load->live_scores, cf__kept_score_bytes(desc, &shard), overflow);
+    if (keeps) cf__add_product(&terms->activations, load->live_scores, score * shard.layers, overflow); /* softmax */
     cf__add_product(&terms->logits, load->chunk_tokens, bytes.logits, overflow);
     cf__add_product(&terms->state, load->state_tokens, bytes.state, overflow);
     cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes.state_gradient, overflow);
     cf__add_product(&terms->inputs, load->input_tokens, bytes.boundary, overflow);
     cf__add_product(&terms->host, load->offloaded_tokens, bytes.state, overflow);
     cf__add_product(&working, load->chunk_tokens, bytes.working, overflow);
-    cf__add_product(&working, load->chunk_scores, cf__working_score_bytes(desc, &shard), overflow);
+    /* The gradient of the scores, and their softmax where it is made again. */
+    cf__add_product(&working, load->chunk_scores, keeps ? score : 2 * score, overflow);
     cf__add_product(&buffers, load->chunk_tokens, bytes.buffers, overflow);
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
@@ -4382,14 +4199,11 @@ static int64_t cf__memory_share(int64_t number, int64_t bytes, int64_t dp, int s
 }
 
 static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
-    int64_t moving = 0, runtime = desc->runtime_bytes;
-    cf__add_product(&moving, report->activations, desc->fragmentation, overflow);
-    cf__add_product(&moving, report->logits, desc->fragmentation, overflow);
-    cf__add_product(&moving, report->working, desc->fragmentation, overflow);
-    cf__add_product(&moving, report->state, desc->fragmentation, overflow);
-    cf__add_product(&moving, report->state_gradient, desc->fragmentation, overflow);
-    cf__add_product(&moving, report->inputs, desc->fragmentation, overflow);
-    cf__add_product(&runtime, moving / 100, 1, overflow);
+    const int64_t moving[] = {report->activations, report->logits,         report->working,
+                              report->state,       report->state_gradient, report->inputs};
+    int64_t lost = 0, runtime = desc->runtime_bytes, i;
+    for (i = 0; i < CF__COUNT(moving); i++) cf__add_product(&lost, moving[i], desc->fragmentation, overflow);
+    cf__add_product(&runtime, lost / 100, 1, overflow);
     return runtime;
 }
 
@@ -4443,9 +4257,8 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
     return CF_OK;
 }
 
-/* Whether one chunk fits every stage, with this many tokens of state and of its gradient beside it. */
-static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t state_tokens,
-                                      int64_t limit_bytes, cf_error *error) {
+CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
+                                              cf_error *error) {
     cf_memory_desc full;
     cf_memory_report report;
     cf_memory_load load;
@@ -4453,24 +4266,16 @@ static cf_result cf__check_chunk_fits(const cf_memory_desc *desc, int64_t chunk_
     CF__TRY(cf__memory_check_desc(desc, &full, error));
     CF__TRY(cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error));
     memset(&load, 0, sizeof load);
-    load.live_tokens = chunk_tokens;
-    load.chunk_tokens = chunk_tokens;
-    load.state_tokens = load.state_gradient_tokens = state_tokens;
+    load.live_tokens = load.chunk_tokens = chunk_tokens;
     for (s = 0; s < full.parallel.pp; s++) {
         if (!cf__memory_stage(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
-        if (report.total > most) {
-            most = report.total;
-            fullest = s;
-        }
+        if (report.total <= most) continue;
+        most = report.total;
+        fullest = s;
     }
     if (limit_bytes >= most) return CF_OK;
     return cf__fail(error, CF_ERROR_LIMIT, "limit_bytes", fullest, most, limit_bytes,
                     "is too little for this stage's model state and a single chunk");
-}
-
-CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
-                                              cf_error *error) {
-    return cf__check_chunk_fits(desc, chunk_tokens, 0, limit_bytes, error);
 }
 
 /* ================================================================================================================
