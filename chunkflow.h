@@ -7408,6 +7408,8 @@ static inline void cf__check_let_go(const cf__pipeline *pipe, cf__held *held, co
 
 /* ---- the walk ---- */
 
+static const cf_validate_desc cf__check_no_limits = {0, NULL, {0, 0, 0, 0}, 0, NULL};
+
 /* Of a chunk on one virtual stage: a bit for each pass that is in the list so far, and these. */
 enum {
     CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
@@ -7481,9 +7483,8 @@ static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t sta
     return &k->cells[stage * k->pipe->n + chunk - k->pipe->first_chunk];
 }
 
-static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action *a) {
-    const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
-    return &k->groups[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk - c->index];
+static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    return &k->groups[cell - k->cells - k->pipe->plan->chunks[a->chunk].index];
 }
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
@@ -7549,13 +7550,20 @@ static cf_result cf__check_weight(const cf__checker *k, const cf_action *a, cons
     return CF_OK;
 }
 
-/* A send or receive must have a stage at its other end, come once, and, if it sends, after what it sends. */
-static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+/* A send or receive must have a stage at its other end. */
+static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     if (!k->crosses || !cf__pipe_leads(k->pipe, t->sends ? t->way : -t->way, a->stage))
         return cf__check_refuse(k, a, "actions.pass", "has no other stage to go to or come from");
     if (t->tensor == CF_R && k->pipe->local)
         return cf__check_refuse(k, a, "actions.pass", "has no place in local replay");
+    return CF_OK;
+}
+
+/* It must come once, and, if it sends, after what it sends. */
+static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    CF__TRY(cf__check_ends(k, a));
     if (cf__check_has(cell, a->pass)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (t->sends && !(*cell & cf__pipe_makers(t->tensor)))
         return cf__check_refuse(k, a, "actions.pass", "comes before the pass that makes its tensor");
@@ -7573,22 +7581,20 @@ static cf_result cf__check_move(cf__checker *k, const cf_action *a, uint16_t *ce
     if (leaves == away)
         return cf__check_refuse(k, a, "actions.pass", away ? "moves rows that are away" : "moves rows that are here");
     *cell ^= CF__CHECK_AWAY;
-    cf__check_tally_of(k, a)->away += leaves ? 1 : -1;
+    cf__check_tally_of(k, a, cell)->away += leaves ? 1 : -1;
     k->n_away += leaves ? 1 : -1;
     return CF_OK;
 }
 
-static cf_result cf__check_state(const cf__checker *k, const cf_action *a) {
-    int32_t away = k->n_away > 0 ? cf__check_tally_of(k, a)->away : 0;
+static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+    int32_t away = k->n_away > 0 ? cf__check_tally_of(k, a, cell)->away : 0;
     if (away == 0 || a->pass == CF_W || a->pass >= CF_COMPUTE_PASS_COUNT) return CF_OK;
     return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
 }
 
-static cf_result cf__check_action(cf__checker *k, const cf_action *a) {
-    uint16_t *cell;
-    CF__TRY(cf__check_fields(k, a));
-    cell = cf__check_cell(k, a->chunk, a->stage);
-    CF__TRY(cf__check_state(k, a));
+/* An action whose fields are good. Cells of one virtual stage lie side by side; no others are looked at here. */
+static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
+    CF__TRY(cf__check_state(k, a, cell));
     switch ((cf_pass)a->pass) {
         case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
         case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
@@ -7602,11 +7608,11 @@ static cf_result cf__check_action(cf__checker *k, const cf_action *a) {
 }
 
 /* K and the limits, while the action runs. */
-static cf_result cf__check_room(const cf__checker *k, const cf_action *a) {
+static cf_result cf__check_room(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf_validate_desc *d = k->desc;
     int64_t limit = d->limits != NULL ? d->limits[k->stage] : d->limit, bytes;
     int64_t limit_bytes = d->limits_bytes != NULL ? d->limits_bytes[k->stage] : d->limit_bytes;
-    cf__check_tally *group = cf__check_tally_of(k, a);
+    cf__check_tally *group = cf__check_tally_of(k, a, cell);
     if (a->keep && ++group->live > k->schedule->k)
         return cf__check_fail(k, a, "k", k->schedule->k, group->live, "keeps more than K chunks of its group");
     if (1 << a->pass & CF__CHECK_ENDS) group->live--; /* nothing is taken after it in the same action */
@@ -7635,12 +7641,15 @@ static cf_result cf__check_list(cf__checker *k) {
     for (k->action = schedule->first[k->stage]; k->action < schedule->first[k->stage + 1]; k->action++) {
         const cf_action *a = &schedule->actions[k->action];
         int transfer = cf__pipe_is_transfer(a->pass); /* changes nothing of what is held */
-        CF__TRY(cf__check_action(k, a));
+        uint16_t *cell;
+        CF__TRY(cf__check_fields(k, a));
+        cell = cf__check_cell(k, a->chunk, a->stage);
+        CF__TRY(cf__check_action(k, a, cell));
         if (!transfer) cf__check_hold(k->pipe, &k->held, a);
         if (k->timeline != NULL) k->timeline->live[k->action] = (int32_t)k->held.live;
         if (transfer) continue;
         if (k->timeline != NULL) cf__check_note(k, &peak, &peak_bytes);
-        if (k->desc != NULL) CF__TRY(cf__check_room(k, a));
+        if (k->desc != NULL) CF__TRY(cf__check_room(k, a, cell));
         cf__check_let_go(k->pipe, &k->held, a);
     }
     if (k->timeline == NULL) return CF_OK;
@@ -7882,7 +7891,6 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error) {
     static const cf__recipe recipe = {"n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
-    static const cf_validate_desc none = {0, NULL, {0, 0, 0, 0}, 0, NULL};
     cf__pipeline pipe;
     cf__checker k;
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -7897,7 +7905,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     memset(&k, 0, sizeof k);
     k.pipe = &pipe;
     k.schedule = schedule;
-    k.desc = desc != NULL ? desc : &none;
+    k.desc = desc != NULL ? desc : &cf__check_no_limits;
     k.error = error;
     CF__TRY(cf__pipe_check_limits(k.desc->limit, k.desc->limits, k.desc->limit_bytes, k.desc->limits_bytes,
                                   &k.desc->bytes, schedule->n_stages, error));
@@ -8579,53 +8587,39 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    >>run
    ================================================================================================================ */
 
-/* What has happened to a chunk on one virtual stage. */
-typedef struct cf__run_chunk {
-    int32_t slot;      /* activation slot, -1: none */
-    uint8_t forwarded; /* F ran */
-    uint8_t backward;  /* 0: not yet; CF__RUN_HALF: I ran, W is to come; CF__RUN_WHOLE */
-    uint8_t away;      /* its rows of the state are in host memory */
-} cf__run_chunk;
+/* The tensors of a chunk that cross stages, on one virtual stage: each as it comes in, then each as it goes out. */
+enum { CF__RUN_TENSORS = 2 * CF__PIPE_TENSORS };
 
-enum { CF__RUN_HALF = 1, CF__RUN_WHOLE = 2 };
+/* In place of a slot. WANTED: there is a SEND in the list for this tensor, so the pass that makes it takes a slot. */
+enum { CF__RUN_NONE = -1, CF__RUN_WANTED = -2 };
 
-typedef struct cf__run_group {
-    int32_t slot;    /* state slot, -1: none */
-    int32_t n_away;  /* chunks whose rows are in host memory */
-    int64_t tokens;  /* tokens whose K and V it holds, there or here */
-    int64_t reached; /* the most that it has held: all of the sequence once every chunk ran forward */
-} cf__run_group;
+/* The slots of one cf_resource. They are small numbers: the one freed last is handed out first, so the number of those
+   ever made is the peak. */
+typedef struct cf__run_pool {
+    int64_t n;          /* how many owners of a slot there can be */
+    int32_t *slots;     /* (n) */
+    int32_t *free_list; /* (n) */
+    int64_t n_free, n_made;
+} cf__run_pool;
 
-/* The tensors of a chunk that cross stages, on one virtual stage: in and out, of F, of R and of the backward. */
-enum { CF__RUN_IN_F = 0, CF__RUN_IN_R, CF__RUN_IN_B, CF__RUN_OUT_F, CF__RUN_OUT_R, CF__RUN_OUT_B, CF__RUN_TENSORS };
+enum { CF__RUN_RESOURCES = CF_RESOURCE_BOUNDARY + 1 };
 
-/* Where such a tensor is: in a boundary slot (0 ..), or one of these. */
-enum { CF__RUN_NOT_THERE = -1, CF__RUN_WANTED = -2, CF__RUN_GONE = -3 }; /* WANTED: there is a SEND for it in the list */
-
-/* Small numbers: the one freed last is handed out first, so the highest in use is the peak. */
-typedef struct cf__run_slots {
-    int32_t *free_list;
-    int64_t n_free, n_made, n_live;
-} cf__run_slots;
-
-/* A run of one stage. The next action is the one at position stats.done of its list. */
+/* A run of one stage. The next action is the one at position stats.done of its list. The validator's checker judges
+   each action before it runs and keeps the books of tokens. Its cells, and those of the run, are the rank's chunks on
+   the virtual stages of this one stage only. What belongs to a group is in the cell of its first chunk. */
 struct cf_runner {
-    const cf_plan *plan;
-    const cf_schedule *schedule;
     const cf_action *actions; /* (n_actions) the stage's list */
     int64_t n_actions;
     cf_run_desc desc;
     cf_block block;           /* the memory that the runner lies in */
     cf_error failure;         /* what ended the run; its code is CF_OK before */
-    int64_t stage, first_chunk, n_virtual_stages;
-    int64_t n_states, n_group_states; /* lengths of the two arrays below */
-    cf__run_chunk *chunks;  /* (n_virtual x n_steps) */
-    cf__run_group *groups;  /* (n_virtual x n_groups) */
-    int64_t n_tensors;        /* length of tensors[]; 0 where nothing crosses stages */
-    int32_t *tensors;         /* (n_virtual x n_steps x CF__RUN_TENSORS) */
-    cf__run_slots activations, states, boundaries;
+    cf__pipeline pipe;
+    cf__checker check;
+    int64_t n_cells;
+    int64_t *tokens;          /* (n_cells) whose K and V a group has, here or in host memory */
+    cf__run_pool pools[CF__RUN_RESOURCES]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
+                                              CF__RUN_TENSORS; none where nothing crosses stages) */
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
-    int64_t live_tokens, live_state_tokens;
     cf_run_stats stats;
 };
 
@@ -8633,6 +8627,195 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
     uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
     return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
 }
+
+/* ---- slots ---- */
+
+static int64_t cf__run_cell(const cf_runner *r, const cf_action *a) {
+    return a->stage / r->pipe.n_stages * r->pipe.n + a->chunk - r->pipe.first_chunk;
+}
+
+static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[what].n_made - r->pools[what].n_free; }
+
+/* Whose slot a pool's slot i is, and for which virtual stage. */
+static int64_t cf__run_owner(const cf_runner *r, int what, int64_t i, int64_t *stage) {
+    int64_t cell = what == CF_RESOURCE_BOUNDARY ? i / CF__RUN_TENSORS : i;
+    int64_t chunk = r->pipe.first_chunk + cell % r->pipe.n;
+    *stage = cell / r->pipe.n * r->pipe.n_stages + r->check.stage;
+    return what == CF_RESOURCE_STATE ? r->pipe.plan->chunks[chunk].group : chunk;
+}
+
+/* A callback has returned something else than 0. */
+static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const cf_action *a, int64_t code) {
+    char why[120];
+    (void)snprintf(why, sizeof why, "the callback returned %lld for %s of chunk %d on virtual stage %d (stage %d)",
+                   (long long)code, cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, (int)r->check.stage);
+    (void)cf__refuse(&r->failure, CF_ERROR_CALLBACK, callback, r->stats.done, why);
+    r->failure.got = code;
+    return CF_ERROR_CALLBACK;
+}
+
+/* Takes a slot and tells the host. On refusal the slot stays unused. */
+static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource what, int64_t i) {
+    cf__run_pool *pool = &r->pools[what];
+    int32_t slot = pool->n_free > 0 ? pool->free_list[pool->n_free - 1] : (int32_t)pool->n_made;
+    int64_t stage, owner = cf__run_owner(r, what, i, &stage);
+    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, stage) : 0;
+    if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
+    if (pool->n_free > 0) pool->n_free--;
+    else pool->n_made++;
+    pool->slots[i] = slot;
+    return CF_OK;
+}
+
+static void cf__run_release(cf_runner *r, cf_resource what, int64_t i) {
+    cf__run_pool *pool = &r->pools[what];
+    int64_t stage, owner = cf__run_owner(r, what, i, &stage);
+    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, pool->slots[i], owner, stage);
+    pool->free_list[pool->n_free++] = pool->slots[i];
+    pool->slots[i] = CF__RUN_NONE;
+}
+
+/* Gives back what an error, or a schedule that stops short, has left in use. */
+static int64_t cf__run_release_all(cf_runner *r) {
+    int64_t i, n_left = 0;
+    int what;
+    for (what = 0; what < CF__RUN_RESOURCES; what++) {
+        n_left += cf__run_n_live(r, what);
+        for (i = 0; i < r->pools[what].n; i++)
+            if (r->pools[what].slots[i] >= 0) cf__run_release(r, (cf_resource)what, i);
+    }
+    return n_left;
+}
+
+/* The place among the boundary slots of the tensor that an action reads or receives (out 0), or makes or sends (out 1);
+   -1: none that crosses stages. */
+static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
+    int tensor = a->pass;
+    if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return -1;
+    if (cf__pipe_is_transfer(a->pass)) {
+        tensor = cf__pipe_transfer_of(a)->tensor;
+        if (cf__pipe_transfer_of(a)->sends != out) return -1;
+    } else if (!out) {
+        if (a->pass == CF_R && r->pipe.local) tensor = CF_F; /* it reads once more what its F has read */
+        if (!cf__pipe_leads(&r->pipe, r->pipe.takes[tensor], a->stage)) return -1;
+    }
+    return cf__run_cell(r, a) * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + cf__pipe_tensor(tensor);
+}
+
+/* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
+   that will be sent. */
+static cf_result cf__run_take(cf_runner *r, const cf_action *a) {
+    const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
+    int64_t cell = cf__run_cell(r, a), out = cf__run_tensor(r, a, 1);
+    if (a->pass == CF_F && c->group >= 0 && c->index == 0) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, cell));
+    if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, cell));
+    if (cf__pipe_is_transfer(a->pass))
+        return out < 0 ? cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, cf__run_tensor(r, a, 0)) : CF_OK;
+    if (out < 0 || r->pools[CF_RESOURCE_BOUNDARY].slots[out] != CF__RUN_WANTED) return CF_OK;
+    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, out);
+}
+
+/* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
+static void cf__run_give_back(cf_runner *r, const cf_action *a) {
+    const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
+    int64_t cell = cf__run_cell(r, a), in = cf__run_tensor(r, a, 0);
+    int again = a->pass == CF_F && !a->keep && r->pipe.local;
+    if (1 << a->pass & CF__CHECK_ENDS) {
+        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, cell);
+        r->n_finished++;
+    }
+    if (a->pass == CF_F) r->tokens[cell - c->index] += cf_chunk_state_tokens(r->pipe.plan, a->chunk);
+    if (1 << a->pass & CF__CHECK_BACKWARDS) {
+        r->tokens[cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
+        if (c->group >= 0 && c->index == 0) cf__run_release(r, CF_RESOURCE_STATE, cell);
+    }
+    if (cf__pipe_is_transfer(a->pass)) {
+        if (in < 0) cf__run_release(r, CF_RESOURCE_BOUNDARY, cf__run_tensor(r, a, 1));
+    } else if (in >= 0 && !again) {
+        cf__run_release(r, CF_RESOURCE_BOUNDARY, in);
+    }
+}
+
+/* ---- one action ---- */
+
+/* What callbacks are told of an action, once it has its slots. */
+static cf_step cf__run_step_of(const cf_runner *r, const cf_action *a) {
+    int64_t cell = cf__run_cell(r, a), in = cf__run_tensor(r, a, 0), out = cf__run_tensor(r, a, 1);
+    const int32_t *boundaries = r->pools[CF_RESOURCE_BOUNDARY].slots;
+    cf_step step;
+    memset(&step, 0, sizeof step);
+    step.plan = r->pipe.plan;
+    step.schedule = r->check.schedule;
+    step.chunk = &step.plan->chunks[a->chunk];
+    step.action = *a;
+    step.position = r->stats.done;
+    step.slot = r->pools[CF_RESOURCE_ACTIVATIONS].slots[cell];
+    step.state = r->pools[CF_RESOURCE_STATE].slots[cell - step.chunk->index];
+    step.state_tokens = a->pass == CF_R ? step.chunk->prefix : r->tokens[cell - step.chunk->index];
+    step.input = in >= 0 ? boundaries[in] : -1;
+    step.output = out >= 0 ? cf__max(-1, boundaries[out]) : -1;
+    step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_other_end(a).stage % r->pipe.n_stages : -1;
+    step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
+    return step;
+}
+
+static cf_result cf__run_call(cf_runner *r, const cf_step *step, const char *name,
+                              int (*callback)(void *user, const cf_step *step)) {
+    int code = callback != NULL ? callback(r->desc.user, step) : 0;
+    return code == 0 ? CF_OK : cf__run_fail_callback(r, name, &step->action, code);
+}
+
+/* Has the host do the work. */
+static cf_result cf__run_work(cf_runner *r, const cf_step *step) {
+    const cf_run_desc *d = &r->desc;
+    switch ((cf_pass)step->action.pass) {
+        case CF_F: case CF_R: return cf__run_call(r, step, "forward", d->forward);
+        case CF_B: case CF_I: case CF_W: return cf__run_call(r, step, "backward", d->backward);
+        case CF_OFFLOAD: return cf__run_call(r, step, "offload", d->offload);
+        case CF_PREFETCH: return cf__run_call(r, step, "prefetch", d->prefetch);
+        default: break;
+    }
+    if (cf__pipe_transfer_of(&step->action)->sends) return cf__run_call(r, step, "send", d->send);
+    return cf__run_call(r, step, "receive", d->receive);
+}
+
+static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
+    cf_progress progress;
+    int code;
+    progress.done = r->stats.done;
+    progress.total = r->n_actions;
+    progress.step = step;
+    progress.live_slots = cf__run_n_live(r, CF_RESOURCE_ACTIVATIONS);
+    progress.live_states = cf__run_n_live(r, CF_RESOURCE_STATE);
+    progress.live_state_tokens = r->check.held.state;
+    progress.live_boundaries = cf__run_n_live(r, CF_RESOURCE_BOUNDARY);
+    code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
+    if (code == 0) return CF_OK;
+    (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
+    r->failure.got = code;
+    return CF_ERROR_CANCELLED;
+}
+
+static cf_result cf__run_action(cf_runner *r) {
+    const cf_action *a = &r->actions[r->stats.done];
+    cf__held *held = &r->check.held;
+    cf_step step;
+    r->check.action = a - r->check.schedule->actions;
+    CF__TRY(cf__check_fields(&r->check, a));
+    CF__TRY(cf__check_action(&r->check, a, &r->check.cells[cf__run_cell(r, a)]));
+    CF__TRY(cf__run_take(r, a));
+    cf__check_hold(&r->pipe, held, a);
+    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, held->tokens);
+    step = cf__run_step_of(r, a);
+    CF__TRY(cf__run_work(r, &step));
+    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->state);
+    cf__check_let_go(&r->pipe, held, a);
+    cf__run_give_back(r, a);
+    r->stats.done++;
+    return cf__run_report(r, &step);
+}
+
+/* ---- opening and closing ---- */
 
 /* A run that is being opened. */
 typedef struct cf__run_opening {
@@ -8644,13 +8827,15 @@ typedef struct cf__run_opening {
 static cf_block *cf__run_object(void *job, cf__carver *carver) {
     cf__run_opening *opening = (cf__run_opening *)job;
     cf_runner *r = &opening->header;
+    int what;
     opening->runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
-    r->chunks = (cf__run_chunk *)cf__take(carver, r->n_states, sizeof(cf__run_chunk));
-    r->groups = (cf__run_group *)cf__take(carver, r->n_group_states, sizeof(cf__run_group));
-    r->activations.free_list = (int32_t *)cf__take(carver, r->n_states, sizeof(int32_t));
-    r->states.free_list = (int32_t *)cf__take(carver, r->n_group_states, sizeof(int32_t));
-    r->tensors = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
-    r->boundaries.free_list = (int32_t *)cf__take(carver, r->n_tensors, sizeof(int32_t));
+    r->check.cells = (uint16_t *)cf__take(carver, r->n_cells, sizeof(uint16_t));
+    r->check.groups = (cf__check_tally *)cf__take(carver, r->n_cells, sizeof(cf__check_tally));
+    r->tokens = (int64_t *)cf__take(carver, r->n_cells, sizeof(int64_t));
+    for (what = 0; what < CF__RUN_RESOURCES; what++) {
+        r->pools[what].slots = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
+        r->pools[what].free_list = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
+    }
     if (opening->runner == NULL) return NULL;
     *opening->runner = *r;
     return &opening->runner->block;
@@ -8664,6 +8849,9 @@ static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *sc
                                   {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
     if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
+    if (schedule->n_stages * schedule->n_virtual > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX / schedule->n_virtual, schedule->n_stages,
+                        "is too large for that many virtual stages");
     return CF_OK;
 }
 
@@ -8674,385 +8862,45 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__check_plan_counts(plan, error));
     CF__TRY(cf__run_check_counts(plan, schedule, error));
-    r->plan = plan;
-    r->schedule = schedule;
-    r->first_chunk = schedule->rank * plan->n_steps;
-    r->n_virtual_stages = schedule->n_stages * schedule->n_virtual;
-    if (r->n_virtual_stages > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX / schedule->n_virtual, schedule->n_stages,
-                        "is too large for that many virtual stages");
-    if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_states) ||
-        !cf__mul(plan->n_groups, schedule->n_virtual, &r->n_group_states) ||
-        r->n_states > INT32_MAX / CF__RUN_TENSORS || r->n_group_states > INT32_MAX)
+    if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
-    if (schedule->lowered && schedule->n_stages > 1) r->n_tensors = r->n_states * CF__RUN_TENSORS;
+    CF__TRY(cf__check_units(plan, schedule->rank, error));
+    r->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+                              schedule->replay, NULL);
+    CF__TRY(cf__check_tokens(&r->pipe, error));
+    r->check.schedule = schedule;
+    r->check.desc = &cf__check_no_limits;
+    r->check.crosses = schedule->lowered && schedule->n_stages > 1;
+    r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
+    r->pools[CF_RESOURCE_BOUNDARY].n = r->check.crosses ? r->n_cells * CF__RUN_TENSORS : 0;
     return CF_OK;
 }
 
-/* A callback has returned something else than 0. */
-static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const cf_step *step, int64_t code) {
-    const cf_action *a = &step->action;
-    char why[120];
-    (void)snprintf(why, sizeof why, "the callback returned %lld for %s of chunk %d on virtual stage %d (stage %d)",
-                   (long long)code, cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, (int)r->stage);
-    (void)cf__refuse(&r->failure, CF_ERROR_CALLBACK, callback, step->position, why);
-    r->failure.got = code;
-    return CF_ERROR_CALLBACK;
-}
-
-/* The schedule asks for something impossible. */
-static cf_result cf__run_bad_action(cf_runner *r, const char *field, const cf_step *step, const char *why) {
-    const cf_action *a = &step->action;
-    char text[160];
-    (void)snprintf(text, sizeof text, "stage %d: %s of chunk %d on virtual stage %d %s", (int)r->stage,
-                   cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, why);
-    return cf__refuse(&r->failure, CF_ERROR_SCHEDULE, field, step->position, text);
-}
-
-static cf__run_slots *cf__run_slots_of(cf_runner *r, cf_resource what) {
-    return what == CF_RESOURCE_STATE ? &r->states : what == CF_RESOURCE_BOUNDARY ? &r->boundaries : &r->activations;
-}
-
-/* Takes a slot and tells the host. On refusal the slot goes back unused. */
-static cf_result cf__run_acquire(cf_runner *r, cf_resource what, int64_t owner, const cf_step *step, int32_t *out) {
-    cf__run_slots *slots = cf__run_slots_of(r, what);
-    int32_t slot = slots->n_free > 0 ? slots->free_list[--slots->n_free] : (int32_t)slots->n_made++;
-    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, step->action.stage) : 0;
-    if (code != 0) {
-        slots->free_list[slots->n_free++] = slot;
-        return cf__run_fail_callback(r, "acquire", step, code);
-    }
-    slots->n_live++;
-    *out = slot;
-    return CF_OK;
-}
-
-static void cf__run_release(cf_runner *r, cf_resource what, int64_t owner, int64_t stage, int32_t *slot) {
-    cf__run_slots *slots = cf__run_slots_of(r, what);
-    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, *slot, owner, stage);
-    slots->free_list[slots->n_free++] = *slot;
-    slots->n_live--;
-    *slot = -1;
-}
-
-static int64_t cf__run_virtual_of(const cf_runner *r, const cf_step *step) {
-    return step->action.stage / r->schedule->n_stages;
-}
-
-static cf__run_chunk *cf__run_chunk_of(const cf_runner *r, const cf_step *step) {
-    return &r->chunks[cf__run_virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk];
-}
-
-static cf__run_group *cf__run_group_of(const cf_runner *r, const cf_step *step) {
-    if (step->chunk->group < 0) return NULL;
-    return &r->groups[cf__run_virtual_of(r, step) * r->plan->n_groups + step->chunk->group];
-}
-
-/* Turns an action into a step, once every index in it is known to be good. */
-static cf_result cf__run_read_action(cf_runner *r, int64_t position, cf_step *step) {
-    const cf_plan *plan = r->plan;
-    const cf_action *a = &r->actions[position];
-    int64_t passes = r->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
-    memset(step, 0, sizeof *step);
-    step->plan = plan;
-    step->schedule = r->schedule;
-    step->action = *a;
-    step->position = position;
-    step->slot = step->state = step->input = step->output = step->peer = -1;
-    if (a->chunk < r->first_chunk || a->chunk >= r->first_chunk + plan->n_steps)
-        return cf__run_bad_action(r, "chunk", step, "names a chunk that this rank does not have");
-    if (a->stage < 0 || a->stage >= r->n_virtual_stages)
-        return cf__run_bad_action(r, "stage", step, "names a virtual stage that does not exist");
-    if (a->stage % r->schedule->n_stages != r->stage)
-        return cf__run_bad_action(r, "stage", step, "belongs to another stage");
-    if (a->pass >= passes) return cf__run_bad_action(r, "pass", step, "is no pass that such a list can hold");
-    if (cf__flags_are_wrong(a) && a->reserved != 0)
-        return cf__run_bad_action(r, "reserved", step, "has a reserved field that is not 0");
-    if (cf__flags_are_wrong(a))
-        return cf__run_bad_action(r, "keep", step, "has a wrong keep flag: it is 0 or 1, and 0 in all but F and R");
-    step->chunk = &plan->chunks[a->chunk];
-    if (step->chunk->group < -1 || step->chunk->group >= plan->n_groups || step->chunk->first_slice < 0 ||
-        step->chunk->first_slice > plan->n_slices - (step->chunk->group >= 0))
-        return cf__refuse(&r->failure, CF_ERROR_PLAN, "chunks", a->chunk, "its group or its slices do not exist");
-    step->seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
-    return CF_OK;
-}
-
-/* ---- tensors that cross stages ---- */
-
-static int32_t *cf__run_tensor(const cf_runner *r, const cf_step *step, int tensor) {
-    int64_t state = cf__run_virtual_of(r, step) * r->plan->n_steps + step->action.chunk - r->first_chunk;
-    return &r->tensors[state * CF__RUN_TENSORS + tensor];
-}
-
-static cf_result cf__run_acquire_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf_result result = cf__run_acquire(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step, tensor);
-    r->stats.peak_boundaries = cf__max(r->stats.peak_boundaries, r->boundaries.n_live);
-    return result;
-}
-
-static void cf__run_release_boundary(cf_runner *r, const cf_step *step, int32_t *tensor) {
-    cf__run_release(r, CF_RESOURCE_BOUNDARY, step->action.chunk, step->action.stage, tensor);
-    *tensor = CF__RUN_GONE;
-}
-
-/* The tensor that a pass reads, -1: none that crosses stages. */
-static int cf__run_tensor_in(const cf_runner *r, const cf_step *step) {
-    int64_t stage = step->action.stage, last = r->n_virtual_stages - 1;
-    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    if (step->action.pass == CF_B || step->action.pass == CF_I) return stage < last ? CF__RUN_IN_B : -1;
-    if (stage == 0) return -1;
-    return step->action.pass == CF_R && r->schedule->replay != CF_REPLAY_LOCAL ? CF__RUN_IN_R : CF__RUN_IN_F;
-}
-
-/* The tensor that a pass makes, -1: none that crosses stages. */
-static int cf__run_tensor_out(const cf_runner *r, const cf_step *step) {
-    if (r->n_tensors == 0 || step->action.pass == CF_W) return -1;
-    return step->action.pass == CF_F ? CF__RUN_OUT_F : step->action.pass == CF_R ? CF__RUN_OUT_R : CF__RUN_OUT_B;
-}
-
-/* The input must have come; the output gets a slot if the list has a SEND for it. */
-static cf_result cf__run_before_boundary(cf_runner *r, cf_step *step) {
-    int in = cf__run_tensor_in(r, step), out = cf__run_tensor_out(r, step);
-    if (in >= 0 && *cf__run_tensor(r, step, in) < 0)
-        return cf__run_bad_action(r, "pass", step, "runs before its input is received");
-    if (in >= 0) step->input = *cf__run_tensor(r, step, in);
-    if (out < 0 || *cf__run_tensor(r, step, out) != CF__RUN_WANTED) return CF_OK;
-    CF__TRY(cf__run_acquire_boundary(r, step, cf__run_tensor(r, step, out)));
-    step->output = *cf__run_tensor(r, step, out);
-    return CF_OK;
-}
-
-/* The input has been read; local replay will read it once more where F kept nothing. */
-static void cf__run_after_boundary(cf_runner *r, const cf_step *step) {
-    int in = cf__run_tensor_in(r, step);
-    int again = step->action.pass == CF_F && !step->action.keep && r->schedule->replay == CF_REPLAY_LOCAL;
-    if (in >= 0 && !again) cf__run_release_boundary(r, step, cf__run_tensor(r, step, in));
-}
-
-/* A SEND or RECV: which tensor of the chunk, and which virtual stage at the other end. */
-static cf_result cf__run_read_transfer(cf_runner *r, cf_step *step, int *tensor) {
-    static const int tensors[] = {CF__RUN_OUT_F, CF__RUN_IN_F,  CF__RUN_OUT_R,
-                                  CF__RUN_IN_R,  CF__RUN_OUT_B, CF__RUN_IN_B};
-    int64_t other;
-    *tensor = tensors[step->action.pass - CF_SEND_F];
-    other =
-        step->action.stage + (*tensor == CF__RUN_OUT_F || *tensor == CF__RUN_OUT_R || *tensor == CF__RUN_IN_B ? 1 : -1);
-    if (r->n_tensors == 0 || other < 0 || other >= r->n_virtual_stages)
-        return cf__run_bad_action(r, "pass", step, "has no other stage to send to or receive from");
-    step->peer = other % r->schedule->n_stages;
-    return CF_OK;
-}
-
-static cf_result cf__run_transfer(cf_runner *r, cf_step *step) {
-    int tensor, code = 0, sends;
-    int32_t *slot;
-    CF__TRY(cf__run_read_transfer(r, step, &tensor));
-    slot = cf__run_tensor(r, step, tensor);
-    sends = tensor >= CF__RUN_OUT_F;
-    if (sends && *slot < 0) return cf__run_bad_action(r, "pass", step, "has nothing to send, or sends it twice");
-    if (!sends && *slot != CF__RUN_NOT_THERE) return cf__run_bad_action(r, "pass", step, "comes twice");
-    if (!sends) CF__TRY(cf__run_acquire_boundary(r, step, slot));
-    if (sends) step->output = *slot;
-    else step->input = *slot;
-    if (sends && r->desc.send != NULL) code = r->desc.send(r->desc.user, step);
-    if (!sends && r->desc.receive != NULL) code = r->desc.receive(r->desc.user, step);
-    if (code != 0) return cf__run_fail_callback(r, sends ? "send" : "receive", step, code);
-    if (sends) cf__run_release_boundary(r, step, slot);
+/* Finds the stage's list. */
+static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error) {
+    const cf_schedule *s = r->check.schedule;
+    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
+                        "the lists of actions overlap, or run out of range");
+    r->check.stage = stage;
+    r->n_actions = s->first[stage + 1] - s->first[stage];
+    if (r->n_actions == 0) return CF_OK;
+    if (s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
+    r->actions = &s->actions[s->first[stage]];
     return CF_OK;
 }
 
 /* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
 static cf_result cf__run_find_sends(cf_runner *r) {
     int64_t i;
-    for (i = 0; i < r->n_tensors; i++) r->tensors[i] = CF__RUN_NOT_THERE;
-    for (i = 0; i < r->n_actions && r->n_tensors > 0; i++) {
-        cf_step step;
-        int tensor;
-        CF__TRY(cf__run_read_action(r, i, &step));
-        if (step.action.pass != CF_SEND_F && step.action.pass != CF_SEND_R && step.action.pass != CF_SEND_B) continue;
-        CF__TRY(cf__run_read_transfer(r, &step, &tensor));
-        *cf__run_tensor(r, &step, tensor) = CF__RUN_WANTED;
+    for (i = 0; i < r->n_actions && r->check.crosses; i++) {
+        const cf_action *a = &r->actions[i];
+        r->check.action = a - r->check.schedule->actions;
+        CF__TRY(cf__check_fields(&r->check, a));
+        if (!cf__pipe_is_transfer(a->pass) || !cf__pipe_transfer_of(a)->sends) continue;
+        CF__TRY(cf__check_ends(&r->check, a));
+        r->pools[CF_RESOURCE_BOUNDARY].slots[cf__run_tensor(r, a, 1)] = CF__RUN_WANTED;
     }
-    return CF_OK;
-}
-
-/* ---- state in host memory ---- */
-
-static cf_result cf__run_offload(cf_runner *r, cf_step *step) {
-    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
-    cf__run_group *group = cf__run_group_of(r, step);
-    int64_t rows = cf_chunk_state_tokens(r->plan, step->action.chunk);
-    int leaves = step->action.pass == CF_OFFLOAD, code = 0;
-    if (group == NULL || !chunk->forwarded || chunk->backward != 0)
-        return cf__run_bad_action(r, "pass", step, "moves rows that are not there: they live from F to the backward");
-    if (chunk->away == leaves)
-        return cf__run_bad_action(r, "pass", step,
-                                  leaves ? "moves rows that are in host memory" : "moves rows that are on the stage");
-    if (!leaves) r->live_state_tokens += rows;
-    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
-    if (leaves && r->desc.offload != NULL) code = r->desc.offload(r->desc.user, step);
-    if (!leaves && r->desc.prefetch != NULL) code = r->desc.prefetch(r->desc.user, step);
-    if (code != 0) return cf__run_fail_callback(r, leaves ? "offload" : "prefetch", step, code);
-    if (leaves) r->live_state_tokens -= rows;
-    chunk->away = (uint8_t)leaves;
-    group->n_away += leaves ? 1 : -1;
-    return CF_OK;
-}
-
-/* ---- passes ---- */
-
-static cf_result cf__run_check_rows(cf_runner *r, const cf_step *step) {
-    const cf__run_group *group = cf__run_group_of(r, step);
-    if (group == NULL || group->n_away == 0 || step->action.pass == CF_W) return CF_OK;
-    return cf__run_bad_action(r, "pass", step, "needs rows of state that are in host memory");
-}
-
-/* Takes what F or R needs: the state of the group, and a slot if the activations stay. */
-static cf_result cf__run_before_forward(cf_runner *r, cf_step *step) {
-    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
-    cf__run_group *group = cf__run_group_of(r, step);
-    int replay = step->action.pass == CF_R;
-    if (chunk->forwarded != replay)
-        return cf__run_bad_action(r, "pass", step, replay ? "comes before its F" : "comes twice");
-    if (chunk->slot >= 0 || chunk->backward != 0)
-        return cf__run_bad_action(r, "pass", step, "is needless: its chunk has its activations, or had its backward");
-    if (replay && !step->action.keep) return cf__run_bad_action(r, "keep", step, "keeps nothing, so it is of no use");
-    if (group != NULL && !replay && group->tokens != step->chunk->prefix)
-        return cf__run_bad_action(r, "chunk", step, "comes before F of the chunk before it in its group");
-    if (group != NULL && group->slot < 0) {
-        CF__TRY(cf__run_acquire(r, CF_RESOURCE_STATE, step->chunk->group, step, &group->slot));
-        r->stats.peak_states = cf__max(r->stats.peak_states, r->states.n_live);
-    }
-    if (!step->action.keep) return CF_OK;
-    CF__TRY(cf__run_acquire(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step, &chunk->slot));
-    r->live_tokens += step->chunk->padded;
-    r->stats.peak_slots = cf__max(r->stats.peak_slots, r->activations.n_live);
-    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->live_tokens);
-    return CF_OK;
-}
-
-static void cf__run_after_forward(cf_runner *r, const cf_step *step) {
-    cf__run_group *group = cf__run_group_of(r, step);
-    int64_t tokens = cf_chunk_state_tokens(r->plan, step->action.chunk);
-    cf__run_chunk_of(r, step)->forwarded = 1;
-    if (group == NULL || step->action.pass == CF_R) return;
-    group->tokens += tokens;
-    group->reached = group->tokens;
-    r->live_state_tokens += tokens;
-    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, r->live_state_tokens);
-}
-
-/* B and I need the activations, and the backward of every later chunk of the group behind them: only then are dK and dV
-   complete. W needs its I. */
-static cf_result cf__run_before_backward(cf_runner *r, cf_step *step) {
-    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
-    cf__run_group *group = cf__run_group_of(r, step);
-    int64_t end = step->chunk->prefix + cf_chunk_state_tokens(r->plan, step->action.chunk);
-    int64_t wanted = step->action.pass == CF_W ? CF__RUN_HALF : 0;
-    if (chunk->slot < 0) return cf__run_bad_action(r, "pass", step, "finds no activations");
-    if (chunk->backward != wanted)
-        return cf__run_bad_action(r, "pass", step, "comes twice, or before its I");
-    if (group == NULL || step->action.pass == CF_W) return CF_OK;
-    if (group->reached != r->plan->groups[step->chunk->group].tokens)
-        return cf__run_bad_action(r, "chunk", step, "comes before F of a later chunk of its group");
-    if (group->tokens != end)
-        return cf__run_bad_action(r, "chunk", step, "comes before the backward of a later chunk of its group");
-    return CF_OK;
-}
-
-static void cf__run_after_backward(cf_runner *r, const cf_step *step) {
-    cf__run_chunk *chunk = cf__run_chunk_of(r, step);
-    cf__run_group *group = cf__run_group_of(r, step);
-    if (step->action.pass != CF_I) {
-        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, step->action.chunk, step->action.stage, &chunk->slot);
-        r->live_tokens -= step->chunk->padded;
-        r->n_finished++;
-    }
-    chunk->backward = step->action.pass == CF_I ? CF__RUN_HALF : CF__RUN_WHOLE;
-    if (group == NULL || step->action.pass == CF_W) return;
-    r->live_state_tokens -= group->tokens - step->chunk->prefix;
-    group->tokens = step->chunk->prefix;
-    if (step->chunk->index == 0)
-        cf__run_release(r, CF_RESOURCE_STATE, step->chunk->group, step->action.stage, &group->slot);
-}
-
-static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
-    cf_progress progress = {
-        r->stats.done,        r->n_actions,     step, r->activations.n_live, r->states.n_live,
-        r->live_state_tokens, r->boundaries.n_live};
-    int code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
-    if (code == 0) return CF_OK;
-    (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
-    r->failure.got = code;
-    return CF_ERROR_CANCELLED;
-}
-
-/* The slots that a step is told of, once they are taken. */
-static void cf__run_show_slots(const cf_runner *r, cf_step *step) {
-    const cf__run_group *group = cf__run_group_of(r, step);
-    step->slot = cf__run_chunk_of(r, step)->slot;
-    if (group == NULL) return;
-    step->state = group->slot;
-    step->state_tokens = step->action.pass == CF_R ? step->chunk->prefix : group->tokens;
-}
-
-static cf_result cf__run_pass(cf_runner *r, cf_step *step) {
-    int forward = step->action.pass == CF_F || step->action.pass == CF_R, code = 0;
-    CF__TRY(cf__run_check_rows(r, step));
-    CF__TRY(forward ? cf__run_before_forward(r, step) : cf__run_before_backward(r, step));
-    CF__TRY(cf__run_before_boundary(r, step));
-    cf__run_show_slots(r, step);
-    if (forward && r->desc.forward != NULL) code = r->desc.forward(r->desc.user, step);
-    if (!forward && r->desc.backward != NULL) code = r->desc.backward(r->desc.user, step);
-    if (code != 0) return cf__run_fail_callback(r, forward ? "forward" : "backward", step, code);
-    if (forward) cf__run_after_forward(r, step);
-    else cf__run_after_backward(r, step);
-    cf__run_after_boundary(r, step);
-    return CF_OK;
-}
-
-static cf_result cf__run_action(cf_runner *r) {
-    cf_step step;
-    CF__TRY(cf__run_read_action(r, r->stats.done, &step));
-    cf__run_show_slots(r, &step);
-    if (step.action.pass < CF_COMPUTE_PASS_COUNT) CF__TRY(cf__run_pass(r, &step));
-    else if (step.action.pass == CF_OFFLOAD || step.action.pass == CF_PREFETCH) CF__TRY(cf__run_offload(r, &step));
-    else CF__TRY(cf__run_transfer(r, &step));
-    r->stats.done++;
-    return cf__run_report(r, &step);
-}
-
-/* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__run_release_all(cf_runner *r) {
-    int64_t i, n_left = r->activations.n_live + r->states.n_live + r->boundaries.n_live;
-    int64_t n_steps = r->plan->n_steps, n_groups = r->plan->n_groups, pp = r->schedule->n_stages;
-    for (i = 0; i < r->n_states; i++)
-        if (r->chunks[i].slot >= 0)
-            cf__run_release(r, CF_RESOURCE_ACTIVATIONS, r->first_chunk + i % n_steps, i / n_steps * pp + r->stage,
-                        &r->chunks[i].slot);
-    for (i = 0; i < r->n_group_states; i++)
-        if (r->groups[i].slot >= 0)
-            cf__run_release(r, CF_RESOURCE_STATE, i % n_groups, i / n_groups * pp + r->stage, &r->groups[i].slot);
-    for (i = 0; i < r->n_tensors; i++)
-        if (r->tensors[i] >= 0)
-            cf__run_release(r, CF_RESOURCE_BOUNDARY, r->first_chunk + i / CF__RUN_TENSORS % n_steps,
-                        i / CF__RUN_TENSORS / n_steps * pp + r->stage, &r->tensors[i]);
-    return n_left;
-}
-
-/* What the end of a run has to say, once everything is given back. */
-static cf_result cf__run_judge_end(cf_runner *r, int64_t n_left) {
-    if (r->failure.code != CF_OK) return r->failure.code;
-    if (r->stats.done < r->n_actions)
-        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
-                        "the list was not run to its end");
-    if (n_left > 0)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left,
-                        "slots are still in use at the end of the list");
-    if (r->n_finished != r->n_states)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_states, r->n_finished,
-                        "some chunks never end their backward");
     return CF_OK;
 }
 
@@ -9062,29 +8910,19 @@ static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
     return r->failure.code;
 }
 
-/* Finds the stage's list. */
-static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error) {
-    const cf_schedule *s = r->schedule;
-    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
-                        "the lists of actions overlap, or run out of range");
-    r->stage = stage;
-    r->n_actions = s->first[stage + 1] - s->first[stage];
-    if (r->n_actions == 0) return CF_OK;
-    if (s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
-    r->actions = &s->actions[s->first[stage]];
-    return CF_OK;
-}
-
 /* Nothing has run yet and no slot is in use. */
 static cf_result cf__run_fill(void *job) {
     cf__run_opening *opening = (cf__run_opening *)job;
     cf_runner *r = opening->runner;
     int64_t i;
-    memset(r->chunks, 0, (size_t)r->n_states * sizeof *r->chunks);
-    memset(r->groups, 0, (size_t)r->n_group_states * sizeof *r->groups);
-    for (i = 0; i < r->n_states; i++) r->chunks[i].slot = -1;
-    for (i = 0; i < r->n_group_states; i++) r->groups[i].slot = -1;
+    int what;
+    r->check.pipe = &r->pipe;
+    r->check.error = &r->failure;
+    memset(r->check.cells, 0, (size_t)r->n_cells * sizeof *r->check.cells);
+    memset(r->check.groups, 0, (size_t)r->n_cells * sizeof *r->check.groups);
+    memset(r->tokens, 0, (size_t)r->n_cells * sizeof *r->tokens);
+    for (what = 0; what < CF__RUN_RESOURCES; what++)
+        for (i = 0; i < r->pools[what].n; i++) r->pools[what].slots[i] = CF__RUN_NONE;
     (void)cf__run_find_sends(r);
     return cf__run_tell_failure(r, opening->error);
 }
@@ -9127,11 +8965,29 @@ CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
     return cf__run_tell_failure(r, error);
 }
 
+/* What the end of a run has to say, once everything is given back. */
+static cf_result cf__run_judge_end(cf_runner *r, int64_t n_left) {
+    if (r->failure.code != CF_OK) return r->failure.code;
+    if (r->stats.done < r->n_actions)
+        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
+                        "the list was not run to its end");
+    if (n_left > 0)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left,
+                        "slots are still in use at the end of the list");
+    if (r->n_finished != r->n_cells)
+        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_cells, r->n_finished,
+                        "some chunks never end their backward");
+    return CF_OK;
+}
+
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
     cf_result result;
     if (r == NULL) return CF_OK;
     (void)cf__run_judge_end(r, cf__run_release_all(r));
     result = cf__run_tell_failure(r, error);
+    r->stats.peak_slots = r->pools[CF_RESOURCE_ACTIVATIONS].n_made;
+    r->stats.peak_states = r->pools[CF_RESOURCE_STATE].n_made;
+    r->stats.peak_boundaries = r->pools[CF_RESOURCE_BOUNDARY].n_made;
     if (stats != NULL) *stats = r->stats;
     cf__free_object(r, &r->block);
     return result;

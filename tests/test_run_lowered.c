@@ -395,13 +395,13 @@ TEST(impossible_transfers_are_named) {
     CHECK_INT(run_lists(plan, again, 5, 0, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(error.item, 3);
     CHECK_INT(run_lists(plan, late, 4, 0, &error), CF_ERROR_SCHEDULE);
-    CHECK(error.item == 2 && strstr(error.text, "before its input is received") != NULL);
+    CHECK(error.item == 2 && strstr(error.text, "before its RECV_B") != NULL);
     CHECK_INT(run_lists(plan, edge, 5, 0, &error), CF_ERROR_SCHEDULE);
     CHECK(error.item == 0 && strstr(error.text, "no other stage") != NULL);
     CHECK_INT(run_lists(plan, unread, 5, 0, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(error.item, 4);
     CHECK_INT(run_lists(plan, rows, 5, 0, &error), CF_ERROR_SCHEDULE);
-    CHECK(error.item == 1 && strstr(error.text, "rows that are not there") != NULL);
+    CHECK(error.item == 1 && strstr(error.text, "of a chunk without state") != NULL);
     cf_plan_free(plan);
 }
 
