@@ -4845,28 +4845,18 @@ static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__
     return n;
 }
 
-static int cf__pipe_follow_from(const cf__pipeline *pipe, int way, cf_pass pass, int64_t chunk, int64_t v, int split,
-                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
+/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
+   many chunks at the end of the chunk's group keep their activations in their F. */
+static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                     cf__need needs[CF__MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, kept);
-    int n = cf__pipe_follow(&pipe->links[split != 0][way], pass, &unit, chunk, needs), i, n_there = 0;
+    const cf__pipe_links *links = &pipe->links[split != 0][CF__PIPE_WAITS_FOR];
+    int n = cf__pipe_follow(links, pass, &unit, chunk, needs), i, n_there = 0;
     for (i = 0; i < n; i++) {
         needs[i].stage += (int32_t)v;
         if (needs[i].stage >= 0 && needs[i].stage < pipe->n_v) needs[n_there++] = needs[i];
     }
     return n_there;
-}
-
-/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
-   many chunks at the end of the chunk's group keep their activations in their F. */
-static inline int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                            cf__need needs[CF__MOST_NEEDS]) {
-    return cf__pipe_follow_from(pipe, CF__PIPE_WAITS_FOR, pass, chunk, v, split, kept, needs);
-}
-
-/* What waits for a pass: the same rules, read from the other end. */
-static inline int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split,
-                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
-    return cf__pipe_follow_from(pipe, CF__PIPE_HOLDS_UP, pass, chunk, v, split, kept, needs);
 }
 
 /* Seconds between a pass and one that waits for it. */
@@ -6628,10 +6618,11 @@ typedef struct cf__dispatch {
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
     const double *nudges; /* (passes) added to that; or NULL */
     double give_up_at;
+    int64_t n_left;       /* passes that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
-    double *wake;         /* (n_stages) when to look at the stage again */
-    int32_t *winners;     /* a tournament over wake: winners[1] is the stage to look at next */
-    int64_t n_leaves;
+    double *wake;         /* (n_leaves) when to look at the stage again */
+    int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
+    int64_t n_leaves;     /* n_stages, up to a power of 2; those past the end never wake */
     uint8_t *started;     /* (n_units x n_stages) */
     double makespan;
 } cf__dispatch;
@@ -6643,16 +6634,11 @@ static cf_pass cf__dispatch_pass(const cf__dispatch *d, int32_t id) {
     return (cf_pass)(place + (d->policy.split && place >= CF_B));
 }
 
-static int64_t cf__dispatch_leaves(int64_t n_stages) {
-    int64_t n = 1;
-    while (n < n_stages) n *= 2;
-    return n;
-}
-
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
     int64_t per_stage = cells * CF__DISPATCH_PLACES;
     int q;
+    for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
     d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
@@ -6662,8 +6648,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
-    d->wake = (double *)cf__take(carver, m->desc.n_stages, sizeof(double));
-    d->winners = (int32_t *)cf__take(carver, 2 * cf__dispatch_leaves(m->desc.n_stages), sizeof(int32_t));
+    d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
+    d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     d->started = (uint8_t *)cf__take(carver, m->n_units * m->desc.n_stages, sizeof(uint8_t));
     for (s = 0; s < m->desc.n_stages; s++) {
         cf__dispatch_worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
@@ -6683,19 +6669,17 @@ static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     d->wake[stage] = when;
     for (; node > 0; node /= 2) {
         int32_t left = d->winners[2 * node], right = d->winners[2 * node + 1];
-        d->winners[node] = right < 0 || d->wake[left] <= d->wake[right] ? left : right;
+        d->winners[node] = d->wake[left] <= d->wake[right] ? left : right;
     }
 }
 
 static void cf__dispatch_start_wakes(cf__dispatch *d) {
     int64_t i;
-    d->n_leaves = cf__dispatch_leaves(d->pipe->n_stages);
     for (i = 0; i < d->n_leaves; i++) {
-        d->winners[d->n_leaves + i] = i < d->pipe->n_stages ? (int32_t)i : -1;
-        if (i < d->pipe->n_stages) d->wake[i] = DBL_MAX;
+        d->wake[i] = DBL_MAX;
+        d->winners[d->n_leaves + i] = (int32_t)i;
     }
     for (i = d->n_leaves - 1; i > 0; i--) d->winners[i] = d->winners[2 * i];
-    for (i = 0; i < d->pipe->n_stages; i++) cf__dispatch_set_wake(d, i, DBL_MAX);
 }
 
 /* ---- passes that wait ---- */
@@ -6832,6 +6816,8 @@ static void cf__dispatch_start(cf__dispatch *d) {
     }
     memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
     d->makespan = 0;
+    d->n_left = d->pipe->n * d->pipe->n_v * (d->policy.split ? 3 : 2);
+    for (u = 0; u < m->n_units; u++) d->n_left += (m->units[u].n - m->units[u].k) * d->pipe->n_v;
     cf__dispatch_start_passes(d);
     cf__dispatch_start_workers(d, most_room_chunks);
     cf__dispatch_start_wakes(d);
@@ -6874,12 +6860,11 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     if (needs != NULL) worker->room_bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
-/* Whether there is a slot for a pass, where slots are taken one by one. */
-static int cf__dispatch_finds_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
-    int64_t chunk;
-    if (!d->policy.risk || d->workers[stage].room_chunks > 0) return 1;
-    chunk = cf__dispatch_cell(id) % d->pipe->n;
-    return !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(d, id), chunk);
+/* A pass, or -1 if there is no slot for it, where slots are taken one by one. */
+static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
+    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
+    if (id < 0 || !d->policy.risk || d->workers[stage].room_chunks > 0) return id;
+    return cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
 }
 
 /* ---- taking a pass ---- */
@@ -6914,15 +6899,10 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf
     }
 }
 
-/* Seconds that a stage is busy with taking in what a pass needs from other stages. */
+/* Seconds that a stage is busy with taking in what a pass needs from another stage. */
 static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t v, int64_t chunk) {
-    cf__need needs[CF__MOST_NEEDS];
-    double seconds = 0;
-    int n, i;
-    if (d->pipe->timing == NULL || !d->pipe->timing->no_overlap) return 0;
-    n = cf__needs(d->pipe, pass, chunk, v, d->policy.split, cf__dispatch_unit(d, chunk)->k, needs);
-    for (i = 0; i < n; i++) seconds += cf__need_seconds(d->pipe, &needs[i]);
-    return seconds;
+    int blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
+    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[pass], v) ? cf__transfer_seconds(d->pipe, chunk) : 0;
 }
 
 /* Runs a pass on a free stage. */
@@ -6933,6 +6913,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
     if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
+    d->n_left--;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
@@ -6967,6 +6948,12 @@ static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, i
     return d->ready_at[coming];
 }
 
+/* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
+static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
+    if (a < 0 || b < 0) return a < 0 ? b : a;
+    return d->urgency[a] <= d->urgency[b] ? a : b;
+}
+
 /* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
 static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
@@ -6974,31 +6961,18 @@ static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     int32_t fresh = -1;
     if (unit >= 0 && cf__dispatch_may_start(d, stage, unit))
         fresh = cf__dispatch_id(stage * d->pipe->n + d->maker->units[unit].first, CF_F);
-    if (fresh >= 0 && !cf__dispatch_finds_slot(d, stage, fresh)) fresh = -1;
-    if (begun >= 0 && !cf__dispatch_finds_slot(d, stage, begun)) begun = -1;
-    if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
-    return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
-}
-
-/* The replay or backward to take next; -1: none. */
-static int32_t cf__dispatch_best_return(const cf__dispatch *d, int64_t stage) {
-    int32_t replay = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_REPLAYS);
-    int32_t backward = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_RETURNING);
-    if (replay >= 0 && !cf__dispatch_finds_slot(d, stage, replay)) replay = -1;
-    if (replay < 0 || backward < 0) return (int32_t)cf__max(replay, backward);
-    return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
+    return cf__dispatch_prefer(d, cf__dispatch_with_slot(d, stage, begun), cf__dispatch_with_slot(d, stage, fresh));
 }
 
 /* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t forward = cf__dispatch_best_forward(d, stage), returning = cf__dispatch_best_return(d, stage), best;
-    int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
-    if (forward < 0 || returning < 0) best = (int32_t)cf__max(forward, returning);
-    else if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
-    else best = d->urgency[returning] <= d->urgency[forward] ? returning : forward;
-    if (weight < 0) return best;
-    return best < 0 || d->urgency[weight] < d->urgency[best] ? weight : best;
+    int32_t replay = cf__dispatch_with_slot(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
+    int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
+    int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
+    if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
+        best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    return cf__dispatch_prefer(d, best, cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS));
 }
 
 /* Takes a chosen pass out of where it waited. */
@@ -7028,16 +7002,6 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
 
 /* ---- the whole dispatch ---- */
 
-/* Whether every stage has run all of its passes. */
-static int cf__dispatch_is_complete(const cf__dispatch *d) {
-    const cf__schedule_maker *m = d->maker;
-    int64_t u, s, passes = d->pipe->n * (d->policy.split ? 3 : 2);
-    for (u = 0; u < m->n_units; u++) passes += m->units[u].n - m->units[u].k;
-    for (s = 0; s < d->pipe->n_stages; s++)
-        if (d->workers[s].n_done < passes * m->desc.n_virtual) return 0;
-    return 1;
-}
-
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
@@ -7045,7 +7009,7 @@ static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     for (;;) {
         int64_t stage = d->winners[1];
         double now = d->wake[stage];
-        if (now >= DBL_MAX) return !d->policy.risk || cf__dispatch_is_complete(d);
+        if (now >= DBL_MAX) return d->n_left == 0;
         cf__dispatch_decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
     }
