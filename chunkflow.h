@@ -5558,7 +5558,7 @@ static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
    The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
    dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
    backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
-   the kinds differ only in how far it may run ahead with forwards (cf__pattern_may_run_ahead).
+   the kinds differ only in how far it may run ahead with forwards (cf__pattern_takes_forward).
 
    Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
    Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
@@ -5575,17 +5575,12 @@ typedef struct cf__pattern_item {
 
 typedef struct cf__pattern {
     cf_schedule_kind kind;
+    int64_t ahead;            /* items that the first stage may be in front of the last one */
     int64_t n_items, n_backwards;
-    cf__pattern_item *items;     /* (n + n_replays) */
-    int32_t *backwards;  /* (n) chunks, in the order of their backward */
-    int32_t *need;       /* (n) items that must have run before each backward */
-    int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
-    int32_t *place;      /* (n) by chunk: place of its backward */
-    int32_t *unit_of;    /* (n) by chunk */
-    /* R items that are to come: a queue, as they come up in order */
-    int64_t n_due, n_placed;
-    int32_t *due_chunk;  /* (n_replays) */
-    int64_t *due_at;     /* (n_replays) put it at this place, or later */
+    cf__pattern_item *items;  /* (n + n_replays) */
+    int32_t *backwards;       /* (n) chunks, in the order of their backward */
+    int32_t *need;            /* (n) items that run before each backward; gpipe: all of its round and those before */
+    int64_t n_followed;       /* backwards whose place has been given to a replay, if there is one to take it */
 } cf__pattern;
 
 /* Everything that making a schedule works with. */
@@ -5601,6 +5596,7 @@ typedef struct cf__schedule_maker {
     cf__pipe_unit *spare;       /* (n_units) */
     double *unit_seconds;       /* (n_units) by place in plan order */
     int32_t *sorted;            /* (n_units) */
+    int32_t *unit_of;           /* (n) by chunk */
     int64_t *needs;             /* (n) bytes from each chunk's backward on: see cf__schedule_unit_bytes; or NULL */
     cf__pattern pattern;
 } cf__schedule_maker;
@@ -5689,78 +5685,71 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
 
-/* ---- building a pattern ---- */
-
-static void cf__pattern_layout(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
-    pattern->items = (cf__pattern_item *)cf__take(carver, n + n_replays, sizeof(cf__pattern_item));
-    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
-    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
+/* Notes each chunk's unit, in the order in which units now stand. */
+static void cf__schedule_number_units(cf__schedule_maker *m) {
+    int64_t u, i;
+    for (u = 0; u < m->n_units; u++)
+        for (i = 0; i < m->units[u].n; i++) m->unit_of[m->units[u].first + i] = (int32_t)u;
 }
 
+static const cf__pipe_unit *cf__schedule_unit(const cf__schedule_maker *m, int64_t chunk) {
+    return &m->units[m->unit_of[chunk]];
+}
+
+/* ---- building a pattern ---- */
+
 static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver) {
+    cf__pattern *pattern = &m->pattern;
     m->units = (cf__pipe_unit *)cf__take(carver, m->n_units, sizeof(cf__pipe_unit));
     m->spare = (cf__pipe_unit *)cf__take(carver, m->n_units, sizeof(cf__pipe_unit));
     m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
     m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     m->needs = (int64_t *)cf__take(carver, cf__schedule_counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
     if (!cf__schedule_counts_bytes(&m->desc)) m->needs = NULL;
     cf__layout_pipeline(&m->pipe, carver);
-    cf__pattern_layout(&m->pattern, m->pipe.n, m->n_replays, carver);
+    pattern->items = (cf__pattern_item *)cf__take(carver, m->pipe.n + m->n_replays, sizeof(cf__pattern_item));
+    pattern->backwards = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    pattern->need = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
 }
 
-static void cf__pattern_add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
+static cf__pattern_item *cf__pattern_add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep) {
     cf__pattern_item *item = &pattern->items[pattern->n_items++];
+    memset(item, 0, sizeof *item);
     item->chunk = (int32_t)chunk;
-    item->after = 0;
     item->pass = (uint8_t)pass;
     item->keep = (uint8_t)keep;
-    item->opens = (uint8_t)opens;
+    return item;
 }
 
-/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that
-   one was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this
-   backward. */
-static void cf__pattern_add_backward(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i, int64_t ahead) {
-    cf__pattern *pattern = &m->pattern;
-    int64_t chunk = unit->first + i;
+/* The backward of a chunk has become possible. */
+static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
-    pattern->place[chunk] = (int32_t)pattern->n_backwards;
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
-    if (m->pipe.local || i < unit->k) return;
-    pattern->due_chunk[pattern->n_due] = (int32_t)(chunk - unit->k);
-    pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
 }
 
-static void cf__pattern_add_replay(cf__schedule_maker *m, int64_t ahead) {
+/* In pipeline replay a backward frees the slot for the chunk k before it, if that one was dropped: its R is due when a
+   stage that runs `ahead` items in front of the last one can have run this backward. all: 1 if it need not be due. */
+static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
-    int32_t chunk = pattern->due_chunk[pattern->n_placed++];
-    const cf__pipe_unit *unit = &m->units[pattern->unit_of[chunk]];
-    cf__pattern_add_item(pattern, CF_R, chunk, 1, 0);
-    pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
-    cf__pattern_add_backward(m, unit, chunk - unit->first, ahead);
+    for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
+        int64_t place = pattern->n_followed, chunk = pattern->backwards[place];
+        const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
+        if (m->pipe.local || chunk - unit->first < unit->k) continue;
+        if (!all && pattern->need[place] + pattern->ahead > pattern->n_items) return;
+        cf__pattern_add_item(pattern, CF_R, chunk - unit->k, 1)->after = (int32_t)place + 1;
+        cf__pattern_add_backward(pattern, chunk - unit->k);
+    }
 }
 
-static void cf__pattern_add_due(cf__schedule_maker *m, int64_t ahead, int all) {
-    cf__pattern *pattern = &m->pattern;
-    while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
-        cf__pattern_add_replay(m, ahead);
-}
-
-static void cf__pattern_add_unit(cf__schedule_maker *m, int64_t id, int64_t ahead) {
-    const cf__pipe_unit *unit = &m->units[id];
+static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     for (i = 0; i < unit->n; i++) {
-        m->pattern.unit_of[unit->first + i] = (int32_t)id;
-        cf__pattern_add_item(&m->pattern, CF_F, unit->first + i, !cf__pipe_is_dropped(unit, i), i == 0);
-        if (i + 1 < unit->n) cf__pattern_add_due(m, ahead, 0);
+        cf__pattern_add_item(&m->pattern, CF_F, unit->first + i, !cf__pipe_is_dropped(unit, i))->opens = i == 0;
+        if (i + 1 < unit->n) cf__pattern_add_due(m, 0);
     }
     for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__pipe_is_dropped(unit, i)); i--)
-        cf__pattern_add_backward(m, unit, i, ahead);
+        cf__pattern_add_backward(&m->pattern, unit->first + i);
 }
 
 /* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
@@ -5768,28 +5757,35 @@ static int64_t cf__pattern_room(const cf__schedule_maker *m, const cf__pipe_unit
     return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
 }
 
+/* Ends a round of gpipe that begins with that backward: all of its forwards and replays run first. */
+static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
+    cf__pattern *pattern = &m->pattern;
+    cf__pattern_add_due(m, 1);
+    if (pattern->kind != CF_SCHEDULE_GPIPE) return;
+    for (; begin < pattern->n_backwards; begin++) pattern->need[begin] = (int32_t)pattern->n_items;
+}
+
 /* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
+    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks, i, used = 0, begin = 0;
     /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between unit and replays. */
-    int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
-    int64_t i, used = 0, begin = 0;
-    pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
+    pattern->ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
+    pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
+    cf__schedule_number_units(m);
     for (i = 0; i < m->n_units; i++) {
         int64_t room = cf__pattern_room(m, &m->units[i]);
         if (gpipe && used > limit - room) {
-            cf__pattern_add_due(m, ahead, 1);
-            for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+            cf__pattern_end_round(m, begin);
+            begin = pattern->n_backwards;
             used = 0;
         }
         used += room;
-        cf__pattern_add_unit(m, i, ahead);
-        cf__pattern_add_due(m, ahead, 0);
+        cf__pattern_add_unit(m, &m->units[i]);
+        cf__pattern_add_due(m, 0);
     }
-    cf__pattern_add_due(m, ahead, 1);
-    for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+    cf__pattern_end_round(m, begin);
 }
 
 /* One stage on its way through the pattern. */
@@ -5804,29 +5800,20 @@ typedef struct cf__pattern_merge {
 /* Whether the stage has room for its next item. */
 static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i];
-    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
     if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__pattern_room(m, unit)) return 0;
     return !item->keep || merge->chunks < merge->limits.chunks;
 }
 
-/* Whether a stage takes its next forward item although its next backward does not need it yet. */
-static int cf__pattern_may_run_ahead(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
-    const cf__pattern *pattern = &m->pattern;
-    int64_t further_down = m->desc.n_stages - 1 - merge->stage;
-    switch (pattern->kind) {
-        case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
-        case CF_SCHEDULE_1F1B:
-            if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
-            return merge->i < pattern->need[merge->j] + further_down;
-        default: return merge->i < pattern->need[merge->j] + further_down;
-    }
-}
-
+/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j) return 0;
-    if (!cf__pattern_has_room(m, merge)) return 0;
-    return merge->i < pattern->need[merge->j] || cf__pattern_may_run_ahead(m, merge);
+    const cf__pattern_item *item = &pattern->items[merge->i];
+    int64_t further_down = m->desc.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
+    if (merge->i == pattern->n_items || item->after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
+    if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
+    if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->chunks <= further_down;
+    return merge->i < need + further_down;
 }
 
 static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
@@ -5840,7 +5827,7 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
     if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, unit);
     merge->chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
@@ -5849,7 +5836,7 @@ static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_mer
 /* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
-    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[chunk]];
+    const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
     int64_t i = chunk - unit->first;
     if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
     cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
@@ -6603,11 +6590,10 @@ typedef struct cf__dispatch_worker {
 } cf__dispatch_worker;
 
 typedef struct cf__dispatch {
-    const cf__schedule_maker *maker;
+    cf__schedule_maker *maker;
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    int32_t *unit_of;     /* (n) by chunk */
     int32_t *known;       /* (n) of a unit's first chunk: for which k, and whether for split backwards, the rules of its
                              chunks have been looked up. 0: not yet */
     cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: what the rules say */
@@ -6639,7 +6625,6 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     int64_t per_stage = cells * CF__DISPATCH_PLACES;
     int q;
     for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
-    d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__DISPATCH_PLACES, sizeof(cf__dispatch_next));
@@ -6703,10 +6688,6 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
 static const uint8_t cf__dispatch_queue_of[CF_COMPUTE_PASS_COUNT] = {
     CF__DISPATCH_BEGUN, CF__DISPATCH_REPLAYS, CF__DISPATCH_RETURNING, CF__DISPATCH_RETURNING, CF__DISPATCH_WEIGHTS};
 
-static const cf__pipe_unit *cf__dispatch_unit(const cf__dispatch *d, int64_t chunk) {
-    return &d->maker->units[d->unit_of[chunk]];
-}
-
 /* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, double when) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -6727,7 +6708,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
 static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
     const cf__pipe_links *links = pipe->links[d->policy.split];
-    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
     cf__need needs[CF__MOST_NEEDS];
     int32_t id = cf__dispatch_id(chunk, (int)pass);
@@ -6807,11 +6788,11 @@ static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks
 }
 
 static void cf__dispatch_start(cf__dispatch *d) {
-    const cf__schedule_maker *m = d->maker;
-    int64_t u, i, most_room_chunks = 0;
+    cf__schedule_maker *m = d->maker;
+    int64_t u, most_room_chunks = 0;
+    cf__schedule_number_units(m);
     for (u = 0; u < m->n_units; u++) {
         d->place[u] = (double)u;
-        for (i = 0; i < m->units[u].n; i++) d->unit_of[m->units[u].first + i] = (int32_t)u;
         most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room_chunks(d, u));
     }
     memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
@@ -6864,7 +6845,7 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
 static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
     if (id < 0 || !d->policy.risk || d->workers[stage].room_chunks > 0) return id;
-    return cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
+    return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
 }
 
 /* ---- taking a pass ---- */
@@ -6886,7 +6867,7 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
 static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf_pass pass, int64_t v, int64_t chunk,
                                   double end) {
     const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
-    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     int i;
     if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
@@ -6911,7 +6892,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
     cf_pass pass = cf__dispatch_pass(d, id);
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
-    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
+    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
     d->n_left--;
     worker->free_at = end;
@@ -6931,8 +6912,8 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
         int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
         int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
         cf_pass pass = cf__dispatch_pass(d, id);
-        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__dispatch_unit(d, chunk)->first)
-            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
+        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__schedule_unit(d->maker, chunk)->first)
+            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->maker->unit_of[chunk], d->place);
         else cf__dispatch_push(worker, cf__dispatch_queue_of[pass], id, d->urgency);
     }
 }
@@ -7026,7 +7007,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         for (i = 0; i < worker->n_done; i++) {
             int64_t cell = cf__dispatch_cell(worker->done[i]), chunk = cell % pipe->n;
             cf_pass pass = cf__dispatch_pass(d, worker->done[i]);
-            int keep = cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
+            int keep = cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
             cf__schedule_put(&next, pass, pipe->first_chunk + chunk, cell / pipe->n, keep);
         }
     }
