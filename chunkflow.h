@@ -4654,28 +4654,18 @@ static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__
     return n;
 }
 
-static int cf__pipe_follow_from(const cf__pipeline *pipe, int way, cf_pass pass, int64_t chunk, int64_t v, int split,
-                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
+/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
+   many chunks at the end of the chunk's group keep their activations in their F. */
+static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                     cf__need needs[CF__MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, kept);
-    int n = cf__pipe_follow(&pipe->links[split != 0][way], pass, &unit, chunk, needs), i, n_there = 0;
+    const cf__pipe_links *links = &pipe->links[split != 0][CF__PIPE_WAITS_FOR];
+    int n = cf__pipe_follow(links, pass, &unit, chunk, needs), i, n_there = 0;
     for (i = 0; i < n; i++) {
         needs[i].stage += (int32_t)v;
         if (needs[i].stage >= 0 && needs[i].stage < pipe->n_v) needs[n_there++] = needs[i];
     }
     return n_there;
-}
-
-/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
-   many chunks at the end of the chunk's group keep their activations in their F. */
-static inline int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                            cf__need needs[CF__MOST_NEEDS]) {
-    return cf__pipe_follow_from(pipe, CF__PIPE_WAITS_FOR, pass, chunk, v, split, kept, needs);
-}
-
-/* What waits for a pass: the same rules, read from the other end. */
-static inline int cf__needed_by(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split,
-                                int64_t kept, cf__need needs[CF__MOST_NEEDS]) {
-    return cf__pipe_follow_from(pipe, CF__PIPE_HOLDS_UP, pass, chunk, v, split, kept, needs);
 }
 
 /* Seconds between a pass and one that waits for it. */
@@ -5377,7 +5367,7 @@ static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
    The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
    dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
    backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
-   the kinds differ only in how far it may run ahead with forwards (cf__pattern_may_run_ahead).
+   the kinds differ only in how far it may run ahead with forwards (cf__pattern_takes_forward).
 
    Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
    Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
@@ -5394,17 +5384,12 @@ typedef struct cf__pattern_item {
 
 typedef struct cf__pattern {
     cf_schedule_kind kind;
+    int64_t ahead;            /* items that the first stage may be in front of the last one */
     int64_t n_items, n_backwards;
-    cf__pattern_item *items;     /* (n + n_replays) */
-    int32_t *backwards;  /* (n) chunks, in the order of their backward */
-    int32_t *need;       /* (n) items that must have run before each backward */
-    int32_t *reach;      /* (n) gpipe: items of all rounds up to that of each backward */
-    int32_t *place;      /* (n) by chunk: place of its backward */
-    int32_t *unit_of;    /* (n) by chunk */
-    /* R items that are to come: a queue, as they come up in order */
-    int64_t n_due, n_placed;
-    int32_t *due_chunk;  /* (n_replays) */
-    int64_t *due_at;     /* (n_replays) put it at this place, or later */
+    cf__pattern_item *items;  /* (n + n_replays) */
+    int32_t *backwards;       /* (n) chunks, in the order of their backward */
+    int32_t *need;            /* (n) items that run before each backward; gpipe: all of its round and those before */
+    int64_t n_followed;       /* backwards whose place has been given to a replay, if there is one to take it */
 } cf__pattern;
 
 /* Everything that making a schedule works with. */
@@ -5420,6 +5405,7 @@ typedef struct cf__schedule_maker {
     cf__pipe_unit *spare;       /* (n_units) */
     double *unit_seconds;       /* (n_units) by place in plan order */
     int32_t *sorted;            /* (n_units) */
+    int32_t *unit_of;           /* (n) by chunk */
     int64_t *needs;             /* (n) bytes from each chunk's backward on: see cf__schedule_unit_bytes; or NULL */
     cf__pattern pattern;
 } cf__schedule_maker;
@@ -5508,78 +5494,71 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
 
-/* ---- building a pattern ---- */
-
-static void cf__pattern_layout(cf__pattern *pattern, int64_t n, int64_t n_replays, cf__carver *carver) {
-    pattern->items = (cf__pattern_item *)cf__take(carver, n + n_replays, sizeof(cf__pattern_item));
-    pattern->backwards = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->need = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->reach = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->place = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->unit_of = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    pattern->due_chunk = (int32_t *)cf__take(carver, n_replays, sizeof(int32_t));
-    pattern->due_at = (int64_t *)cf__take(carver, n_replays, sizeof(int64_t));
+/* Notes each chunk's unit, in the order in which units now stand. */
+static void cf__schedule_number_units(cf__schedule_maker *m) {
+    int64_t u, i;
+    for (u = 0; u < m->n_units; u++)
+        for (i = 0; i < m->units[u].n; i++) m->unit_of[m->units[u].first + i] = (int32_t)u;
 }
 
+static const cf__pipe_unit *cf__schedule_unit(const cf__schedule_maker *m, int64_t chunk) {
+    return &m->units[m->unit_of[chunk]];
+}
+
+/* ---- building a pattern ---- */
+
 static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver) {
+    cf__pattern *pattern = &m->pattern;
     m->units = (cf__pipe_unit *)cf__take(carver, m->n_units, sizeof(cf__pipe_unit));
     m->spare = (cf__pipe_unit *)cf__take(carver, m->n_units, sizeof(cf__pipe_unit));
     m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
     m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
+    m->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     m->needs = (int64_t *)cf__take(carver, cf__schedule_counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
     if (!cf__schedule_counts_bytes(&m->desc)) m->needs = NULL;
     cf__layout_pipeline(&m->pipe, carver);
-    cf__pattern_layout(&m->pattern, m->pipe.n, m->n_replays, carver);
+    pattern->items = (cf__pattern_item *)cf__take(carver, m->pipe.n + m->n_replays, sizeof(cf__pattern_item));
+    pattern->backwards = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    pattern->need = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
 }
 
-static void cf__pattern_add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep, int opens) {
+static cf__pattern_item *cf__pattern_add_item(cf__pattern *pattern, cf_pass pass, int64_t chunk, int keep) {
     cf__pattern_item *item = &pattern->items[pattern->n_items++];
+    memset(item, 0, sizeof *item);
     item->chunk = (int32_t)chunk;
-    item->after = 0;
     item->pass = (uint8_t)pass;
     item->keep = (uint8_t)keep;
-    item->opens = (uint8_t)opens;
+    return item;
 }
 
-/* The backward of a chunk has become possible. In pipeline replay it frees the slot for the chunk k before it, if that
-   one was dropped: its R is due when a stage that runs `ahead` items in front of the last one can have run this
-   backward. */
-static void cf__pattern_add_backward(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i, int64_t ahead) {
-    cf__pattern *pattern = &m->pattern;
-    int64_t chunk = unit->first + i;
+/* The backward of a chunk has become possible. */
+static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
-    pattern->place[chunk] = (int32_t)pattern->n_backwards;
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
-    if (m->pipe.local || i < unit->k) return;
-    pattern->due_chunk[pattern->n_due] = (int32_t)(chunk - unit->k);
-    pattern->due_at[pattern->n_due++] = pattern->n_items + ahead;
 }
 
-static void cf__pattern_add_replay(cf__schedule_maker *m, int64_t ahead) {
+/* In pipeline replay a backward frees the slot for the chunk k before it, if that one was dropped: its R is due when a
+   stage that runs `ahead` items in front of the last one can have run this backward. all: 1 if it need not be due. */
+static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
-    int32_t chunk = pattern->due_chunk[pattern->n_placed++];
-    const cf__pipe_unit *unit = &m->units[pattern->unit_of[chunk]];
-    cf__pattern_add_item(pattern, CF_R, chunk, 1, 0);
-    pattern->items[pattern->n_items - 1].after = pattern->place[chunk + unit->k] + 1;
-    cf__pattern_add_backward(m, unit, chunk - unit->first, ahead);
+    for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
+        int64_t place = pattern->n_followed, chunk = pattern->backwards[place];
+        const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
+        if (m->pipe.local || chunk - unit->first < unit->k) continue;
+        if (!all && pattern->need[place] + pattern->ahead > pattern->n_items) return;
+        cf__pattern_add_item(pattern, CF_R, chunk - unit->k, 1)->after = (int32_t)place + 1;
+        cf__pattern_add_backward(pattern, chunk - unit->k);
+    }
 }
 
-static void cf__pattern_add_due(cf__schedule_maker *m, int64_t ahead, int all) {
-    cf__pattern *pattern = &m->pattern;
-    while (pattern->n_placed < pattern->n_due && (all || pattern->due_at[pattern->n_placed] <= pattern->n_items))
-        cf__pattern_add_replay(m, ahead);
-}
-
-static void cf__pattern_add_unit(cf__schedule_maker *m, int64_t id, int64_t ahead) {
-    const cf__pipe_unit *unit = &m->units[id];
+static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     for (i = 0; i < unit->n; i++) {
-        m->pattern.unit_of[unit->first + i] = (int32_t)id;
-        cf__pattern_add_item(&m->pattern, CF_F, unit->first + i, !cf__pipe_is_dropped(unit, i), i == 0);
-        if (i + 1 < unit->n) cf__pattern_add_due(m, ahead, 0);
+        cf__pattern_add_item(&m->pattern, CF_F, unit->first + i, !cf__pipe_is_dropped(unit, i))->opens = i == 0;
+        if (i + 1 < unit->n) cf__pattern_add_due(m, 0);
     }
     for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__pipe_is_dropped(unit, i)); i--)
-        cf__pattern_add_backward(m, unit, i, ahead);
+        cf__pattern_add_backward(&m->pattern, unit->first + i);
 }
 
 /* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
@@ -5587,28 +5566,35 @@ static int64_t cf__pattern_room(const cf__schedule_maker *m, const cf__pipe_unit
     return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
 }
 
+/* Ends a round of gpipe that begins with that backward: all of its forwards and replays run first. */
+static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
+    cf__pattern *pattern = &m->pattern;
+    cf__pattern_add_due(m, 1);
+    if (pattern->kind != CF_SCHEDULE_GPIPE) return;
+    for (; begin < pattern->n_backwards; begin++) pattern->need[begin] = (int32_t)pattern->n_items;
+}
+
 /* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks;
+    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks, i, used = 0, begin = 0;
     /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between unit and replays. */
-    int64_t ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
-    int64_t i, used = 0, begin = 0;
-    pattern->n_items = pattern->n_backwards = pattern->n_due = pattern->n_placed = 0;
+    pattern->ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
+    pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
+    cf__schedule_number_units(m);
     for (i = 0; i < m->n_units; i++) {
         int64_t room = cf__pattern_room(m, &m->units[i]);
         if (gpipe && used > limit - room) {
-            cf__pattern_add_due(m, ahead, 1);
-            for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+            cf__pattern_end_round(m, begin);
+            begin = pattern->n_backwards;
             used = 0;
         }
         used += room;
-        cf__pattern_add_unit(m, i, ahead);
-        cf__pattern_add_due(m, ahead, 0);
+        cf__pattern_add_unit(m, &m->units[i]);
+        cf__pattern_add_due(m, 0);
     }
-    cf__pattern_add_due(m, ahead, 1);
-    for (; begin < pattern->n_backwards; begin++) pattern->reach[begin] = (int32_t)pattern->n_items;
+    cf__pattern_end_round(m, begin);
 }
 
 /* One stage on its way through the pattern. */
@@ -5623,29 +5609,20 @@ typedef struct cf__pattern_merge {
 /* Whether the stage has room for its next item. */
 static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i];
-    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
     if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__pattern_room(m, unit)) return 0;
     return !item->keep || merge->chunks < merge->limits.chunks;
 }
 
-/* Whether a stage takes its next forward item although its next backward does not need it yet. */
-static int cf__pattern_may_run_ahead(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
-    const cf__pattern *pattern = &m->pattern;
-    int64_t further_down = m->desc.n_stages - 1 - merge->stage;
-    switch (pattern->kind) {
-        case CF_SCHEDULE_GPIPE: return merge->i < pattern->reach[merge->j];
-        case CF_SCHEDULE_1F1B:
-            if (pattern->items[merge->i].keep) return merge->chunks < further_down + 1;
-            return merge->i < pattern->need[merge->j] + further_down;
-        default: return merge->i < pattern->need[merge->j] + further_down;
-    }
-}
-
+/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
-    if (merge->i == pattern->n_items || pattern->items[merge->i].after > merge->j) return 0;
-    if (!cf__pattern_has_room(m, merge)) return 0;
-    return merge->i < pattern->need[merge->j] || cf__pattern_may_run_ahead(m, merge);
+    const cf__pattern_item *item = &pattern->items[merge->i];
+    int64_t further_down = m->desc.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
+    if (merge->i == pattern->n_items || item->after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
+    if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
+    if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->chunks <= further_down;
+    return merge->i < need + further_down;
 }
 
 static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
@@ -5659,7 +5636,7 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[item->chunk]];
+    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
     if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, unit);
     merge->chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
@@ -5668,7 +5645,7 @@ static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_mer
 /* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
-    const cf__pipe_unit *unit = &m->units[m->pattern.unit_of[chunk]];
+    const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
     int64_t i = chunk - unit->first;
     if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
     cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
@@ -6422,11 +6399,10 @@ typedef struct cf__dispatch_worker {
 } cf__dispatch_worker;
 
 typedef struct cf__dispatch {
-    const cf__schedule_maker *maker;
+    cf__schedule_maker *maker;
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    int32_t *unit_of;     /* (n) by chunk */
     int32_t *known;       /* (n) of a unit's first chunk: for which k, and whether for split backwards, the rules of its
                              chunks have been looked up. 0: not yet */
     cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: what the rules say */
@@ -6437,10 +6413,11 @@ typedef struct cf__dispatch {
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
     const double *nudges; /* (passes) added to that; or NULL */
     double give_up_at;
+    int64_t n_left;       /* passes that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
-    double *wake;         /* (n_stages) when to look at the stage again */
-    int32_t *winners;     /* a tournament over wake: winners[1] is the stage to look at next */
-    int64_t n_leaves;
+    double *wake;         /* (n_leaves) when to look at the stage again */
+    int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
+    int64_t n_leaves;     /* n_stages, up to a power of 2; those past the end never wake */
     uint8_t *started;     /* (n_units x n_stages) */
     double makespan;
 } cf__dispatch;
@@ -6452,17 +6429,11 @@ static cf_pass cf__dispatch_pass(const cf__dispatch *d, int32_t id) {
     return (cf_pass)(place + (d->policy.split && place >= CF_B));
 }
 
-static int64_t cf__dispatch_leaves(int64_t n_stages) {
-    int64_t n = 1;
-    while (n < n_stages) n *= 2;
-    return n;
-}
-
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
     int64_t per_stage = cells * CF__DISPATCH_PLACES;
     int q;
-    d->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
+    for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
     d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__DISPATCH_PLACES, sizeof(cf__dispatch_next));
@@ -6471,8 +6442,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
-    d->wake = (double *)cf__take(carver, m->desc.n_stages, sizeof(double));
-    d->winners = (int32_t *)cf__take(carver, 2 * cf__dispatch_leaves(m->desc.n_stages), sizeof(int32_t));
+    d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
+    d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     d->started = (uint8_t *)cf__take(carver, m->n_units * m->desc.n_stages, sizeof(uint8_t));
     for (s = 0; s < m->desc.n_stages; s++) {
         cf__dispatch_worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
@@ -6492,19 +6463,17 @@ static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     d->wake[stage] = when;
     for (; node > 0; node /= 2) {
         int32_t left = d->winners[2 * node], right = d->winners[2 * node + 1];
-        d->winners[node] = right < 0 || d->wake[left] <= d->wake[right] ? left : right;
+        d->winners[node] = d->wake[left] <= d->wake[right] ? left : right;
     }
 }
 
 static void cf__dispatch_start_wakes(cf__dispatch *d) {
     int64_t i;
-    d->n_leaves = cf__dispatch_leaves(d->pipe->n_stages);
     for (i = 0; i < d->n_leaves; i++) {
-        d->winners[d->n_leaves + i] = i < d->pipe->n_stages ? (int32_t)i : -1;
-        if (i < d->pipe->n_stages) d->wake[i] = DBL_MAX;
+        d->wake[i] = DBL_MAX;
+        d->winners[d->n_leaves + i] = (int32_t)i;
     }
     for (i = d->n_leaves - 1; i > 0; i--) d->winners[i] = d->winners[2 * i];
-    for (i = 0; i < d->pipe->n_stages; i++) cf__dispatch_set_wake(d, i, DBL_MAX);
 }
 
 /* ---- passes that wait ---- */
@@ -6528,10 +6497,6 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
 static const uint8_t cf__dispatch_queue_of[CF_COMPUTE_PASS_COUNT] = {
     CF__DISPATCH_BEGUN, CF__DISPATCH_REPLAYS, CF__DISPATCH_RETURNING, CF__DISPATCH_RETURNING, CF__DISPATCH_WEIGHTS};
 
-static const cf__pipe_unit *cf__dispatch_unit(const cf__dispatch *d, int64_t chunk) {
-    return &d->maker->units[d->unit_of[chunk]];
-}
-
 /* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, double when) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -6552,7 +6517,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
 static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
     const cf__pipe_links *links = pipe->links[d->policy.split];
-    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
     cf__need needs[CF__MOST_NEEDS];
     int32_t id = cf__dispatch_id(chunk, (int)pass);
@@ -6632,15 +6597,17 @@ static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks
 }
 
 static void cf__dispatch_start(cf__dispatch *d) {
-    const cf__schedule_maker *m = d->maker;
-    int64_t u, i, most_room_chunks = 0;
+    cf__schedule_maker *m = d->maker;
+    int64_t u, most_room_chunks = 0;
+    cf__schedule_number_units(m);
     for (u = 0; u < m->n_units; u++) {
         d->place[u] = (double)u;
-        for (i = 0; i < m->units[u].n; i++) d->unit_of[m->units[u].first + i] = (int32_t)u;
         most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room_chunks(d, u));
     }
     memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
     d->makespan = 0;
+    d->n_left = d->pipe->n * d->pipe->n_v * (d->policy.split ? 3 : 2);
+    for (u = 0; u < m->n_units; u++) d->n_left += (m->units[u].n - m->units[u].k) * d->pipe->n_v;
     cf__dispatch_start_passes(d);
     cf__dispatch_start_workers(d, most_room_chunks);
     cf__dispatch_start_wakes(d);
@@ -6683,12 +6650,11 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     if (needs != NULL) worker->room_bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
-/* Whether there is a slot for a pass, where slots are taken one by one. */
-static int cf__dispatch_finds_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
-    int64_t chunk;
-    if (!d->policy.risk || d->workers[stage].room_chunks > 0) return 1;
-    chunk = cf__dispatch_cell(id) % d->pipe->n;
-    return !cf__pipe_keeps(cf__dispatch_unit(d, chunk), cf__dispatch_pass(d, id), chunk);
+/* A pass, or -1 if there is no slot for it, where slots are taken one by one. */
+static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
+    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
+    if (id < 0 || !d->policy.risk || d->workers[stage].room_chunks > 0) return id;
+    return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
 }
 
 /* ---- taking a pass ---- */
@@ -6710,7 +6676,7 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
 static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf_pass pass, int64_t v, int64_t chunk,
                                   double end) {
     const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
-    const cf__pipe_unit *unit = cf__dispatch_unit(d, chunk);
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     int i;
     if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
     if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
@@ -6723,15 +6689,10 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf
     }
 }
 
-/* Seconds that a stage is busy with taking in what a pass needs from other stages. */
+/* Seconds that a stage is busy with taking in what a pass needs from another stage. */
 static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t v, int64_t chunk) {
-    cf__need needs[CF__MOST_NEEDS];
-    double seconds = 0;
-    int n, i;
-    if (d->pipe->timing == NULL || !d->pipe->timing->no_overlap) return 0;
-    n = cf__needs(d->pipe, pass, chunk, v, d->policy.split, cf__dispatch_unit(d, chunk)->k, needs);
-    for (i = 0; i < n; i++) seconds += cf__need_seconds(d->pipe, &needs[i]);
-    return seconds;
+    int blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
+    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[pass], v) ? cf__transfer_seconds(d->pipe, chunk) : 0;
 }
 
 /* Runs a pass on a free stage. */
@@ -6740,8 +6701,9 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
     cf_pass pass = cf__dispatch_pass(d, id);
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
-    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
+    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
+    d->n_left--;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
@@ -6759,8 +6721,8 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
         int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
         int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
         cf_pass pass = cf__dispatch_pass(d, id);
-        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__dispatch_unit(d, chunk)->first)
-            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->unit_of[chunk], d->place);
+        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__schedule_unit(d->maker, chunk)->first)
+            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->maker->unit_of[chunk], d->place);
         else cf__dispatch_push(worker, cf__dispatch_queue_of[pass], id, d->urgency);
     }
 }
@@ -6776,6 +6738,12 @@ static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, i
     return d->ready_at[coming];
 }
 
+/* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
+static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
+    if (a < 0 || b < 0) return a < 0 ? b : a;
+    return d->urgency[a] <= d->urgency[b] ? a : b;
+}
+
 /* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
 static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
@@ -6783,31 +6751,18 @@ static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     int32_t fresh = -1;
     if (unit >= 0 && cf__dispatch_may_start(d, stage, unit))
         fresh = cf__dispatch_id(stage * d->pipe->n + d->maker->units[unit].first, CF_F);
-    if (fresh >= 0 && !cf__dispatch_finds_slot(d, stage, fresh)) fresh = -1;
-    if (begun >= 0 && !cf__dispatch_finds_slot(d, stage, begun)) begun = -1;
-    if (fresh < 0 || begun < 0) return (int32_t)cf__max(fresh, begun);
-    return d->urgency[begun] <= d->urgency[fresh] ? begun : fresh;
-}
-
-/* The replay or backward to take next; -1: none. */
-static int32_t cf__dispatch_best_return(const cf__dispatch *d, int64_t stage) {
-    int32_t replay = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_REPLAYS);
-    int32_t backward = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_RETURNING);
-    if (replay >= 0 && !cf__dispatch_finds_slot(d, stage, replay)) replay = -1;
-    if (replay < 0 || backward < 0) return (int32_t)cf__max(replay, backward);
-    return d->urgency[replay] <= d->urgency[backward] ? replay : backward;
+    return cf__dispatch_prefer(d, cf__dispatch_with_slot(d, stage, begun), cf__dispatch_with_slot(d, stage, fresh));
 }
 
 /* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t forward = cf__dispatch_best_forward(d, stage), returning = cf__dispatch_best_return(d, stage), best;
-    int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
-    if (forward < 0 || returning < 0) best = (int32_t)cf__max(forward, returning);
-    else if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
-    else best = d->urgency[returning] <= d->urgency[forward] ? returning : forward;
-    if (weight < 0) return best;
-    return best < 0 || d->urgency[weight] < d->urgency[best] ? weight : best;
+    int32_t replay = cf__dispatch_with_slot(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
+    int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
+    int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
+    if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
+        best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    return cf__dispatch_prefer(d, best, cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS));
 }
 
 /* Takes a chosen pass out of where it waited. */
@@ -6837,16 +6792,6 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
 
 /* ---- the whole dispatch ---- */
 
-/* Whether every stage has run all of its passes. */
-static int cf__dispatch_is_complete(const cf__dispatch *d) {
-    const cf__schedule_maker *m = d->maker;
-    int64_t u, s, passes = d->pipe->n * (d->policy.split ? 3 : 2);
-    for (u = 0; u < m->n_units; u++) passes += m->units[u].n - m->units[u].k;
-    for (s = 0; s < d->pipe->n_stages; s++)
-        if (d->workers[s].n_done < passes * m->desc.n_virtual) return 0;
-    return 1;
-}
-
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
@@ -6854,7 +6799,7 @@ static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     for (;;) {
         int64_t stage = d->winners[1];
         double now = d->wake[stage];
-        if (now >= DBL_MAX) return !d->policy.risk || cf__dispatch_is_complete(d);
+        if (now >= DBL_MAX) return d->n_left == 0;
         cf__dispatch_decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
     }
@@ -6871,7 +6816,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         for (i = 0; i < worker->n_done; i++) {
             int64_t cell = cf__dispatch_cell(worker->done[i]), chunk = cell % pipe->n;
             cf_pass pass = cf__dispatch_pass(d, worker->done[i]);
-            int keep = cf__pipe_keeps(cf__dispatch_unit(d, chunk), pass, chunk);
+            int keep = cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
             cf__schedule_put(&next, pass, pipe->first_chunk + chunk, cell / pipe->n, keep);
         }
     }
