@@ -371,26 +371,28 @@ extern "C" {
 
 #define CFT__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. */
-static void cft__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
-                        const char *found) {
+/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. It and those below return the
+   code, so that a failing function can return in one line. */
+static cf_result cft__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
+                             const char *found) {
     char place[32] = "";
+    if (error == NULL) return code;
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
     error->field = field;
     error->wanted = error->got = 0;
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
+    return code;
 }
 
-/* Each of these returns the code, so that a failing function can return in one line. cft__fail is for two whole numbers
-   that say what is wrong: the nearest acceptable value and the value found. */
+/* For two whole numbers that say what is wrong: the nearest acceptable value and the value found. */
 static cf_result cft__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                            int64_t got, const char *why) {
     char found[64];
-    if (error == NULL) return code;
     (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
-    cft__record(error, code, field, item, why, found);
+    (void)cft__record(error, code, field, item, why, found);
+    if (error == NULL) return code;
     error->wanted = wanted;
     error->got = got;
     return code;
@@ -398,8 +400,7 @@ static cf_result cft__fail(cf_error *error, cf_result code, const char *field, i
 
 /* For what no pair of numbers describes. */
 static cf_result cft__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
-    if (error != NULL) cft__record(error, code, field, item, why, "");
-    return code;
+    return cft__record(error, code, field, item, why, "");
 }
 
 static cf_result cft__fail_null(cf_error *error, const char *field) {
@@ -412,13 +413,10 @@ static cf_result cft__fail_size(cf_error *error, const char *field) {
 
 /* For a real number. */
 static cf_result cft__fail_real(cf_error *error, const char *field, int64_t item, double got, const char *why) {
-    char found[48];
-    if (error == NULL) return CF_ERROR_ARGUMENT;
+    char found[48] = " (got NaN)";
     if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
     else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
-    else (void)snprintf(found, sizeof found, " (got NaN)");
-    cft__record(error, CF_ERROR_ARGUMENT, field, item, why, found);
-    return CF_ERROR_ARGUMENT;
+    return cft__record(error, CF_ERROR_ARGUMENT, field, item, why, found);
 }
 
 static int cft__is_time(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
@@ -439,17 +437,10 @@ static int64_t cft__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cft__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cft__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
-static int cft__add(int64_t a, int64_t b, int64_t *out) {
-    if (a > INT64_MAX - b) return 0;
-    *out = a + b;
-    return 1;
-}
-
-static int cft__mul(int64_t a, int64_t b, int64_t *out) {
-    if (b != 0 && a > INT64_MAX / b) return 0;
-    *out = a * b;
-    return 1;
+/* Adds a x b to a sum; none of them is negative. What does not fit is INT64_MAX, and stays so. */
+static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
+    int fits = b == 0 || a <= (INT64_MAX - *sum) / b;
+    *sum = fits ? *sum + a * b : INT64_MAX;
 }
 
 /* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then
@@ -485,9 +476,8 @@ static cf_result cft__allocate(const cf_allocator *allocator, size_t bytes, void
     *out = allocator->alloc(bytes, allocator->user);
     if (*out != NULL) return CF_OK;
     (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
-    if (error == NULL) return CF_ERROR_MEMORY;
-    cft__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
-    error->wanted = (int64_t)bytes;
+    (void)cft__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
+    if (error != NULL) error->wanted = (int64_t)bytes;
     return CF_ERROR_MEMORY;
 }
 
@@ -563,72 +553,59 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
    depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
 static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     double a[CFT__TERMS][CFT__TERMS + 1];
-    int index[CFT__TERMS], n = 0, i, j, k;
+    int i, j, k;
     for (i = 0; i < CFT__TERMS; i++) {
+        memcpy(a[i], normal->gram[i], sizeof normal->gram[i]);
+        a[i][CFT__TERMS] = normal->target[i];
         x[i] = 0;
-        if (set >> i & 1) index[n++] = i;
     }
-    for (i = 0; i < n; i++) {
-        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
-        a[i][n] = normal->target[index[i]];
-    }
-    for (i = 0; i < n; i++) {
-        if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
-        for (k = i + 1; k < n; k++) {
+    for (i = 0; i < CFT__TERMS; i++) {
+        if (!(set >> i & 1)) continue;
+        if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[i][i]))) return i;
+        for (k = i + 1; k < CFT__TERMS; k++) {
             double factor = a[k][i] / a[i][i];
-            for (j = i; j <= n; j++) a[k][j] -= cft__product(factor, a[i][j]);
+            for (j = i; j <= CFT__TERMS; j++) a[k][j] -= cft__product(factor, a[i][j]);
         }
     }
-    for (i = n - 1; i >= 0; i--) {
-        double rest = a[i][n];
-        for (j = i + 1; j < n; j++) rest -= cft__product(a[i][j], x[index[j]]);
-        x[index[i]] = rest / a[i][i];
+    for (i = CFT__TERMS - 1; i >= 0; i--) {
+        double rest = a[i][CFT__TERMS];
+        if (!(set >> i & 1)) continue;
+        for (j = i + 1; j < CFT__TERMS; j++) rest -= cft__product(a[i][j], x[j]);
+        x[i] = rest / a[i][i];
     }
     return CFT__TERMS;
 }
 
-static double cft__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
-    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
-}
-
-static double cft__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
-    double sum = 0;
+/* How well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative errors. */
+static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
     int64_t s;
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass == pass) {
-            double error = cft__relative_error(cost, &samples[s]);
-            sum += cft__product(error, error);
-        }
-    }
-    return sum;
-}
-
-static void cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
-    int64_t s;
+    double squares = 0, worst = 0;
     memset(fit, 0, sizeof *fit);
     fit->worst_sample = -1;
     for (s = 0; s < n; s++) {
-        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
+        double error, absolute;
         if (samples[s].pass != pass) continue;
-        error = cft__relative_error(cost, &samples[s]);
+        error = cf_cost_seconds(cost, samples[s].tokens, samples[s].pairs) / samples[s].seconds - 1;
+        absolute = error < 0 ? -error : error;
+        squares += cft__product(error, error);
         fit->n_samples++;
         fit->mean_error += error;
-        fit->mean_absolute += error < 0 ? -error : error;
-        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
-            fit->worst_error = error;
-            fit->worst_sample = s;
-        }
+        fit->mean_absolute += absolute;
+        if (fit->worst_sample >= 0 && !(absolute > worst)) continue;
+        worst = absolute;
+        fit->worst_error = error;
+        fit->worst_sample = s;
     }
-    if (fit->n_samples == 0) return;
+    if (fit->n_samples == 0) return 0;
     fit->mean_error /= (double)fit->n_samples;
     fit->mean_absolute /= (double)fit->n_samples;
+    return squares;
 }
 
 /* The best terms of one pass that has enough samples. */
-static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
+static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *best, cf_error *error) {
     static const char *const fields[CFT__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
     cft__normal normal;
-    cf_pass_cost best = {0, 0, 0};
     double least = DBL_MAX, x[CFT__TERMS];
     int set, dependent;
     if (!cft__normal_sums(samples, n, pass, &normal))
@@ -640,19 +617,18 @@ static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf
                            "must vary among the samples of this pass, and not only as the other terms do");
     for (set = 1; set < 1 << CFT__TERMS; set++) {
         cf_pass_cost cost;
+        cf_fit unused;
         double squares;
         (void)cft__solve_terms(&normal, set, x);
         if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
         cost.constant = x[0] / normal.scale[0];
         cost.per_token = x[1] / normal.scale[1];
         cost.per_pair = x[2] / normal.scale[2];
-        squares = cft__sum_of_squares(samples, n, pass, &cost);
-        if (squares < least) {
-            least = squares;
-            best = cost;
-        }
+        squares = cft__measure_fit(samples, n, pass, &cost, &unused);
+        if (!(squares < least)) continue;
+        least = squares;
+        *best = cost;
     }
-    *out = best;
     return CF_OK;
 }
 
@@ -693,7 +669,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
     cost->input = found[CF_I];
     cost->weight = found[CF_W];
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT && fits != NULL; pass++)
-        cft__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
+        (void)cft__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
     return CF_OK;
 }
 
@@ -752,17 +728,6 @@ typedef struct cft__work {
     double token_flops, token_bytes, link_bytes; /* a token */
     double pair_flops, pair_bytes;              /* an attention pair */
 } cft__work;
-
-static void cft__work_add(cft__work *to, const cft__work *more) {
-    to->kernels += more->kernels;
-    to->collectives += more->collectives;
-    to->pass_bytes += more->pass_bytes;
-    to->token_flops += more->token_flops;
-    to->token_bytes += more->token_bytes;
-    to->link_bytes += more->link_bytes;
-    to->pair_flops += more->pair_flops;
-    to->pair_bytes += more->pair_bytes;
-}
 
 /* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
 static cf_pass_cost cft__work_seconds(const cft__work *work, const cf_gpu *gpu, double attention, double link_rate) {
@@ -839,17 +804,14 @@ static cft__work cft__layers_weight(const cf_shard *shard) {
     return work;
 }
 
-/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
-   written and read about twice in 10 bytes each. */
-static cft__work cft__head_work(const cf_shard *shard) {
+/* Adds the output head and loss. In backward the head's input or weight gradient has the same FLOPs; `weight`: the
+   latter, with a float accumulator. Otherwise logits are written and read about twice in 10 bytes each. */
+static void cft__add_head(cft__work *work, const cf_shard *shard, int weight) {
     double weights = cft__product((double)shard->hidden, (double)shard->vocab);
-    cft__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CFT__LOSS_KERNELS;
-    work.pass_bytes = 2 * weights;
-    work.token_flops = 2 * weights;
-    work.token_bytes = 20 * (double)shard->vocab;
-    return work;
+    work->kernels += CFT__LOSS_KERNELS;
+    work->pass_bytes += (weight ? 8 : 2) * weights;
+    work->token_flops += 2 * weights;
+    work->token_bytes += weight ? 0 : 20 * (double)shard->vocab;
 }
 
 static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
@@ -863,56 +825,42 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard
     int64_t tp = desc->parallel.tp;
     cft__work forward = cft__layers_forward(shard, tp, desc->chunk_size);
     cft__work input = cft__layers_input(shard, tp, desc->chunk_size), weight = cft__layers_weight(shard);
-    cft__work again, head = cft__head_work(shard);
-    cf_pass_cost again_seconds;
+    cf_pass_cost again;
     cf_stage_cost cost;
     forward.pair_flops = cft__product(forward.pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
-    again = forward;
+    again = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
     if (shard->last) {
-        cft__work_add(&forward, &head);
-        cft__work_add(&input, &head);
-        head.pass_bytes *= 4; /* the float accumulator */
-        head.token_bytes = 0;
-        cft__work_add(&weight, &head);
+        cft__add_head(&forward, shard, 0);
+        cft__add_head(&input, shard, 0);
+        cft__add_head(&weight, shard, 1);
     }
-    cost.forward = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    cost.replay = cost.forward;
+    cost.forward = cost.replay = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
     cost.input = cft__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
     cost.weight = cft__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
-    again_seconds = cft__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
-    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again_seconds, &cost.input);
+    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again.per_pair;
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again, &cost.input);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
 
-/* A rate or a fraction, which must be above 0 and at most `most`. */
-typedef struct cft__rate {
-    const char *field;
-    double x, most;
-} cft__rate;
-
-static cf_result cft__check_rates(const cf_gpu *gpu, cf_error *error) {
-    const cft__rate rates[] = {{"gpu.flops", gpu->flops, DBL_MAX},
-                               {"gpu.gemm", gpu->gemm, 1},
-                               {"gpu.attention_forward", gpu->attention_forward, 1},
-                               {"gpu.attention_backward", gpu->attention_backward, 1},
-                               {"gpu.bandwidth", gpu->bandwidth, DBL_MAX},
-                               {"gpu.nvlink", gpu->nvlink, DBL_MAX},
-                               {"gpu.network", gpu->network, DBL_MAX},
-                               {"gpu.pcie", gpu->pcie, DBL_MAX},
-                               {"gpu.link", gpu->link, 1}};
-    int64_t i;
-    for (i = 0; i < CFT__COUNT(rates); i++)
-        if (!(rates[i].x > 0 && rates[i].x <= rates[i].most))
-            return cft__fail_real(error, rates[i].field, -1, rates[i].x,
-                                  rates[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
-    return CF_OK;
-}
-
 static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
-    if (gpu == NULL) return cft__fail_null(error, "gpu");
-    CFT__TRY(cft__check_rates(gpu, error));
+    const struct {
+        const char *field;
+        double rate, most;
+    } members[] = {{"gpu.flops", gpu->flops, DBL_MAX},
+                   {"gpu.gemm", gpu->gemm, 1},
+                   {"gpu.attention_forward", gpu->attention_forward, 1},
+                   {"gpu.attention_backward", gpu->attention_backward, 1},
+                   {"gpu.bandwidth", gpu->bandwidth, DBL_MAX},
+                   {"gpu.nvlink", gpu->nvlink, DBL_MAX},
+                   {"gpu.network", gpu->network, DBL_MAX},
+                   {"gpu.pcie", gpu->pcie, DBL_MAX},
+                   {"gpu.link", gpu->link, 1}};
+    int64_t i;
+    for (i = 0; i < CFT__COUNT(members); i++)
+        if (!(members[i].rate > 0 && members[i].rate <= members[i].most))
+            return cft__fail_real(error, members[i].field, -1, members[i].rate,
+                                  members[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
     CFT__TRY(cft__range(gpu->processors, 1, CF_MAX_RANKS, CF_ERROR_ARGUMENT, "gpu.processors", -1, error));
     CFT__TRY(cft__check_time(gpu->launch, "gpu.launch", error));
     return cft__check_time(gpu->latency, "gpu.latency", error);
@@ -923,32 +871,24 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
-/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
-   writes: a float gradient, three float states both ways, a bf16 parameter. */
-static double cft__step_seconds(const cf_cost_desc *desc, double parameters) {
+/* Once an iteration, on the stage with the most parameters: gradients (float) reduced over dp, parameters gathered
+   again, and the optimizer's reads and writes: a float gradient, three float states both ways, a bf16 parameter. */
+static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
-    double rate = cft__link_rate(desc, parallel->tp * parallel->dp), share = cft__ring_share(parallel->dp);
-    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
-    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
-    double seconds = cft__product(exchanged, share) / rate;
-    return seconds + 30 * owned / desc->gpu->bandwidth;
-}
-
-/* That of the slowest stage. */
-static cf_result cft__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
+    double rate = cft__link_rate(desc, parallel->tp * parallel->dp), most = 0, owned, exchanged;
     int64_t s, v;
-    double slowest = 0;
-    for (s = 0; s < desc->parallel.pp; s++) {
-        double parameters = 0, seconds;
-        for (v = 0; v < desc->parallel.n_virtual; v++) {
+    for (s = 0; s < parallel->pp; s++) {
+        double parameters = 0;
+        for (v = 0; v < parallel->n_virtual; v++) {
             cf_parameters counted;
-            CFT__TRY(cf_stage_parameters(desc->model, &desc->parallel, v * desc->parallel.pp + s, &counted, error));
+            CFT__TRY(cf_stage_parameters(desc->model, parallel, v * parallel->pp + s, &counted, error));
             parameters += (double)counted.total;
         }
-        seconds = cft__step_seconds(desc, parameters);
-        if (seconds > slowest) slowest = seconds;
+        if (parameters > most) most = parameters;
     }
-    *out = slowest;
+    owned = parallel->zero > 0 ? most / (double)parallel->dp : most;
+    exchanged = parallel->zero > 0 ? 6 * most : 8 * most; /* all-reduce: 4 bytes twice */
+    *seconds = cft__product(exchanged, cft__ring_share(parallel->dp)) / rate + 30 * owned / desc->gpu->bandwidth;
     return CF_OK;
 }
 
@@ -978,6 +918,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     full = *desc;
     CFT__TRY(cf_parallel_validate(desc->model, &desc->parallel, error));
     full.parallel = cf_parallel_defaults(&desc->parallel);
+    if (desc->gpu == NULL) return cft__fail_null(error, "gpu");
     CFT__TRY(cft__check_gpu(desc->gpu, error));
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
@@ -986,7 +927,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
         return cft__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                          "must be the number of virtual stages");
     CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, &first, error));
-    CFT__TRY(cft__slowest_step(&full, &step, error));
+    CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
         (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
         stages[s] = cft__stage_seconds(&full, &shard, cft__link_rate(&full, full.parallel.tp));
@@ -1305,7 +1246,7 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
 /* A model's split, or what is fixed of it. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
-    int64_t fixed = cft__max(parallel->tp, 1);
+    int64_t fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
     CFT__TRY(cf_model_validate(desc->model, error));
     if (desc->bytes != NULL)
         return cft__refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
@@ -1318,8 +1259,6 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
         return cft__refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
     CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
-    if (!cft__mul(fixed, cft__max(parallel->pp, 1), &fixed) || !cft__mul(fixed, cft__max(parallel->dp, 1), &fixed))
-        return cft__fail_size(error, "parallel.dp");
     return cft__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
                      "there is no way to split the model over so many");
 }
@@ -1375,8 +1314,8 @@ static cf_result cft__count_candidates(cft__tuner *t, cf_tuning *header) {
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
     without_sizes = header->n_splits * desc->n_replays * each;
-    if (!cft__mul(header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays, &t->n_points) ||
-        t->n_points > CF_MAX_CANDIDATES / each)
+    cft__add_product(&t->n_points, header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays);
+    if (t->n_points > CF_MAX_CANDIDATES / each)
         return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
                          CF_MAX_CANDIDATES / without_sizes / desc->n_ks, desc->n_chunk_sizes,
                          "makes too many candidates");
@@ -1477,8 +1416,8 @@ static cf_result cft__draw_batches(cft__tuner *t) {
         t->pool[other] = t->pool[next];
         t->pool[next] = drawn;
         t->batches[i] = t->lengths[drawn];
-        if (!cft__add(t->tuning->batch_tokens[i / size], t->lengths[drawn], &t->tuning->batch_tokens[i / size]))
-            return cft__fail_size(t->error, "lengths");
+        cft__add_product(&t->tuning->batch_tokens[i / size], t->lengths[drawn], 1);
+        if (t->tuning->batch_tokens[i / size] == INT64_MAX) return cft__fail_size(t->error, "lengths");
         next = (next + 1) % t->n;
     }
     memcpy(memory_only, t->batches, (size_t)size * sizeof *memory_only);
@@ -1498,33 +1437,26 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_
 
 /* ---- memory ---- */
 
-/* a x b more; 0 where the sum does not fit. */
-static int cft__add_product(int64_t a, int64_t b, int64_t *sum) {
-    int64_t product;
-    return cft__mul(a, b, &product) && cft__add(*sum, product, sum);
-}
-
-/* The report of one stage from the caller's bytes. Returns 0 where something does not fit. */
-static int cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
-    int64_t v, working;
-    int fits = 1;
+/* The report of one stage from the caller's bytes. */
+static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
+    const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
+                                    &out->inputs,      &out->working, &out->runtime};
+    int64_t v, i;
     memset(out, 0, sizeof *out);
-    for (v = stage; v < split->pp * split->n_virtual && fits; v += split->pp) {
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
         const cf_stage_bytes *b = &t->desc.bytes[v];
         const cf_memory_load *load = &t->loads[v];
-        working = 0;
-        fits = cft__add_product(load->live_tokens, b->held.per_token_activations, &out->activations) &&
-               cft__add_product(load->state_tokens, b->held.per_token_state, &out->state) &&
-               cft__add_product(load->state_gradient_tokens, b->held.per_token_state_gradient, &out->state_gradient) &&
-               cft__add_product(load->input_tokens, b->held.per_token_boundary, &out->inputs) &&
-               cft__add_product(load->offloaded_tokens, b->held.per_token_state, &out->host) &&
-               cft__add_product(load->chunk_tokens, b->per_token_pass, &working) &&
-               cft__add(out->runtime, b->fixed, &out->runtime);
+        int64_t working = 0;
+        cft__add_product(&out->activations, load->live_tokens, b->held.per_token_activations);
+        cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
+        cft__add_product(&out->state_gradient, load->state_gradient_tokens, b->held.per_token_state_gradient);
+        cft__add_product(&out->inputs, load->input_tokens, b->held.per_token_boundary);
+        cft__add_product(&out->host, load->offloaded_tokens, b->held.per_token_state);
+        cft__add_product(&out->runtime, b->fixed, 1);
+        cft__add_product(&working, load->chunk_tokens, b->per_token_pass);
         out->working = cft__max(out->working, working);
     }
-    return fits && cft__add(out->activations, out->state, &out->total) &&
-           cft__add(out->total, out->state_gradient, &out->total) && cft__add(out->total, out->inputs, &out->total) &&
-           cft__add(out->total, out->working, &out->total) && cft__add(out->total, out->runtime, &out->total);
+    for (i = 0; i < CFT__COUNT(parts); i++) cft__add_product(&out->total, *parts[i], 1);
 }
 
 /* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
@@ -1532,8 +1464,10 @@ static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, con
     int64_t s;
     cf_result result;
     if (t->desc.model == NULL) {
-        for (s = 0; s < split->pp; s++)
-            if (!cft__add_bytes(t, split, s, &t->reports[s])) return cft__fail_size(t->error, field);
+        for (s = 0; s < split->pp; s++) {
+            cft__add_bytes(t, split, s, &t->reports[s]);
+            if (t->reports[s].total == INT64_MAX) return cft__fail_size(t->error, field);
+        }
         return CF_OK;
     }
     t->memory = t->desc.memory;
@@ -1579,34 +1513,32 @@ static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int6
 
 /* Sets up what the functions below need to know about a split. */
 static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s, most, n_v = split->pp * split->n_virtual;
+    int64_t v, s, n_v = split->pp * split->n_virtual;
     for (v = 0; v < n_v; v++) {
         CFT__TRY(cft__weigh_tokens(t, split, v, &t->weights[v]));
-        if (!cft__mul(cft__max(t->weights[v].chunk, t->weights[v].activations), chunk_size, &most) ||
-            most > INT64_MAX / 16)
+        if (cft__max(t->weights[v].chunk, t->weights[v].activations) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
     }
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     CFT__TRY(cft__report_stages(t, split, "parameters"));
-    for (s = 0; s < split->pp; s++)
-        if (!cft__mul(t->reports[s].total, 100, &t->fixed[s]) || t->fixed[s] > INT64_MAX / 4)
-            return cft__fail_size(t->error, "parameters");
+    for (s = 0; s < split->pp; s++) {
+        if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
+        t->fixed[s] = t->reports[s].total * 100;
+    }
     return CF_OK;
 }
 
 /* All tokens of a plan on one stage must be countable. */
 static cf_result cft__check_weights(const cft__tuner *t, const cf_parallel *split) {
     const cf_plan *plan = t->plan;
-    int64_t i, v, tokens = 0, most = 0, sum;
-    int fits = 1;
-    for (i = 0; i < plan->n_chunks && fits; i++) fits = cft__add(tokens, plan->chunks[i].padded, &tokens);
+    int64_t i, v, tokens = 0, most = 0, sum = 0;
+    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, split->n_virtual);
     for (v = 0; v < split->pp * split->n_virtual; v++) {
         const cft__weights *w = &t->weights[v];
         most = cft__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
     }
-    if (fits && cft__mul(tokens, split->n_virtual, &sum) && cft__mul(sum, most, &sum) && sum <= INT64_MAX / 4)
-        return CF_OK;
-    return cft__fail_size(t->error, "lengths");
+    cft__add_product(&sum, tokens, most);
+    return sum <= INT64_MAX / 4 ? CF_OK : cft__fail_size(t->error, "lengths");
 }
 
 static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
