@@ -1022,13 +1022,6 @@ static double cft__confidence(const double *sample, const double *minus, int64_t
     return quantile * cft__square_root(squares / (double)(n - 1) / (double)n);
 }
 
-static double cft__mean(const double *sample, int64_t n) {
-    double sum = 0;
-    int64_t i;
-    for (i = 0; i < n; i++) sum += sample[i];
-    return sum / (double)n;
-}
-
 /* ---- the search's own books ---- */
 
 /* Bytes x 100 for each token that one virtual stage holds, and (`chunk`) of the chunk that is in a pass. Times 100
@@ -1069,11 +1062,9 @@ typedef struct cft__tuner {
     int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
     int32_t *pool;           /* (n) the list, being shuffled */
     int splits;              /* 1: some kind may split backwards */
-    double *bounds;          /* (n_points x 2 x n_batches) for kinds that keep backwards whole, and for the others */
+    double *bounds;          /* (n_candidates x n_batches) that no time is below */
     cft__turn *turns;        /* (n_candidates) */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
-    double *threshold;       /* (n_exact) the best times, rising */
-    int64_t n_threshold;
 
     /* of the split and ChunkSize at hand */
     cf_memory_desc memory;
@@ -1131,15 +1122,6 @@ static cf_tune_candidate *cft__candidate(const cft__tuner *t, cft__place place) 
     int64_t id = (place.split * t->desc.n_chunk_sizes + place.size) * t->desc.n_ks + place.k;
     id = ((id * t->desc.n_kinds + place.kind) * t->desc.n_replays + place.replay) * t->n_offloads + place.offload;
     return &t->tuning->candidates[id];
-}
-
-static int64_t cft__point(const cft__tuner *t, cft__place place) {
-    int64_t size = place.split * t->desc.n_chunk_sizes + place.size;
-    return (size * t->desc.n_ks + place.k) * t->desc.n_replays + place.replay;
-}
-
-static double *cft__batch_seconds(const cft__tuner *t, int64_t id) {
-    return &t->tuning->seconds[id * t->desc.n_batches];
 }
 
 static int64_t *cft__most_chunks(const cft__tuner *t, cft__place place) {
@@ -1368,10 +1350,9 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     int64_t v = t->most_virtual;
     t->batches = (int64_t *)cft__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
-    t->bounds = (double *)cft__take(carver, 2 * t->n_points * t->desc.n_batches, sizeof(double));
+    t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
     t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
     t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
-    t->threshold = (double *)cft__take(carver, cft__min(t->desc.n_exact, t->tuning->n_candidates), sizeof(double));
     t->stages = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
     t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
     t->fixed = (int64_t *)cft__take(carver, v, sizeof(int64_t));
@@ -1868,17 +1849,9 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* The bound of one batch of a point, for kinds that keep backwards whole (splits 0) or may split them (1). */
-static double *cft__bound_at(const cft__tuner *t, cft__place place, int splits, int64_t batch) {
-    return &t->bounds[(2 * cft__point(t, place) + splits) * t->desc.n_batches + batch];
-}
-
-static double cft__candidate_bound(const cft__tuner *t, cft__place place, int64_t batch) {
-    return *cft__bound_at(t, place, cft__kind_splits(&t->desc, t->desc.kinds[place.kind]), batch);
-}
-
-/* Finds both bounds for the batch at hand: the strongest of the slowest rank. What holds for `best` holds for all. */
-static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch) {
+/* Finds what no schedule of the batch at hand can beat: the strongest bound of the slowest rank, where backwards stay
+   whole (bounds[0]) and where they may be split (bounds[1]). What holds for `best` holds for all kinds. */
+static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bounds) {
     const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t rank, n, i, k = t->desc.ks[place.k];
     int splits;
@@ -1887,43 +1860,34 @@ static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch
         for (rank = 0; rank < split->dp; rank++) {
             cf_schedule_desc desc =
                 cft__rank_desc(t, split, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
-            cf_bound bounds[CF_MAX_BOUNDS];
+            cf_bound found[CF_MAX_BOUNDS];
             desc.split_backward = splits;
-            CFT__TRY(cf_schedule_bounds(t->plan, &desc, bounds, &n, t->error));
+            CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
             for (i = 0; i < n; i++)
-                if (bounds[i].value > slowest) slowest = bounds[i].value;
+                if (found[i].value > slowest) slowest = found[i].value;
         }
-        *cft__bound_at(t, place, splits, batch) = slowest + t->step_seconds;
+        bounds[splits] = slowest + t->step_seconds;
     }
     return CF_OK;
 }
 
-/* All candidates of a point become infeasible, or need more than was known. */
-static void cft__rule_out_point(cft__tuner *t, cft__place place, int64_t bytes, int64_t stage) {
+/* The least memory and time that the candidates with this K and replay need for the batch at hand. A K beyond the
+   largest group replays nothing, and neither does the other form then. So such candidates share their bounds: those in
+   `unreplayed`, once they are not negative. */
+static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch, double *unreplayed) {
+    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, timed = batch < t->desc.n_batches;
+    int64_t stage, bytes = cft__least_bytes(t, &t->tuning->splits[place.split], t->desc.ks[place.k], local, &stage);
+    double own[2] = {-1, -1}, *bounds = t->desc.ks[place.k] < cft__largest_group(t->plan) ? own : unreplayed;
+    if (timed && bounds[0] < 0) CFT__TRY(cft__find_bounds(t, place, bounds));
     for (place.kind = 0; place.kind < t->desc.n_kinds; place.kind++)
         for (place.offload = 0; place.offload < t->n_offloads; place.offload++) {
             cf_tune_candidate *c = cft__candidate(t, place);
-            if (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes)
+            int64_t id = c - t->tuning->candidates;
+            if (bytes > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes))
                 cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
+            if (timed) t->bounds[id * t->desc.n_batches + batch] = bounds[cft__kind_splits(&t->desc, c->kind)];
         }
-}
-
-/* The least memory and time that a point needs for the batch at hand. A K beyond the largest group replays nothing, and
-   neither does the other form then. Such points share their bounds: those of *unreplayed, once it has a split. */
-static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, cft__place *unreplayed) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
-    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, splits;
-    int64_t stage, bytes = cft__least_bytes(t, split, t->desc.ks[place.k], local, &stage);
-    if (bytes > t->tuning->limit_bytes) cft__rule_out_point(t, place, bytes, stage);
-    if (batch == t->desc.n_batches) return CF_OK;
-    if (t->desc.ks[place.k] < cft__largest_group(t->plan) || unreplayed->split < 0) {
-        CFT__TRY(cft__bound_point(t, place, batch));
-        if (t->desc.ks[place.k] >= cft__largest_group(t->plan)) *unreplayed = place;
-    } else {
-        for (splits = 0; splits <= t->splits; splits++)
-            *cft__bound_at(t, place, splits, batch) = *cft__bound_at(t, *unreplayed, splits, batch);
-    }
-    cft__report_done(t, 1);
+    cft__report_done(t, timed);
     return CF_OK;
 }
 
@@ -1931,23 +1895,14 @@ static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, 
 static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t *most = cft__most_chunks(t, place);
-    cft__place unreplayed = {-1, 0, 0, 0, 0, 0};
+    double unreplayed[2] = {-1, -1};
     CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
     CFT__TRY(cft__check_weights(t, split));
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
         for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
-            CFT__TRY(cft__bound_one(t, place, batch, &unreplayed));
+            CFT__TRY(cft__bound_point(t, place, batch, unreplayed));
     return CF_OK;
-}
-
-static void cft__sum_bounds(const cft__tuner *t, int64_t id) {
-    cf_tune_candidate *c = &t->tuning->candidates[id];
-    cft__place place = cft__place_of(t, id);
-    int64_t batch;
-    c->bound = 0;
-    for (batch = 0; batch < t->desc.n_batches; batch++)
-        c->bound += cft__candidate_bound(t, place, batch) / (double)t->desc.n_batches;
 }
 
 /* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
@@ -1985,18 +1940,15 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
 
 /* A K beyond the largest group makes the same schedules as the smallest such K. */
 static void cft__drop_copies(cft__tuner *t, cft__place place) {
-    int64_t enough = 0, most = *cft__most_chunks(t, place), id;
-    while (enough < t->desc.n_ks && t->desc.ks[enough] < most) enough++;
-    place.k = place.kind = place.replay = place.offload = 0;
-    for (id = cft__candidate(t, place) - t->tuning->candidates; id < t->tuning->n_candidates; id++) {
-        cf_tune_candidate *c = &t->tuning->candidates[id];
-        cft__place origin = cft__place_of(t, id);
-        if (origin.split != place.split || origin.size != place.size) break;
-        if (origin.k <= enough || c->status == CF_TUNE_INFEASIBLE) continue;
-        origin.k = enough;
+    int64_t each = t->desc.n_kinds * t->desc.n_replays * t->n_offloads, most = *cft__most_chunks(t, place), origin, i;
+    while (place.k < t->desc.n_ks && t->desc.ks[place.k] < most) place.k++;
+    origin = cft__candidate(t, place) - t->tuning->candidates;
+    for (i = each; i < (t->desc.n_ks - place.k) * each; i++) {
+        cf_tune_candidate *c = &t->tuning->candidates[origin + i];
+        if (c->status == CF_TUNE_INFEASIBLE) continue;
         c->status = CF_TUNE_DOMINATED;
         c->why = "no group has so many chunks: the same as a smaller K";
-        c->same_as = cft__candidate(t, origin) - t->tuning->candidates;
+        c->same_as = origin + i % each;
     }
 }
 
@@ -2030,7 +1982,10 @@ static cf_result cft__find_all_bounds(cft__tuner *t) {
             if (t->stop) return CF_OK;
             cft__drop_copies(t, place);
         }
-    for (id = 0; id < t->tuning->n_candidates; id++) cft__sum_bounds(t, id);
+    for (id = 0; id < t->tuning->n_candidates; id++)
+        for (batch = 0; batch < t->desc.n_batches; batch++)
+            t->tuning->candidates[id].bound +=
+                t->bounds[id * t->desc.n_batches + batch] / (double)t->desc.n_batches;
     return CF_OK;
 }
 
@@ -2038,20 +1993,23 @@ static cf_result cft__find_all_bounds(cft__tuner *t) {
 
 /* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
 static double cft__to_beat(const cft__tuner *t) {
-    return t->n_threshold < t->desc.n_exact ? DBL_MAX : t->threshold[t->n_threshold - 1] * (1 + 1e-9);
+    const cf_tuning *tuning = t->tuning;
+    if (tuning->n_ranked < t->desc.n_exact) return DBL_MAX;
+    return tuning->candidates[tuning->ranking[t->desc.n_exact - 1]].seconds * (1 + 1e-9);
 }
 
-static void cft__note_time(cft__tuner *t, int64_t id) {
-    cf_tuning *tuning = t->tuning;
+/* Puts a candidate whose time is now known into its place among the others: by time, then by number. */
+static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
     double seconds = tuning->candidates[id].seconds;
-    int64_t room = cft__min(t->desc.n_exact, tuning->n_candidates), i;
-    if (tuning->winner < 0 || seconds < tuning->candidates[tuning->winner].seconds ||
-        (!(seconds > tuning->candidates[tuning->winner].seconds) && id < tuning->winner))
-        tuning->winner = id;
-    if (t->n_threshold == room && !(seconds < t->threshold[room - 1])) return;
-    if (t->n_threshold < room) t->n_threshold++;
-    for (i = t->n_threshold - 1; i > 0 && seconds < t->threshold[i - 1]; i--) t->threshold[i] = t->threshold[i - 1];
-    t->threshold[i] = seconds;
+    int64_t place = tuning->n_ranked++;
+    for (; place > 0; place--) {
+        int64_t before = tuning->ranking[place - 1];
+        double faster = tuning->candidates[before].seconds;
+        if (faster < seconds || (!(faster > seconds) && before < id)) break;
+        tuning->ranking[place] = before;
+    }
+    tuning->ranking[place] = id;
+    tuning->winner = tuning->ranking[0];
 }
 
 static void cft__give_up(cf_tune_candidate *c, const char *why) {
@@ -2060,38 +2018,29 @@ static void cft__give_up(cf_tune_candidate *c, const char *why) {
     c->bubble = c->chunks = 0;
 }
 
-/* Gives a candidate up where its bound is too high already. */
-static int cft__is_hopeless(const cft__tuner *t, cf_tune_candidate *c) {
-    if (!(c->bound > cft__to_beat(t))) return 0;
-    cft__give_up(c, "a lower bound of its time is above the best");
-    return 1;
-}
-
-static void cft__clear_candidate(cf_tune_candidate *c) {
-    c->status = CF_TUNE_UNTRIED;
-    c->why = "";
-    c->bubble = c->chunks = 0;
-    c->bytes = 0;
-    c->limited = 0;
-}
-
-/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow. */
+/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow, also when it was
+   given up before. */
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    cft__place place = cft__place_of(t, id);
     int64_t i, n = t->desc.n_batches;
-    double *seconds = cft__batch_seconds(t, id), at_least, unused;
-    if (!forced && cft__is_hopeless(t, c)) return CF_OK;
+    double *seconds = &t->tuning->seconds[id * n], *bounds = &t->bounds[id * n];
+    double at_least = c->bound * (double)n, sum = 0, unused;
+    if (!forced && c->bound > cft__to_beat(t)) {
+        cft__give_up(c, "a lower bound of its time is above the best");
+        return CF_OK;
+    }
     CFT__TRY(cft__set_up(t, c->split, c->chunk_size));
-    at_least = c->bound * (double)n;
-    cft__clear_candidate(c);
+    c->status = CF_TUNE_UNTRIED;
+    c->why = "";
+    c->bytes = c->limited = 0;
     if (t->stop) return CF_OK;
     CFT__TRY(cft__try_batch(t, c, n, &unused));
     for (i = 0; i < n && c->status != CF_TUNE_INFEASIBLE; i++) {
         if (t->stop) return CF_OK;
         CFT__TRY(cft__try_batch(t, c, i, &seconds[i]));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        at_least += seconds[i] - cft__candidate_bound(t, place, i);
+        sum += seconds[i];
+        at_least += seconds[i] - bounds[i];
         if (i == n - 1) break;
         if (!forced && at_least / (double)n > cft__to_beat(t)) {
             cft__give_up(c, "its first batches and bounds of the others are above the best");
@@ -2101,20 +2050,16 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     }
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
     c->status = CF_TUNE_OK;
-    c->seconds = cft__mean(seconds, n);
+    c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
-    cft__note_time(t, id);
+    cft__rank_candidate(t->tuning, id);
     return CF_OK;
 }
 
-/* Whether it is known how good a candidate is, or that it is not good enough. */
-static int cft__is_settled(const cf_tune_candidate *c) {
-    return c->status == CF_TUNE_OK || c->status == CF_TUNE_DOMINATED;
-}
-
-/* `c` makes the same schedules as `other`. */
+/* Gives a candidate up for another one that makes the same schedules, if it is known how good that one is. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
+    if (other->limited || (other->status != CF_TUNE_OK && other->status != CF_TUNE_DOMINATED)) return 0;
     cft__give_up(c, why);
     c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
     return 1;
@@ -2137,10 +2082,10 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     int replayed = (int)origin.replay;
     origin.replay = 0;
     other = cft__candidate(t, origin);
-    if (replayed && c->k >= *cft__most_chunks(t, origin) && !other->limited && cft__is_settled(other))
-        return cft__give_up_for(t, c, other, "nothing is replayed: the same as the other form");
-    if (c->offload && !c[-1].limited && cft__is_settled(&c[-1]))
-        return cft__give_up_for(t, c, &c[-1], "it fits without");
+    if (replayed && c->k >= *cft__most_chunks(t, origin) &&
+        cft__give_up_for(t, c, other, "nothing is replayed: the same as the other form"))
+        return 1;
+    if (c->offload && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
     if (t->desc.n_exact == CF_MAX_CANDIDATES || cft__round_of(t, c) != 1) return 0;
     origin.replay = replayed;
     origin.kind = cft__best_kind(&t->desc);
@@ -2178,15 +2123,13 @@ static cf_result cft__search(cft__tuner *t) {
 
 /* ---- the neighbours of the winner ---- */
 
-static int64_t cft__distance(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
-
 /* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
 static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
     cft__place p = cft__place_of(t, a), q = cft__place_of(t, b);
-    int64_t sizes = cft__distance(p.size, q.size), ks = cft__distance(p.k, q.k);
+    int64_t sizes = p.size - q.size, ks = p.k - q.k;
     int differences = (sizes != 0) + (ks != 0) + (p.kind != q.kind) + (p.replay != q.replay) +
                       (p.offload != q.offload);
-    return p.split == q.split && differences == 1 && sizes <= 2 && ks <= 2;
+    return p.split == q.split && differences == 1 && sizes >= -2 && sizes <= 2 && ks >= -2 && ks <= 2;
 }
 
 /* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
@@ -2218,26 +2161,19 @@ static cf_result cft__try_neighbours(cft__tuner *t) {
 
 /* ---- the whole of it ---- */
 
-static void cft__rank_candidates(cft__tuner *t) {
+/* What is known only at the end. */
+static void cft__finish_candidates(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
-    int64_t i, least = INT64_MAX;
-    for (i = 0; i < tuning->n_candidates; i++) {
-        cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->same_as >= 0) c->same_as = cft__origin_of(t, i);
+    int64_t id, least = INT64_MAX;
+    for (id = 0; id < tuning->n_candidates; id++) {
+        cf_tune_candidate *c = &tuning->candidates[id];
+        if (c->same_as >= 0) c->same_as = cft__origin_of(t, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
         if (c->status != CF_TUNE_OK) continue;
-        t->turns[tuning->n_ranked].id = i;
-        t->turns[tuning->n_ranked].round = 0;
-        t->turns[tuning->n_ranked++].key = c->seconds;
-    }
-    qsort(t->turns, (size_t)tuning->n_ranked, sizeof *t->turns, cft__compare_turns);
-    for (i = 0; i < tuning->n_ranked; i++) {
-        int64_t id = t->turns[i].id;
-        cf_tune_candidate *c = &tuning->candidates[id];
-        tuning->ranking[i] = id;
         c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
-        c->behind_confidence =
-            cft__confidence(cft__batch_seconds(t, id), cft__batch_seconds(t, tuning->winner), tuning->n_batches);
+        c->behind_confidence = cft__confidence(&tuning->seconds[id * tuning->n_batches],
+                                               &tuning->seconds[tuning->winner * tuning->n_batches],
+                                               tuning->n_batches);
     }
     if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
     tuning->interrupted = t->stop;
@@ -2252,7 +2188,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
     CFT__TRY(cft__find_all_bounds(t));
     CFT__TRY(cft__search(t));
     if (tuning->winner >= 0) CFT__TRY(cft__try_neighbours(t));
-    cft__rank_candidates(t);
+    cft__finish_candidates(t);
     return CF_OK;
 }
 
