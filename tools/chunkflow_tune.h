@@ -1036,11 +1036,15 @@ typedef struct cft__place {
     int64_t split, size, k, kind, replay, offload;
 } cft__place;
 
-/* When a stage holds most. */
-typedef struct cft__moment {
-    cf_action action;
-    int64_t before; /* how many passes the stage's list has before it */
-} cft__moment;
+/* A stage of the split at hand. */
+typedef struct cft__stage {
+    cft__weights all;  /* the sums over its virtual stages */
+    cft__weights most; /* of each weight the largest */
+    int64_t fixed;     /* bytes x 100 that it holds always */
+    int64_t room;      /* bytes x 100 for all that a schedule can change, beside the largest chunk in a pass */
+    cf_action peak;    /* of the schedule at hand: the pass at which the stage holds most, */
+    int64_t before;    /* and how many passes its list has before that */
+} cft__stage;
 
 /* A candidate's turn in the search. */
 typedef struct cft__turn {
@@ -1056,6 +1060,7 @@ typedef struct cft__tuner {
     cf_error *error;         /* the caller's record until the search starts; then `record` */
     cf_error record;         /* not all errors of the search are failures of it */
     cf_allocator allocator;
+    cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
     int64_t n_offloads, n_points, most_virtual; /* most_virtual: virtual stages of the deepest split */
 
@@ -1070,12 +1075,10 @@ typedef struct cft__tuner {
     cf_memory_desc memory;
     cf_timing timing;
     double step_seconds;
-    cf_stage_cost *stages;   /* (most_virtual) */
+    cf_stage_cost *costs;    /* (most_virtual) */
     cft__weights *weights;   /* (most_virtual) */
-    int64_t *fixed;          /* (most_virtual) bytes x 100 that a stage holds always */
-    int64_t *room;           /* (most_virtual) bytes x 100 of each stage for all that a schedule can change */
-    int64_t *limits;         /* (most_virtual) for schedules that must keep to one: of bytes, */
-    int64_t *chunk_limits;   /* (most_virtual) and of chunks */
+    cft__stage *stages;      /* (most_virtual) */
+    int64_t *limits;         /* (most_virtual) of bytes or chunks, for schedules that must keep to them */
     cf_memory_load *loads;   /* (most_virtual) */
     cf_memory_report *reports; /* (most_virtual) */
 
@@ -1083,7 +1086,6 @@ typedef struct cft__tuner {
     cf_plan *plan;
     cf_schedule *schedule, *lowered;
     cf_timeline *timeline;
-    cft__moment *heaviest;   /* (most_virtual) of each stage */
     cf_memory_load *moments; /* (n_moments) what a stage holds while each action runs; grows */
     int64_t n_moments;
 
@@ -1289,7 +1291,8 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
 }
 
 /* Counts the candidates. */
-static cf_result cft__count_candidates(cft__tuner *t, cf_tuning *header) {
+static cf_result cft__count_candidates(cft__tuner *t) {
+    cf_tuning *header = &t->header;
     const cf_tune_desc *desc = &t->desc;
     int64_t each = desc->n_kinds * t->n_offloads, without_sizes, i;
     for (i = 0; i < desc->n_kinds; i++) t->splits |= cft__kind_splits(desc, desc->kinds[i]);
@@ -1304,14 +1307,14 @@ static cf_result cft__count_candidates(cft__tuner *t, cf_tuning *header) {
     header->n_candidates = t->n_points * each;
     header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
     header->winner = -1;
+    header->allocator = t->allocator;
     return CF_OK;
 }
 
-/* Fills in desc, n, lengths and the counts of `header`; refuses what can be refused without working space. */
-static cf_result cft__start(cft__tuner *t, cf_tuning *header, const int64_t *lengths, int64_t n,
-                            const cf_tune_desc *desc, cf_error *error) {
+/* Fills in desc, n, lengths and the counts of the outcome; refuses what can be refused without working space. */
+static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
+                            cf_error *error) {
     memset(t, 0, sizeof *t);
-    memset(header, 0, sizeof *header);
     if (desc == NULL) return cft__fail_null(error, "desc");
     if (lengths == NULL) return cft__fail_null(error, "lengths");
     CFT__TRY(cft__range(n, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "n", -1, error));
@@ -1331,19 +1334,33 @@ static cf_result cft__start(cft__tuner *t, cf_tuning *header, const int64_t *len
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
     CFT__TRY(cft__allocator(desc->allocator, &t->allocator, error));
-    return cft__count_candidates(t, header);
+    return cft__count_candidates(t);
 }
 
-static cf_tuning *cft__lay_out_tuning(cft__tuner *t, cf_tuning *header, cft__carver *carver) {
+/* Measures a layout, allocates that much and lays it out. field: what is to blame where it does not fit. */
+static cf_result cft__carve(cft__tuner *t, void (*lay_out)(cft__tuner *, cft__carver *), const char *field,
+                            void **memory) {
+    cft__carver carver = {NULL, 0, 0};
+    lay_out(t, &carver);
+    if (carver.overflow) return cft__refuse(t->error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory");
+    CFT__TRY(cft__allocate(&t->allocator, carver.used, memory, t->error));
+    carver.base = (unsigned char *)*memory;
+    carver.used = 0;
+    lay_out(t, &carver);
+    return CF_OK;
+}
+
+static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
+    cf_tuning *header = &t->header, *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
     int64_t n = header->n_candidates;
-    cf_tuning *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
     header->splits = (cf_parallel *)cft__take(carver, header->n_splits, sizeof(cf_parallel));
     header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
     header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
     header->neighbours = (int64_t *)cft__take(carver, 16 + t->desc.n_kinds, sizeof(int64_t));
-    return tuning;
+    if (tuning != NULL) *tuning = *header;
+    t->tuning = tuning;
 }
 
 static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
@@ -1353,15 +1370,12 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
     t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
     t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
-    t->stages = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
+    t->costs = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
     t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
-    t->fixed = (int64_t *)cft__take(carver, v, sizeof(int64_t));
-    t->room = (int64_t *)cft__take(carver, v, sizeof(int64_t));
+    t->stages = (cft__stage *)cft__take(carver, v, sizeof(cft__stage));
     t->limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
-    t->chunk_limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
     t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
     t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
-    t->heaviest = (cft__moment *)cft__take(carver, v, sizeof(cft__moment));
 }
 
 /* ---- batches ---- */
@@ -1492,19 +1506,36 @@ static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int6
     return CF_OK;
 }
 
+/* Adds a virtual stage to its stage. */
+static void cft__join_weights(cft__stage *stage, const cft__weights *w) {
+    cft__add_product(&stage->all.activations, w->activations, 1);
+    cft__add_product(&stage->all.state, w->state, 1);
+    cft__add_product(&stage->all.gradient, w->gradient, 1);
+    cft__add_product(&stage->all.input, w->input, 1);
+    stage->most.activations = cft__max(stage->most.activations, w->activations);
+    stage->most.state = cft__max(stage->most.state, w->state);
+    stage->most.gradient = cft__max(stage->most.gradient, w->gradient);
+    stage->most.input = cft__max(stage->most.input, w->input);
+    stage->most.chunk = cft__max(stage->most.chunk, w->chunk);
+}
+
 /* Sets up what the functions below need to know about a split. */
 static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
     int64_t v, s, n_v = split->pp * split->n_virtual;
+    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
+    memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
         CFT__TRY(cft__weigh_tokens(t, split, v, &t->weights[v]));
         if (cft__max(t->weights[v].chunk, t->weights[v].activations) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
+        cft__join_weights(&t->stages[v % split->pp], &t->weights[v]);
     }
-    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     CFT__TRY(cft__report_stages(t, split, "parameters"));
     for (s = 0; s < split->pp; s++) {
+        cft__stage *stage = &t->stages[s];
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
-        t->fixed[s] = t->reports[s].total * 100;
+        stage->fixed = t->reports[s].total * 100;
+        stage->room = t->tuning->limit_bytes * 100 - stage->fixed - stage->most.chunk * chunk_size;
     }
     return CF_OK;
 }
@@ -1530,17 +1561,13 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
 static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const cf_memory_load *load,
                             int64_t *stage) {
-    int64_t s, v, most = -1;
+    int64_t s, most = -1;
     for (s = 0; s < split->pp; s++) {
-        int64_t sum = t->fixed[s], chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp) {
-            sum += cft__weigh(&t->weights[v], load);
-            chunk = cft__max(chunk, load->chunk_tokens * t->weights[v].chunk);
-        }
-        if (sum + chunk > most) {
-            most = sum + chunk;
-            *stage = s;
-        }
+        const cft__stage *own = &t->stages[s];
+        int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.chunk;
+        if (sum <= most) continue;
+        most = sum;
+        *stage = s;
     }
     return most / 100;
 }
@@ -1582,17 +1609,6 @@ static int64_t cft__largest_group(const cf_plan *plan) {
     return most;
 }
 
-/* What is left on each stage beside what it holds always and what the largest chunk in a pass needs. */
-static void cft__find_room(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s;
-    for (s = 0; s < split->pp; s++) {
-        int64_t chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp)
-            chunk = cft__max(chunk, t->weights[v].chunk * chunk_size);
-        t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
-    }
-}
-
 /* ---- limits ----
 
    The scheduler counts the tokens of all stages by the same bytes, and here they differ. So there are two ways to give
@@ -1608,36 +1624,30 @@ static void cft__raise(int64_t *most, int64_t bytes, double scale) {
    proportion, and so do the bytes of state, to the most that any stage would need. That is close where stages are
    alike. */
 static void cft__limit_bytes(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
-    int64_t n_v = split->pp * split->n_virtual, v, s, dearest = 0;
-    for (v = 0; v < n_v; v++) dearest = cft__max(dearest, t->weights[v].activations);
+    int64_t s, dearest = 0;
+    for (s = 0; s < split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
     desc->bytes.per_token_activations = dearest;
     for (s = 0; s < split->pp; s++) {
-        int64_t own = 0;
-        double scale;
-        for (v = s; v < n_v; v += split->pp) own = cft__max(own, t->weights[v].activations);
-        scale = (double)dearest / (double)own;
-        for (v = s; v < n_v; v += split->pp) {
-            cft__raise(&desc->bytes.per_token_state, t->weights[v].state, scale);
-            cft__raise(&desc->bytes.per_token_state_gradient, t->weights[v].gradient, scale);
-            cft__raise(&desc->bytes.per_token_boundary, t->weights[v].input, scale);
-        }
+        const cft__stage *stage = &t->stages[s];
+        double scale = (double)dearest / (double)stage->most.activations;
+        cft__raise(&desc->bytes.per_token_state, stage->most.state, scale);
+        cft__raise(&desc->bytes.per_token_state_gradient, stage->most.gradient, scale);
+        cft__raise(&desc->bytes.per_token_boundary, stage->most.input, scale);
         t->limits[s] = 1; /* 0 would mean that there is no limit */
-        if (t->room[s] > 0) t->limits[s] = cft__max(1, (int64_t)cft__product((double)t->room[s] * (1 - 1e-9), scale));
+        if (stage->room > 0)
+            t->limits[s] = cft__max(1, (int64_t)cft__product((double)stage->room * (1 - 1e-9), scale));
     }
     desc->limits_bytes = t->limits;
 }
 
-/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. *kept: of
-   a chunk that is kept, on the virtual stage where it is dearest. */
-static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int local,
-                                 int64_t chunk_size, int64_t *kept) {
-    int64_t v, sum = 0;
-    *kept = 1;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
-        sum += t->weights[v].state + t->weights[v].gradient + (local ? t->weights[v].input : 0);
-        *kept = cft__max(*kept, t->weights[v].activations * chunk_size);
-    }
-    return sum;
+/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. */
+static int64_t cft__state_weight(const cft__stage *stage, int local) {
+    return stage->all.state + stage->all.gradient + (local ? stage->all.input : 0);
+}
+
+/* Bytes x 100 of a chunk that is kept, on the virtual stage where it is dearest. */
+static int64_t cft__chunk_weight(const cft__stage *stage, int64_t chunk_size) {
+    return cft__max(1, stage->most.activations * chunk_size);
 }
 
 /* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
@@ -1646,25 +1656,25 @@ static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, 
 static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
-    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most;
+    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most, size = plan->chunk_size;
     int local = desc->replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
     for (s = 0; s < split->pp; s++) {
-        int64_t kept, state = cft__state_weight(t, split, s, local, plan->chunk_size, &kept);
-        int64_t left = t->room[s] - tokens * state - at_least * kept;
+        int64_t state = cft__state_weight(&t->stages[s], local), kept = cft__chunk_weight(&t->stages[s], size);
+        int64_t left = t->stages[s].room - tokens * state - at_least * kept;
         if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
     }
     tokens = cft__min(tokens + more, most);
     for (s = 0; s < split->pp; s++) {
-        int64_t kept, state = cft__state_weight(t, split, s, local, plan->chunk_size, &kept);
-        t->chunk_limits[s] = cft__max(at_least, (t->room[s] - tokens * state) / kept);
+        int64_t left = t->stages[s].room - tokens * cft__state_weight(&t->stages[s], local);
+        t->limits[s] = cft__max(at_least, left / cft__chunk_weight(&t->stages[s], size));
     }
     memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
     desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
     desc->bytes.per_token_boundary = local;
     desc->limits_bytes = NULL;
     desc->limit_bytes = cft__max(1, tokens * (2 + local) * split->n_virtual);
-    desc->limits = t->chunk_limits;
+    desc->limits = t->limits;
 }
 
 /* ---- one plan: schedule, time, memory ---- */
@@ -1689,7 +1699,8 @@ static cf_result cft__find_moments(cft__tuner *t, const cf_schedule *schedule, i
 static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
     for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
-    memset(&t->heaviest[stage], 0, sizeof *t->heaviest);
+    memset(&t->stages[stage].peak, 0, sizeof t->stages[stage].peak);
+    t->stages[stage].before = 0;
     CFT__TRY(cft__find_moments(t, schedule, stage));
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         const cf_memory_load *held = &t->moments[(id - schedule->first[stage]) * n_virtual];
@@ -1701,8 +1712,8 @@ static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, 
         }
         if (weight > most) {
             most = weight;
-            t->heaviest[stage].before = passes;
-            t->heaviest[stage].action = schedule->actions[id];
+            t->stages[stage].before = passes;
+            t->stages[stage].peak = schedule->actions[id];
             for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = held[j];
         }
         passes++;
@@ -1724,12 +1735,10 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
         cost.parallel = *split;
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = chunk_size;
-        CFT__TRY(cf_cost_estimate(&cost, t->stages, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
+        CFT__TRY(cf_cost_estimate(&cost, t->costs, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
-    CFT__TRY(cft__set_weights(t, split, chunk_size));
-    cft__find_room(t, split, chunk_size);
-    return CF_OK;
+    return cft__set_weights(t, split, chunk_size);
 }
 
 static void cft__free_schedule(cft__tuner *t) {
@@ -1786,15 +1795,15 @@ static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t sta
 
 /* Notes the peak of a schedule that fits. */
 static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t stage, int64_t batch, int64_t rank) {
-    const cft__moment *moment = &t->heaviest[stage];
+    const cft__stage *own = &t->stages[stage];
     if (t->reports[stage].total <= c->bytes) return;
     c->memory = t->reports[stage];
     c->bytes = c->memory.total;
     c->stage = stage;
     c->peak_batch = batch;
     c->peak_rank = rank;
-    c->peak_action = moment->action;
-    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + moment->before] : 0;
+    c->peak_action = own->peak;
+    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
 /* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
@@ -2192,23 +2201,17 @@ static cf_result cft__tune_all(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Everything but the outcome's own memory, which `tuning` points to. */
-static cf_result cft__tune_in(cft__tuner *t, cf_tuning *tuning) {
-    cft__carver space = {NULL, 0, 0};
-    void *scratch;
+/* Everything but the outcome's own memory, which t->tuning points to. */
+static cf_result cft__tune_in(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
     cf_error *error = t->error;
+    void *scratch;
     int64_t i;
     cf_result result;
-    t->tuning = tuning;
     (void)cft__list_splits(&t->desc, tuning->splits);
     for (i = 0; i < tuning->n_splits; i++)
         t->most_virtual = cft__max(t->most_virtual, tuning->splits[i].pp * tuning->splits[i].n_virtual);
-    cft__lay_out_tuner(t, &space);
-    if (space.overflow) return cft__refuse(error, CF_ERROR_OVERFLOW, "batch", -1, "does not fit in memory");
-    CFT__TRY(cft__allocate(&t->allocator, space.used, &scratch, error));
-    space.base = (unsigned char *)scratch;
-    space.used = 0;
-    cft__lay_out_tuner(t, &space);
+    CFT__TRY(cft__carve(t, cft__lay_out_tuner, "batch", &scratch));
     t->error = &t->record;
     result = cft__tune_all(t);
     if (result != CF_OK && error != NULL) *error = t->record;
@@ -2222,22 +2225,13 @@ static cf_result cft__tune_in(cft__tuner *t, cf_tuning *tuning) {
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error) {
     cft__tuner t;
-    cf_tuning header, *tuning;
-    cft__carver block = {NULL, 0, 0};
     void *memory;
     cf_result result;
-    CFT__TRY(cft__start(&t, &header, lengths, n, desc, error));
+    CFT__TRY(cft__start(&t, lengths, n, desc, error));
     if (out == NULL) return cft__fail_null(error, "out");
-    (void)cft__lay_out_tuning(&t, &header, &block);
-    if (block.overflow) return cft__refuse(error, CF_ERROR_OVERFLOW, "n_batches", -1, "does not fit in memory");
-    CFT__TRY(cft__allocate(&t.allocator, block.used, &memory, error));
-    block.base = (unsigned char *)memory;
-    block.used = 0;
-    tuning = cft__lay_out_tuning(&t, &header, &block);
-    *tuning = header;
-    tuning->allocator = t.allocator;
-    result = cft__tune_in(&t, tuning);
-    if (result == CF_OK) *out = tuning;
+    CFT__TRY(cft__carve(&t, cft__lay_out_tuning, "n_batches", &memory));
+    result = cft__tune_in(&t);
+    if (result == CF_OK) *out = t.tuning;
     else t.allocator.release(memory, t.allocator.user);
     return result;
 }
