@@ -371,26 +371,28 @@ extern "C" {
 
 #define CFT__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. */
-static void cft__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
-                        const char *found) {
+/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. It and those below return the
+   code, so that a failing function can return in one line. */
+static cf_result cft__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
+                             const char *found) {
     char place[32] = "";
+    if (error == NULL) return code;
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
     error->field = field;
     error->wanted = error->got = 0;
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
+    return code;
 }
 
-/* Each of these returns the code, so that a failing function can return in one line. cft__fail is for two whole numbers
-   that say what is wrong: the nearest acceptable value and the value found. */
+/* For two whole numbers that say what is wrong: the nearest acceptable value and the value found. */
 static cf_result cft__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                            int64_t got, const char *why) {
     char found[64];
-    if (error == NULL) return code;
     (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
-    cft__record(error, code, field, item, why, found);
+    (void)cft__record(error, code, field, item, why, found);
+    if (error == NULL) return code;
     error->wanted = wanted;
     error->got = got;
     return code;
@@ -398,8 +400,7 @@ static cf_result cft__fail(cf_error *error, cf_result code, const char *field, i
 
 /* For what no pair of numbers describes. */
 static cf_result cft__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
-    if (error != NULL) cft__record(error, code, field, item, why, "");
-    return code;
+    return cft__record(error, code, field, item, why, "");
 }
 
 static cf_result cft__fail_null(cf_error *error, const char *field) {
@@ -412,13 +413,10 @@ static cf_result cft__fail_size(cf_error *error, const char *field) {
 
 /* For a real number. */
 static cf_result cft__fail_real(cf_error *error, const char *field, int64_t item, double got, const char *why) {
-    char found[48];
-    if (error == NULL) return CF_ERROR_ARGUMENT;
+    char found[48] = " (got NaN)";
     if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
     else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
-    else (void)snprintf(found, sizeof found, " (got NaN)");
-    cft__record(error, CF_ERROR_ARGUMENT, field, item, why, found);
-    return CF_ERROR_ARGUMENT;
+    return cft__record(error, CF_ERROR_ARGUMENT, field, item, why, found);
 }
 
 static int cft__is_time(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
@@ -439,17 +437,10 @@ static int64_t cft__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cft__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cft__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
-static int cft__add(int64_t a, int64_t b, int64_t *out) {
-    if (a > INT64_MAX - b) return 0;
-    *out = a + b;
-    return 1;
-}
-
-static int cft__mul(int64_t a, int64_t b, int64_t *out) {
-    if (b != 0 && a > INT64_MAX / b) return 0;
-    *out = a * b;
-    return 1;
+/* Adds a x b to a sum; none of them is negative. What does not fit is INT64_MAX, and stays so. */
+static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
+    int fits = b == 0 || a <= (INT64_MAX - *sum) / b;
+    *sum = fits ? *sum + a * b : INT64_MAX;
 }
 
 /* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then
@@ -485,9 +476,8 @@ static cf_result cft__allocate(const cf_allocator *allocator, size_t bytes, void
     *out = allocator->alloc(bytes, allocator->user);
     if (*out != NULL) return CF_OK;
     (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
-    if (error == NULL) return CF_ERROR_MEMORY;
-    cft__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
-    error->wanted = (int64_t)bytes;
+    (void)cft__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
+    if (error != NULL) error->wanted = (int64_t)bytes;
     return CF_ERROR_MEMORY;
 }
 
@@ -563,72 +553,59 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
    depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
 static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     double a[CFT__TERMS][CFT__TERMS + 1];
-    int index[CFT__TERMS], n = 0, i, j, k;
+    int i, j, k;
     for (i = 0; i < CFT__TERMS; i++) {
+        memcpy(a[i], normal->gram[i], sizeof normal->gram[i]);
+        a[i][CFT__TERMS] = normal->target[i];
         x[i] = 0;
-        if (set >> i & 1) index[n++] = i;
     }
-    for (i = 0; i < n; i++) {
-        for (j = 0; j < n; j++) a[i][j] = normal->gram[index[i]][index[j]];
-        a[i][n] = normal->target[index[i]];
-    }
-    for (i = 0; i < n; i++) {
-        if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[index[i]][index[i]]))) return index[i];
-        for (k = i + 1; k < n; k++) {
+    for (i = 0; i < CFT__TERMS; i++) {
+        if (!(set >> i & 1)) continue;
+        if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[i][i]))) return i;
+        for (k = i + 1; k < CFT__TERMS; k++) {
             double factor = a[k][i] / a[i][i];
-            for (j = i; j <= n; j++) a[k][j] -= cft__product(factor, a[i][j]);
+            for (j = i; j <= CFT__TERMS; j++) a[k][j] -= cft__product(factor, a[i][j]);
         }
     }
-    for (i = n - 1; i >= 0; i--) {
-        double rest = a[i][n];
-        for (j = i + 1; j < n; j++) rest -= cft__product(a[i][j], x[index[j]]);
-        x[index[i]] = rest / a[i][i];
+    for (i = CFT__TERMS - 1; i >= 0; i--) {
+        double rest = a[i][CFT__TERMS];
+        if (!(set >> i & 1)) continue;
+        for (j = i + 1; j < CFT__TERMS; j++) rest -= cft__product(a[i][j], x[j]);
+        x[i] = rest / a[i][i];
     }
     return CFT__TERMS;
 }
 
-static double cft__relative_error(const cf_pass_cost *cost, const cf_sample *sample) {
-    return cf_cost_seconds(cost, sample->tokens, sample->pairs) / sample->seconds - 1;
-}
-
-static double cft__sum_of_squares(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost) {
-    double sum = 0;
+/* How well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative errors. */
+static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
     int64_t s;
-    for (s = 0; s < n; s++) {
-        if (samples[s].pass == pass) {
-            double error = cft__relative_error(cost, &samples[s]);
-            sum += cft__product(error, error);
-        }
-    }
-    return sum;
-}
-
-static void cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
-    int64_t s;
+    double squares = 0, worst = 0;
     memset(fit, 0, sizeof *fit);
     fit->worst_sample = -1;
     for (s = 0; s < n; s++) {
-        double error, worst = fit->worst_error < 0 ? -fit->worst_error : fit->worst_error;
+        double error, absolute;
         if (samples[s].pass != pass) continue;
-        error = cft__relative_error(cost, &samples[s]);
+        error = cf_cost_seconds(cost, samples[s].tokens, samples[s].pairs) / samples[s].seconds - 1;
+        absolute = error < 0 ? -error : error;
+        squares += cft__product(error, error);
         fit->n_samples++;
         fit->mean_error += error;
-        fit->mean_absolute += error < 0 ? -error : error;
-        if (fit->worst_sample < 0 || (error < 0 ? -error : error) > worst) {
-            fit->worst_error = error;
-            fit->worst_sample = s;
-        }
+        fit->mean_absolute += absolute;
+        if (fit->worst_sample >= 0 && !(absolute > worst)) continue;
+        worst = absolute;
+        fit->worst_error = error;
+        fit->worst_sample = s;
     }
-    if (fit->n_samples == 0) return;
+    if (fit->n_samples == 0) return 0;
     fit->mean_error /= (double)fit->n_samples;
     fit->mean_absolute /= (double)fit->n_samples;
+    return squares;
 }
 
 /* The best terms of one pass that has enough samples. */
-static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *out, cf_error *error) {
+static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *best, cf_error *error) {
     static const char *const fields[CFT__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
     cft__normal normal;
-    cf_pass_cost best = {0, 0, 0};
     double least = DBL_MAX, x[CFT__TERMS];
     int set, dependent;
     if (!cft__normal_sums(samples, n, pass, &normal))
@@ -640,19 +617,18 @@ static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf
                            "must vary among the samples of this pass, and not only as the other terms do");
     for (set = 1; set < 1 << CFT__TERMS; set++) {
         cf_pass_cost cost;
+        cf_fit unused;
         double squares;
         (void)cft__solve_terms(&normal, set, x);
         if (!(x[0] >= 0 && x[1] >= 0 && x[2] >= 0)) continue;
         cost.constant = x[0] / normal.scale[0];
         cost.per_token = x[1] / normal.scale[1];
         cost.per_pair = x[2] / normal.scale[2];
-        squares = cft__sum_of_squares(samples, n, pass, &cost);
-        if (squares < least) {
-            least = squares;
-            best = cost;
-        }
+        squares = cft__measure_fit(samples, n, pass, &cost, &unused);
+        if (!(squares < least)) continue;
+        least = squares;
+        *best = cost;
     }
-    *out = best;
     return CF_OK;
 }
 
@@ -693,7 +669,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
     cost->input = found[CF_I];
     cost->weight = found[CF_W];
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT && fits != NULL; pass++)
-        cft__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
+        (void)cft__measure_fit(samples, n, pass, &found[pass], &fits[pass]);
     return CF_OK;
 }
 
@@ -752,17 +728,6 @@ typedef struct cft__work {
     double token_flops, token_bytes, link_bytes; /* a token */
     double pair_flops, pair_bytes;              /* an attention pair */
 } cft__work;
-
-static void cft__work_add(cft__work *to, const cft__work *more) {
-    to->kernels += more->kernels;
-    to->collectives += more->collectives;
-    to->pass_bytes += more->pass_bytes;
-    to->token_flops += more->token_flops;
-    to->token_bytes += more->token_bytes;
-    to->link_bytes += more->link_bytes;
-    to->pair_flops += more->pair_flops;
-    to->pair_bytes += more->pair_bytes;
-}
 
 /* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
 static cf_pass_cost cft__work_seconds(const cft__work *work, const cf_gpu *gpu, double attention, double link_rate) {
@@ -839,17 +804,14 @@ static cft__work cft__layers_weight(const cf_shard *shard) {
     return work;
 }
 
-/* Output head and loss in forward; in backward the head's input or weight gradient has the same FLOPs. Logits are
-   written and read about twice in 10 bytes each. */
-static cft__work cft__head_work(const cf_shard *shard) {
+/* Adds the output head and loss. In backward the head's input or weight gradient has the same FLOPs; `weight`: the
+   latter, with a float accumulator. Otherwise logits are written and read about twice in 10 bytes each. */
+static void cft__add_head(cft__work *work, const cf_shard *shard, int weight) {
     double weights = cft__product((double)shard->hidden, (double)shard->vocab);
-    cft__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CFT__LOSS_KERNELS;
-    work.pass_bytes = 2 * weights;
-    work.token_flops = 2 * weights;
-    work.token_bytes = 20 * (double)shard->vocab;
-    return work;
+    work->kernels += CFT__LOSS_KERNELS;
+    work->pass_bytes += (weight ? 8 : 2) * weights;
+    work->token_flops += 2 * weights;
+    work->token_bytes += weight ? 0 : 20 * (double)shard->vocab;
 }
 
 static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
@@ -863,56 +825,42 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard
     int64_t tp = desc->parallel.tp;
     cft__work forward = cft__layers_forward(shard, tp, desc->chunk_size);
     cft__work input = cft__layers_input(shard, tp, desc->chunk_size), weight = cft__layers_weight(shard);
-    cft__work again, head = cft__head_work(shard);
-    cf_pass_cost again_seconds;
+    cf_pass_cost again;
     cf_stage_cost cost;
     forward.pair_flops = cft__product(forward.pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
-    again = forward;
+    again = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
     if (shard->last) {
-        cft__work_add(&forward, &head);
-        cft__work_add(&input, &head);
-        head.pass_bytes *= 4; /* the float accumulator */
-        head.token_bytes = 0;
-        cft__work_add(&weight, &head);
+        cft__add_head(&forward, shard, 0);
+        cft__add_head(&input, shard, 0);
+        cft__add_head(&weight, shard, 1);
     }
-    cost.forward = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    cost.replay = cost.forward;
+    cost.forward = cost.replay = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
     cost.input = cft__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
     cost.weight = cft__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
-    again_seconds = cft__work_seconds(&again, gpu, gpu->attention_forward, link_rate);
-    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again_seconds.per_pair;
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again_seconds, &cost.input);
+    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again.per_pair;
+    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again, &cost.input);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
 
-/* A rate or a fraction, which must be above 0 and at most `most`. */
-typedef struct cft__rate {
-    const char *field;
-    double x, most;
-} cft__rate;
-
-static cf_result cft__check_rates(const cf_gpu *gpu, cf_error *error) {
-    const cft__rate rates[] = {{"gpu.flops", gpu->flops, DBL_MAX},
-                               {"gpu.gemm", gpu->gemm, 1},
-                               {"gpu.attention_forward", gpu->attention_forward, 1},
-                               {"gpu.attention_backward", gpu->attention_backward, 1},
-                               {"gpu.bandwidth", gpu->bandwidth, DBL_MAX},
-                               {"gpu.nvlink", gpu->nvlink, DBL_MAX},
-                               {"gpu.network", gpu->network, DBL_MAX},
-                               {"gpu.pcie", gpu->pcie, DBL_MAX},
-                               {"gpu.link", gpu->link, 1}};
-    int64_t i;
-    for (i = 0; i < CFT__COUNT(rates); i++)
-        if (!(rates[i].x > 0 && rates[i].x <= rates[i].most))
-            return cft__fail_real(error, rates[i].field, -1, rates[i].x,
-                                  rates[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
-    return CF_OK;
-}
-
 static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
-    if (gpu == NULL) return cft__fail_null(error, "gpu");
-    CFT__TRY(cft__check_rates(gpu, error));
+    const struct {
+        const char *field;
+        double rate, most;
+    } members[] = {{"gpu.flops", gpu->flops, DBL_MAX},
+                   {"gpu.gemm", gpu->gemm, 1},
+                   {"gpu.attention_forward", gpu->attention_forward, 1},
+                   {"gpu.attention_backward", gpu->attention_backward, 1},
+                   {"gpu.bandwidth", gpu->bandwidth, DBL_MAX},
+                   {"gpu.nvlink", gpu->nvlink, DBL_MAX},
+                   {"gpu.network", gpu->network, DBL_MAX},
+                   {"gpu.pcie", gpu->pcie, DBL_MAX},
+                   {"gpu.link", gpu->link, 1}};
+    int64_t i;
+    for (i = 0; i < CFT__COUNT(members); i++)
+        if (!(members[i].rate > 0 && members[i].rate <= members[i].most))
+            return cft__fail_real(error, members[i].field, -1, members[i].rate,
+                                  members[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
     CFT__TRY(cft__range(gpu->processors, 1, CF_MAX_RANKS, CF_ERROR_ARGUMENT, "gpu.processors", -1, error));
     CFT__TRY(cft__check_time(gpu->launch, "gpu.launch", error));
     return cft__check_time(gpu->latency, "gpu.latency", error);
@@ -923,32 +871,24 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
-/* Once an iteration: gradients (float) reduced over dp, parameters gathered again, and the optimizer's reads and
-   writes: a float gradient, three float states both ways, a bf16 parameter. */
-static double cft__step_seconds(const cf_cost_desc *desc, double parameters) {
+/* Once an iteration, on the stage with the most parameters: gradients (float) reduced over dp, parameters gathered
+   again, and the optimizer's reads and writes: a float gradient, three float states both ways, a bf16 parameter. */
+static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
-    double rate = cft__link_rate(desc, parallel->tp * parallel->dp), share = cft__ring_share(parallel->dp);
-    double owned = parallel->zero > 0 ? parameters / (double)parallel->dp : parameters;
-    double exchanged = parallel->zero > 0 ? 6 * parameters : 8 * parameters; /* all-reduce: 4 bytes twice */
-    double seconds = cft__product(exchanged, share) / rate;
-    return seconds + 30 * owned / desc->gpu->bandwidth;
-}
-
-/* That of the slowest stage. */
-static cf_result cft__slowest_step(const cf_cost_desc *desc, double *out, cf_error *error) {
+    double rate = cft__link_rate(desc, parallel->tp * parallel->dp), most = 0, owned, exchanged;
     int64_t s, v;
-    double slowest = 0;
-    for (s = 0; s < desc->parallel.pp; s++) {
-        double parameters = 0, seconds;
-        for (v = 0; v < desc->parallel.n_virtual; v++) {
+    for (s = 0; s < parallel->pp; s++) {
+        double parameters = 0;
+        for (v = 0; v < parallel->n_virtual; v++) {
             cf_parameters counted;
-            CFT__TRY(cf_stage_parameters(desc->model, &desc->parallel, v * desc->parallel.pp + s, &counted, error));
+            CFT__TRY(cf_stage_parameters(desc->model, parallel, v * parallel->pp + s, &counted, error));
             parameters += (double)counted.total;
         }
-        seconds = cft__step_seconds(desc, parameters);
-        if (seconds > slowest) slowest = seconds;
+        if (parameters > most) most = parameters;
     }
-    *out = slowest;
+    owned = parallel->zero > 0 ? most / (double)parallel->dp : most;
+    exchanged = parallel->zero > 0 ? 6 * most : 8 * most; /* all-reduce: 4 bytes twice */
+    *seconds = cft__product(exchanged, cft__ring_share(parallel->dp)) / rate + 30 * owned / desc->gpu->bandwidth;
     return CF_OK;
 }
 
@@ -978,6 +918,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     full = *desc;
     CFT__TRY(cf_parallel_validate(desc->model, &desc->parallel, error));
     full.parallel = cf_parallel_defaults(&desc->parallel);
+    if (desc->gpu == NULL) return cft__fail_null(error, "gpu");
     CFT__TRY(cft__check_gpu(desc->gpu, error));
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
@@ -986,7 +927,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
         return cft__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                          "must be the number of virtual stages");
     CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, &first, error));
-    CFT__TRY(cft__slowest_step(&full, &step, error));
+    CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
         (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
         stages[s] = cft__stage_seconds(&full, &shard, cft__link_rate(&full, full.parallel.tp));
@@ -1081,13 +1022,6 @@ static double cft__confidence(const double *sample, const double *minus, int64_t
     return quantile * cft__square_root(squares / (double)(n - 1) / (double)n);
 }
 
-static double cft__mean(const double *sample, int64_t n) {
-    double sum = 0;
-    int64_t i;
-    for (i = 0; i < n; i++) sum += sample[i];
-    return sum / (double)n;
-}
-
 /* ---- the search's own books ---- */
 
 /* Bytes x 100 for each token that one virtual stage holds, and (`chunk`) of the chunk that is in a pass. Times 100
@@ -1102,11 +1036,15 @@ typedef struct cft__place {
     int64_t split, size, k, kind, replay, offload;
 } cft__place;
 
-/* When a stage holds most. */
-typedef struct cft__moment {
-    cf_action action;
-    int64_t before; /* how many passes the stage's list has before it */
-} cft__moment;
+/* A stage of the split at hand. */
+typedef struct cft__stage {
+    cft__weights all;  /* the sums over its virtual stages */
+    cft__weights most; /* of each weight the largest */
+    int64_t fixed;     /* bytes x 100 that it holds always */
+    int64_t room;      /* bytes x 100 for all that a schedule can change, beside the largest chunk in a pass */
+    cf_action peak;    /* of the schedule at hand: the pass at which the stage holds most, */
+    int64_t before;    /* and how many passes its list has before that */
+} cft__stage;
 
 /* A candidate's turn in the search. */
 typedef struct cft__turn {
@@ -1122,28 +1060,25 @@ typedef struct cft__tuner {
     cf_error *error;         /* the caller's record until the search starts; then `record` */
     cf_error record;         /* not all errors of the search are failures of it */
     cf_allocator allocator;
+    cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
     int64_t n_offloads, n_points, most_virtual; /* most_virtual: virtual stages of the deepest split */
 
     int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
     int32_t *pool;           /* (n) the list, being shuffled */
     int splits;              /* 1: some kind may split backwards */
-    double *bounds;          /* (n_points x 2 x n_batches) for kinds that keep backwards whole, and for the others */
+    double *bounds;          /* (n_candidates x n_batches) that no time is below */
     cft__turn *turns;        /* (n_candidates) */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
-    double *threshold;       /* (n_exact) the best times, rising */
-    int64_t n_threshold;
 
     /* of the split and ChunkSize at hand */
     cf_memory_desc memory;
     cf_timing timing;
     double step_seconds;
-    cf_stage_cost *stages;   /* (most_virtual) */
+    cf_stage_cost *costs;    /* (most_virtual) */
     cft__weights *weights;   /* (most_virtual) */
-    int64_t *fixed;          /* (most_virtual) bytes x 100 that a stage holds always */
-    int64_t *room;           /* (most_virtual) bytes x 100 of each stage for all that a schedule can change */
-    int64_t *limits;         /* (most_virtual) for schedules that must keep to one: of bytes, */
-    int64_t *chunk_limits;   /* (most_virtual) and of chunks */
+    cft__stage *stages;      /* (most_virtual) */
+    int64_t *limits;         /* (most_virtual) of bytes or chunks, for schedules that must keep to them */
     cf_memory_load *loads;   /* (most_virtual) */
     cf_memory_report *reports; /* (most_virtual) */
 
@@ -1151,7 +1086,6 @@ typedef struct cft__tuner {
     cf_plan *plan;
     cf_schedule *schedule, *lowered;
     cf_timeline *timeline;
-    cft__moment *heaviest;   /* (most_virtual) of each stage */
     cf_memory_load *moments; /* (n_moments) what a stage holds while each action runs; grows */
     int64_t n_moments;
 
@@ -1190,15 +1124,6 @@ static cf_tune_candidate *cft__candidate(const cft__tuner *t, cft__place place) 
     int64_t id = (place.split * t->desc.n_chunk_sizes + place.size) * t->desc.n_ks + place.k;
     id = ((id * t->desc.n_kinds + place.kind) * t->desc.n_replays + place.replay) * t->n_offloads + place.offload;
     return &t->tuning->candidates[id];
-}
-
-static int64_t cft__point(const cft__tuner *t, cft__place place) {
-    int64_t size = place.split * t->desc.n_chunk_sizes + place.size;
-    return (size * t->desc.n_ks + place.k) * t->desc.n_replays + place.replay;
-}
-
-static double *cft__batch_seconds(const cft__tuner *t, int64_t id) {
-    return &t->tuning->seconds[id * t->desc.n_batches];
 }
 
 static int64_t *cft__most_chunks(const cft__tuner *t, cft__place place) {
@@ -1305,7 +1230,7 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
 /* A model's split, or what is fixed of it. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
-    int64_t fixed = cft__max(parallel->tp, 1);
+    int64_t fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
     CFT__TRY(cf_model_validate(desc->model, error));
     if (desc->bytes != NULL)
         return cft__refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
@@ -1318,8 +1243,6 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
         return cft__refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
     CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
-    if (!cft__mul(fixed, cft__max(parallel->pp, 1), &fixed) || !cft__mul(fixed, cft__max(parallel->dp, 1), &fixed))
-        return cft__fail_size(error, "parallel.dp");
     return cft__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
                      "there is no way to split the model over so many");
 }
@@ -1368,29 +1291,30 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
 }
 
 /* Counts the candidates. */
-static cf_result cft__count_candidates(cft__tuner *t, cf_tuning *header) {
+static cf_result cft__count_candidates(cft__tuner *t) {
+    cf_tuning *header = &t->header;
     const cf_tune_desc *desc = &t->desc;
     int64_t each = desc->n_kinds * t->n_offloads, without_sizes, i;
     for (i = 0; i < desc->n_kinds; i++) t->splits |= cft__kind_splits(desc, desc->kinds[i]);
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
     without_sizes = header->n_splits * desc->n_replays * each;
-    if (!cft__mul(header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays, &t->n_points) ||
-        t->n_points > CF_MAX_CANDIDATES / each)
+    cft__add_product(&t->n_points, header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays);
+    if (t->n_points > CF_MAX_CANDIDATES / each)
         return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
                          CF_MAX_CANDIDATES / without_sizes / desc->n_ks, desc->n_chunk_sizes,
                          "makes too many candidates");
     header->n_candidates = t->n_points * each;
     header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
     header->winner = -1;
+    header->allocator = t->allocator;
     return CF_OK;
 }
 
-/* Fills in desc, n, lengths and the counts of `header`; refuses what can be refused without working space. */
-static cf_result cft__start(cft__tuner *t, cf_tuning *header, const int64_t *lengths, int64_t n,
-                            const cf_tune_desc *desc, cf_error *error) {
+/* Fills in desc, n, lengths and the counts of the outcome; refuses what can be refused without working space. */
+static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
+                            cf_error *error) {
     memset(t, 0, sizeof *t);
-    memset(header, 0, sizeof *header);
     if (desc == NULL) return cft__fail_null(error, "desc");
     if (lengths == NULL) return cft__fail_null(error, "lengths");
     CFT__TRY(cft__range(n, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "n", -1, error));
@@ -1410,38 +1334,48 @@ static cf_result cft__start(cft__tuner *t, cf_tuning *header, const int64_t *len
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
     CFT__TRY(cft__allocator(desc->allocator, &t->allocator, error));
-    return cft__count_candidates(t, header);
+    return cft__count_candidates(t);
 }
 
-static cf_tuning *cft__lay_out_tuning(cft__tuner *t, cf_tuning *header, cft__carver *carver) {
+/* Measures a layout, allocates that much and lays it out. field: what is to blame where it does not fit. */
+static cf_result cft__carve(cft__tuner *t, void (*lay_out)(cft__tuner *, cft__carver *), const char *field,
+                            void **memory) {
+    cft__carver carver = {NULL, 0, 0};
+    lay_out(t, &carver);
+    if (carver.overflow) return cft__refuse(t->error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory");
+    CFT__TRY(cft__allocate(&t->allocator, carver.used, memory, t->error));
+    carver.base = (unsigned char *)*memory;
+    carver.used = 0;
+    lay_out(t, &carver);
+    return CF_OK;
+}
+
+static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
+    cf_tuning *header = &t->header, *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
     int64_t n = header->n_candidates;
-    cf_tuning *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
     header->splits = (cf_parallel *)cft__take(carver, header->n_splits, sizeof(cf_parallel));
     header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
     header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
     header->neighbours = (int64_t *)cft__take(carver, 16 + t->desc.n_kinds, sizeof(int64_t));
-    return tuning;
+    if (tuning != NULL) *tuning = *header;
+    t->tuning = tuning;
 }
 
 static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     int64_t v = t->most_virtual;
     t->batches = (int64_t *)cft__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
-    t->bounds = (double *)cft__take(carver, 2 * t->n_points * t->desc.n_batches, sizeof(double));
+    t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
     t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
     t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
-    t->threshold = (double *)cft__take(carver, cft__min(t->desc.n_exact, t->tuning->n_candidates), sizeof(double));
-    t->stages = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
+    t->costs = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
     t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
-    t->fixed = (int64_t *)cft__take(carver, v, sizeof(int64_t));
-    t->room = (int64_t *)cft__take(carver, v, sizeof(int64_t));
+    t->stages = (cft__stage *)cft__take(carver, v, sizeof(cft__stage));
     t->limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
-    t->chunk_limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
     t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
     t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
-    t->heaviest = (cft__moment *)cft__take(carver, v, sizeof(cft__moment));
 }
 
 /* ---- batches ---- */
@@ -1477,8 +1411,8 @@ static cf_result cft__draw_batches(cft__tuner *t) {
         t->pool[other] = t->pool[next];
         t->pool[next] = drawn;
         t->batches[i] = t->lengths[drawn];
-        if (!cft__add(t->tuning->batch_tokens[i / size], t->lengths[drawn], &t->tuning->batch_tokens[i / size]))
-            return cft__fail_size(t->error, "lengths");
+        cft__add_product(&t->tuning->batch_tokens[i / size], t->lengths[drawn], 1);
+        if (t->tuning->batch_tokens[i / size] == INT64_MAX) return cft__fail_size(t->error, "lengths");
         next = (next + 1) % t->n;
     }
     memcpy(memory_only, t->batches, (size_t)size * sizeof *memory_only);
@@ -1498,33 +1432,26 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_
 
 /* ---- memory ---- */
 
-/* a x b more; 0 where the sum does not fit. */
-static int cft__add_product(int64_t a, int64_t b, int64_t *sum) {
-    int64_t product;
-    return cft__mul(a, b, &product) && cft__add(*sum, product, sum);
-}
-
-/* The report of one stage from the caller's bytes. Returns 0 where something does not fit. */
-static int cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
-    int64_t v, working;
-    int fits = 1;
+/* The report of one stage from the caller's bytes. */
+static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
+    const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
+                                    &out->inputs,      &out->working, &out->runtime};
+    int64_t v, i;
     memset(out, 0, sizeof *out);
-    for (v = stage; v < split->pp * split->n_virtual && fits; v += split->pp) {
+    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
         const cf_stage_bytes *b = &t->desc.bytes[v];
         const cf_memory_load *load = &t->loads[v];
-        working = 0;
-        fits = cft__add_product(load->live_tokens, b->held.per_token_activations, &out->activations) &&
-               cft__add_product(load->state_tokens, b->held.per_token_state, &out->state) &&
-               cft__add_product(load->state_gradient_tokens, b->held.per_token_state_gradient, &out->state_gradient) &&
-               cft__add_product(load->input_tokens, b->held.per_token_boundary, &out->inputs) &&
-               cft__add_product(load->offloaded_tokens, b->held.per_token_state, &out->host) &&
-               cft__add_product(load->chunk_tokens, b->per_token_pass, &working) &&
-               cft__add(out->runtime, b->fixed, &out->runtime);
+        int64_t working = 0;
+        cft__add_product(&out->activations, load->live_tokens, b->held.per_token_activations);
+        cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
+        cft__add_product(&out->state_gradient, load->state_gradient_tokens, b->held.per_token_state_gradient);
+        cft__add_product(&out->inputs, load->input_tokens, b->held.per_token_boundary);
+        cft__add_product(&out->host, load->offloaded_tokens, b->held.per_token_state);
+        cft__add_product(&out->runtime, b->fixed, 1);
+        cft__add_product(&working, load->chunk_tokens, b->per_token_pass);
         out->working = cft__max(out->working, working);
     }
-    return fits && cft__add(out->activations, out->state, &out->total) &&
-           cft__add(out->total, out->state_gradient, &out->total) && cft__add(out->total, out->inputs, &out->total) &&
-           cft__add(out->total, out->working, &out->total) && cft__add(out->total, out->runtime, &out->total);
+    for (i = 0; i < CFT__COUNT(parts); i++) cft__add_product(&out->total, *parts[i], 1);
 }
 
 /* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
@@ -1532,8 +1459,10 @@ static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, con
     int64_t s;
     cf_result result;
     if (t->desc.model == NULL) {
-        for (s = 0; s < split->pp; s++)
-            if (!cft__add_bytes(t, split, s, &t->reports[s])) return cft__fail_size(t->error, field);
+        for (s = 0; s < split->pp; s++) {
+            cft__add_bytes(t, split, s, &t->reports[s]);
+            if (t->reports[s].total == INT64_MAX) return cft__fail_size(t->error, field);
+        }
         return CF_OK;
     }
     t->memory = t->desc.memory;
@@ -1577,36 +1506,51 @@ static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int6
     return CF_OK;
 }
 
+/* Adds a virtual stage to its stage. */
+static void cft__join_weights(cft__stage *stage, const cft__weights *w) {
+    cft__add_product(&stage->all.activations, w->activations, 1);
+    cft__add_product(&stage->all.state, w->state, 1);
+    cft__add_product(&stage->all.gradient, w->gradient, 1);
+    cft__add_product(&stage->all.input, w->input, 1);
+    stage->most.activations = cft__max(stage->most.activations, w->activations);
+    stage->most.state = cft__max(stage->most.state, w->state);
+    stage->most.gradient = cft__max(stage->most.gradient, w->gradient);
+    stage->most.input = cft__max(stage->most.input, w->input);
+    stage->most.chunk = cft__max(stage->most.chunk, w->chunk);
+}
+
 /* Sets up what the functions below need to know about a split. */
 static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s, most, n_v = split->pp * split->n_virtual;
+    int64_t v, s, n_v = split->pp * split->n_virtual;
+    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
+    memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
         CFT__TRY(cft__weigh_tokens(t, split, v, &t->weights[v]));
-        if (!cft__mul(cft__max(t->weights[v].chunk, t->weights[v].activations), chunk_size, &most) ||
-            most > INT64_MAX / 16)
+        if (cft__max(t->weights[v].chunk, t->weights[v].activations) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
+        cft__join_weights(&t->stages[v % split->pp], &t->weights[v]);
     }
-    memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     CFT__TRY(cft__report_stages(t, split, "parameters"));
-    for (s = 0; s < split->pp; s++)
-        if (!cft__mul(t->reports[s].total, 100, &t->fixed[s]) || t->fixed[s] > INT64_MAX / 4)
-            return cft__fail_size(t->error, "parameters");
+    for (s = 0; s < split->pp; s++) {
+        cft__stage *stage = &t->stages[s];
+        if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
+        stage->fixed = t->reports[s].total * 100;
+        stage->room = t->tuning->limit_bytes * 100 - stage->fixed - stage->most.chunk * chunk_size;
+    }
     return CF_OK;
 }
 
 /* All tokens of a plan on one stage must be countable. */
 static cf_result cft__check_weights(const cft__tuner *t, const cf_parallel *split) {
     const cf_plan *plan = t->plan;
-    int64_t i, v, tokens = 0, most = 0, sum;
-    int fits = 1;
-    for (i = 0; i < plan->n_chunks && fits; i++) fits = cft__add(tokens, plan->chunks[i].padded, &tokens);
+    int64_t i, v, tokens = 0, most = 0, sum = 0;
+    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, split->n_virtual);
     for (v = 0; v < split->pp * split->n_virtual; v++) {
         const cft__weights *w = &t->weights[v];
         most = cft__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
     }
-    if (fits && cft__mul(tokens, split->n_virtual, &sum) && cft__mul(sum, most, &sum) && sum <= INT64_MAX / 4)
-        return CF_OK;
-    return cft__fail_size(t->error, "lengths");
+    cft__add_product(&sum, tokens, most);
+    return sum <= INT64_MAX / 4 ? CF_OK : cft__fail_size(t->error, "lengths");
 }
 
 static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
@@ -1617,17 +1561,13 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
 static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const cf_memory_load *load,
                             int64_t *stage) {
-    int64_t s, v, most = -1;
+    int64_t s, most = -1;
     for (s = 0; s < split->pp; s++) {
-        int64_t sum = t->fixed[s], chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp) {
-            sum += cft__weigh(&t->weights[v], load);
-            chunk = cft__max(chunk, load->chunk_tokens * t->weights[v].chunk);
-        }
-        if (sum + chunk > most) {
-            most = sum + chunk;
-            *stage = s;
-        }
+        const cft__stage *own = &t->stages[s];
+        int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.chunk;
+        if (sum <= most) continue;
+        most = sum;
+        *stage = s;
     }
     return most / 100;
 }
@@ -1669,17 +1609,6 @@ static int64_t cft__largest_group(const cf_plan *plan) {
     return most;
 }
 
-/* What is left on each stage beside what it holds always and what the largest chunk in a pass needs. */
-static void cft__find_room(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s;
-    for (s = 0; s < split->pp; s++) {
-        int64_t chunk = 0;
-        for (v = s; v < split->pp * split->n_virtual; v += split->pp)
-            chunk = cft__max(chunk, t->weights[v].chunk * chunk_size);
-        t->room[s] = t->tuning->limit_bytes * 100 - t->fixed[s] - chunk;
-    }
-}
-
 /* ---- limits ----
 
    The scheduler counts the tokens of all stages by the same bytes, and here they differ. So there are two ways to give
@@ -1695,36 +1624,30 @@ static void cft__raise(int64_t *most, int64_t bytes, double scale) {
    proportion, and so do the bytes of state, to the most that any stage would need. That is close where stages are
    alike. */
 static void cft__limit_bytes(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
-    int64_t n_v = split->pp * split->n_virtual, v, s, dearest = 0;
-    for (v = 0; v < n_v; v++) dearest = cft__max(dearest, t->weights[v].activations);
+    int64_t s, dearest = 0;
+    for (s = 0; s < split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
     desc->bytes.per_token_activations = dearest;
     for (s = 0; s < split->pp; s++) {
-        int64_t own = 0;
-        double scale;
-        for (v = s; v < n_v; v += split->pp) own = cft__max(own, t->weights[v].activations);
-        scale = (double)dearest / (double)own;
-        for (v = s; v < n_v; v += split->pp) {
-            cft__raise(&desc->bytes.per_token_state, t->weights[v].state, scale);
-            cft__raise(&desc->bytes.per_token_state_gradient, t->weights[v].gradient, scale);
-            cft__raise(&desc->bytes.per_token_boundary, t->weights[v].input, scale);
-        }
+        const cft__stage *stage = &t->stages[s];
+        double scale = (double)dearest / (double)stage->most.activations;
+        cft__raise(&desc->bytes.per_token_state, stage->most.state, scale);
+        cft__raise(&desc->bytes.per_token_state_gradient, stage->most.gradient, scale);
+        cft__raise(&desc->bytes.per_token_boundary, stage->most.input, scale);
         t->limits[s] = 1; /* 0 would mean that there is no limit */
-        if (t->room[s] > 0) t->limits[s] = cft__max(1, (int64_t)cft__product((double)t->room[s] * (1 - 1e-9), scale));
+        if (stage->room > 0)
+            t->limits[s] = cft__max(1, (int64_t)cft__product((double)stage->room * (1 - 1e-9), scale));
     }
     desc->limits_bytes = t->limits;
 }
 
-/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. *kept: of
-   a chunk that is kept, on the virtual stage where it is dearest. */
-static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, int64_t stage, int local,
-                                 int64_t chunk_size, int64_t *kept) {
-    int64_t v, sum = 0;
-    *kept = 1;
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
-        sum += t->weights[v].state + t->weights[v].gradient + (local ? t->weights[v].input : 0);
-        *kept = cft__max(*kept, t->weights[v].activations * chunk_size);
-    }
-    return sum;
+/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. */
+static int64_t cft__state_weight(const cft__stage *stage, int local) {
+    return stage->all.state + stage->all.gradient + (local ? stage->all.input : 0);
+}
+
+/* Bytes x 100 of a chunk that is kept, on the virtual stage where it is dearest. */
+static int64_t cft__chunk_weight(const cft__stage *stage, int64_t chunk_size) {
+    return cft__max(1, stage->most.activations * chunk_size);
 }
 
 /* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
@@ -1733,25 +1656,25 @@ static int64_t cft__state_weight(const cft__tuner *t, const cf_parallel *split, 
 static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
-    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most;
+    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most, size = plan->chunk_size;
     int local = desc->replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
     for (s = 0; s < split->pp; s++) {
-        int64_t kept, state = cft__state_weight(t, split, s, local, plan->chunk_size, &kept);
-        int64_t left = t->room[s] - tokens * state - at_least * kept;
+        int64_t state = cft__state_weight(&t->stages[s], local), kept = cft__chunk_weight(&t->stages[s], size);
+        int64_t left = t->stages[s].room - tokens * state - at_least * kept;
         if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
     }
     tokens = cft__min(tokens + more, most);
     for (s = 0; s < split->pp; s++) {
-        int64_t kept, state = cft__state_weight(t, split, s, local, plan->chunk_size, &kept);
-        t->chunk_limits[s] = cft__max(at_least, (t->room[s] - tokens * state) / kept);
+        int64_t left = t->stages[s].room - tokens * cft__state_weight(&t->stages[s], local);
+        t->limits[s] = cft__max(at_least, left / cft__chunk_weight(&t->stages[s], size));
     }
     memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
     desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
     desc->bytes.per_token_boundary = local;
     desc->limits_bytes = NULL;
     desc->limit_bytes = cft__max(1, tokens * (2 + local) * split->n_virtual);
-    desc->limits = t->chunk_limits;
+    desc->limits = t->limits;
 }
 
 /* ---- one plan: schedule, time, memory ---- */
@@ -1776,7 +1699,8 @@ static cf_result cft__find_moments(cft__tuner *t, const cf_schedule *schedule, i
 static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
     for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
-    memset(&t->heaviest[stage], 0, sizeof *t->heaviest);
+    memset(&t->stages[stage].peak, 0, sizeof t->stages[stage].peak);
+    t->stages[stage].before = 0;
     CFT__TRY(cft__find_moments(t, schedule, stage));
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         const cf_memory_load *held = &t->moments[(id - schedule->first[stage]) * n_virtual];
@@ -1788,8 +1712,8 @@ static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, 
         }
         if (weight > most) {
             most = weight;
-            t->heaviest[stage].before = passes;
-            t->heaviest[stage].action = schedule->actions[id];
+            t->stages[stage].before = passes;
+            t->stages[stage].peak = schedule->actions[id];
             for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = held[j];
         }
         passes++;
@@ -1811,12 +1735,10 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
         cost.parallel = *split;
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = chunk_size;
-        CFT__TRY(cf_cost_estimate(&cost, t->stages, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
+        CFT__TRY(cf_cost_estimate(&cost, t->costs, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
-    CFT__TRY(cft__set_weights(t, split, chunk_size));
-    cft__find_room(t, split, chunk_size);
-    return CF_OK;
+    return cft__set_weights(t, split, chunk_size);
 }
 
 static void cft__free_schedule(cft__tuner *t) {
@@ -1873,15 +1795,15 @@ static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t sta
 
 /* Notes the peak of a schedule that fits. */
 static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t stage, int64_t batch, int64_t rank) {
-    const cft__moment *moment = &t->heaviest[stage];
+    const cft__stage *own = &t->stages[stage];
     if (t->reports[stage].total <= c->bytes) return;
     c->memory = t->reports[stage];
     c->bytes = c->memory.total;
     c->stage = stage;
     c->peak_batch = batch;
     c->peak_rank = rank;
-    c->peak_action = moment->action;
-    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + moment->before] : 0;
+    c->peak_action = own->peak;
+    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
 /* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
@@ -1936,17 +1858,9 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* The bound of one batch of a point, for kinds that keep backwards whole (splits 0) or may split them (1). */
-static double *cft__bound_at(const cft__tuner *t, cft__place place, int splits, int64_t batch) {
-    return &t->bounds[(2 * cft__point(t, place) + splits) * t->desc.n_batches + batch];
-}
-
-static double cft__candidate_bound(const cft__tuner *t, cft__place place, int64_t batch) {
-    return *cft__bound_at(t, place, cft__kind_splits(&t->desc, t->desc.kinds[place.kind]), batch);
-}
-
-/* Finds both bounds for the batch at hand: the strongest of the slowest rank. What holds for `best` holds for all. */
-static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch) {
+/* Finds what no schedule of the batch at hand can beat: the strongest bound of the slowest rank, where backwards stay
+   whole (bounds[0]) and where they may be split (bounds[1]). What holds for `best` holds for all kinds. */
+static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bounds) {
     const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t rank, n, i, k = t->desc.ks[place.k];
     int splits;
@@ -1955,43 +1869,34 @@ static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch
         for (rank = 0; rank < split->dp; rank++) {
             cf_schedule_desc desc =
                 cft__rank_desc(t, split, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
-            cf_bound bounds[CF_MAX_BOUNDS];
+            cf_bound found[CF_MAX_BOUNDS];
             desc.split_backward = splits;
-            CFT__TRY(cf_schedule_bounds(t->plan, &desc, bounds, &n, t->error));
+            CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
             for (i = 0; i < n; i++)
-                if (bounds[i].value > slowest) slowest = bounds[i].value;
+                if (found[i].value > slowest) slowest = found[i].value;
         }
-        *cft__bound_at(t, place, splits, batch) = slowest + t->step_seconds;
+        bounds[splits] = slowest + t->step_seconds;
     }
     return CF_OK;
 }
 
-/* All candidates of a point become infeasible, or need more than was known. */
-static void cft__rule_out_point(cft__tuner *t, cft__place place, int64_t bytes, int64_t stage) {
+/* The least memory and time that the candidates with this K and replay need for the batch at hand. A K beyond the
+   largest group replays nothing, and neither does the other form then. So such candidates share their bounds: those in
+   `unreplayed`, once they are not negative. */
+static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch, double *unreplayed) {
+    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, timed = batch < t->desc.n_batches;
+    int64_t stage, bytes = cft__least_bytes(t, &t->tuning->splits[place.split], t->desc.ks[place.k], local, &stage);
+    double own[2] = {-1, -1}, *bounds = t->desc.ks[place.k] < cft__largest_group(t->plan) ? own : unreplayed;
+    if (timed && bounds[0] < 0) CFT__TRY(cft__find_bounds(t, place, bounds));
     for (place.kind = 0; place.kind < t->desc.n_kinds; place.kind++)
         for (place.offload = 0; place.offload < t->n_offloads; place.offload++) {
             cf_tune_candidate *c = cft__candidate(t, place);
-            if (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes)
+            int64_t id = c - t->tuning->candidates;
+            if (bytes > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes))
                 cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
+            if (timed) t->bounds[id * t->desc.n_batches + batch] = bounds[cft__kind_splits(&t->desc, c->kind)];
         }
-}
-
-/* The least memory and time that a point needs for the batch at hand. A K beyond the largest group replays nothing, and
-   neither does the other form then. Such points share their bounds: those of *unreplayed, once it has a split. */
-static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, cft__place *unreplayed) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
-    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, splits;
-    int64_t stage, bytes = cft__least_bytes(t, split, t->desc.ks[place.k], local, &stage);
-    if (bytes > t->tuning->limit_bytes) cft__rule_out_point(t, place, bytes, stage);
-    if (batch == t->desc.n_batches) return CF_OK;
-    if (t->desc.ks[place.k] < cft__largest_group(t->plan) || unreplayed->split < 0) {
-        CFT__TRY(cft__bound_point(t, place, batch));
-        if (t->desc.ks[place.k] >= cft__largest_group(t->plan)) *unreplayed = place;
-    } else {
-        for (splits = 0; splits <= t->splits; splits++)
-            *cft__bound_at(t, place, splits, batch) = *cft__bound_at(t, *unreplayed, splits, batch);
-    }
-    cft__report_done(t, 1);
+    cft__report_done(t, timed);
     return CF_OK;
 }
 
@@ -1999,23 +1904,14 @@ static cf_result cft__bound_one(cft__tuner *t, cft__place place, int64_t batch, 
 static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
     const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t *most = cft__most_chunks(t, place);
-    cft__place unreplayed = {-1, 0, 0, 0, 0, 0};
+    double unreplayed[2] = {-1, -1};
     CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
     CFT__TRY(cft__check_weights(t, split));
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
         for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
-            CFT__TRY(cft__bound_one(t, place, batch, &unreplayed));
+            CFT__TRY(cft__bound_point(t, place, batch, unreplayed));
     return CF_OK;
-}
-
-static void cft__sum_bounds(const cft__tuner *t, int64_t id) {
-    cf_tune_candidate *c = &t->tuning->candidates[id];
-    cft__place place = cft__place_of(t, id);
-    int64_t batch;
-    c->bound = 0;
-    for (batch = 0; batch < t->desc.n_batches; batch++)
-        c->bound += cft__candidate_bound(t, place, batch) / (double)t->desc.n_batches;
 }
 
 /* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
@@ -2053,18 +1949,15 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
 
 /* A K beyond the largest group makes the same schedules as the smallest such K. */
 static void cft__drop_copies(cft__tuner *t, cft__place place) {
-    int64_t enough = 0, most = *cft__most_chunks(t, place), id;
-    while (enough < t->desc.n_ks && t->desc.ks[enough] < most) enough++;
-    place.k = place.kind = place.replay = place.offload = 0;
-    for (id = cft__candidate(t, place) - t->tuning->candidates; id < t->tuning->n_candidates; id++) {
-        cf_tune_candidate *c = &t->tuning->candidates[id];
-        cft__place origin = cft__place_of(t, id);
-        if (origin.split != place.split || origin.size != place.size) break;
-        if (origin.k <= enough || c->status == CF_TUNE_INFEASIBLE) continue;
-        origin.k = enough;
+    int64_t each = t->desc.n_kinds * t->desc.n_replays * t->n_offloads, most = *cft__most_chunks(t, place), origin, i;
+    while (place.k < t->desc.n_ks && t->desc.ks[place.k] < most) place.k++;
+    origin = cft__candidate(t, place) - t->tuning->candidates;
+    for (i = each; i < (t->desc.n_ks - place.k) * each; i++) {
+        cf_tune_candidate *c = &t->tuning->candidates[origin + i];
+        if (c->status == CF_TUNE_INFEASIBLE) continue;
         c->status = CF_TUNE_DOMINATED;
         c->why = "no group has so many chunks: the same as a smaller K";
-        c->same_as = cft__candidate(t, origin) - t->tuning->candidates;
+        c->same_as = origin + i % each;
     }
 }
 
@@ -2098,7 +1991,10 @@ static cf_result cft__find_all_bounds(cft__tuner *t) {
             if (t->stop) return CF_OK;
             cft__drop_copies(t, place);
         }
-    for (id = 0; id < t->tuning->n_candidates; id++) cft__sum_bounds(t, id);
+    for (id = 0; id < t->tuning->n_candidates; id++)
+        for (batch = 0; batch < t->desc.n_batches; batch++)
+            t->tuning->candidates[id].bound +=
+                t->bounds[id * t->desc.n_batches + batch] / (double)t->desc.n_batches;
     return CF_OK;
 }
 
@@ -2106,20 +2002,23 @@ static cf_result cft__find_all_bounds(cft__tuner *t) {
 
 /* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
 static double cft__to_beat(const cft__tuner *t) {
-    return t->n_threshold < t->desc.n_exact ? DBL_MAX : t->threshold[t->n_threshold - 1] * (1 + 1e-9);
+    const cf_tuning *tuning = t->tuning;
+    if (tuning->n_ranked < t->desc.n_exact) return DBL_MAX;
+    return tuning->candidates[tuning->ranking[t->desc.n_exact - 1]].seconds * (1 + 1e-9);
 }
 
-static void cft__note_time(cft__tuner *t, int64_t id) {
-    cf_tuning *tuning = t->tuning;
+/* Puts a candidate whose time is now known into its place among the others: by time, then by number. */
+static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
     double seconds = tuning->candidates[id].seconds;
-    int64_t room = cft__min(t->desc.n_exact, tuning->n_candidates), i;
-    if (tuning->winner < 0 || seconds < tuning->candidates[tuning->winner].seconds ||
-        (!(seconds > tuning->candidates[tuning->winner].seconds) && id < tuning->winner))
-        tuning->winner = id;
-    if (t->n_threshold == room && !(seconds < t->threshold[room - 1])) return;
-    if (t->n_threshold < room) t->n_threshold++;
-    for (i = t->n_threshold - 1; i > 0 && seconds < t->threshold[i - 1]; i--) t->threshold[i] = t->threshold[i - 1];
-    t->threshold[i] = seconds;
+    int64_t place = tuning->n_ranked++;
+    for (; place > 0; place--) {
+        int64_t before = tuning->ranking[place - 1];
+        double faster = tuning->candidates[before].seconds;
+        if (faster < seconds || (!(faster > seconds) && before < id)) break;
+        tuning->ranking[place] = before;
+    }
+    tuning->ranking[place] = id;
+    tuning->winner = tuning->ranking[0];
 }
 
 static void cft__give_up(cf_tune_candidate *c, const char *why) {
@@ -2128,38 +2027,29 @@ static void cft__give_up(cf_tune_candidate *c, const char *why) {
     c->bubble = c->chunks = 0;
 }
 
-/* Gives a candidate up where its bound is too high already. */
-static int cft__is_hopeless(const cft__tuner *t, cf_tune_candidate *c) {
-    if (!(c->bound > cft__to_beat(t))) return 0;
-    cft__give_up(c, "a lower bound of its time is above the best");
-    return 1;
-}
-
-static void cft__clear_candidate(cf_tune_candidate *c) {
-    c->status = CF_TUNE_UNTRIED;
-    c->why = "";
-    c->bubble = c->chunks = 0;
-    c->bytes = 0;
-    c->limited = 0;
-}
-
-/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow. */
+/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow, also when it was
+   given up before. */
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    cft__place place = cft__place_of(t, id);
     int64_t i, n = t->desc.n_batches;
-    double *seconds = cft__batch_seconds(t, id), at_least, unused;
-    if (!forced && cft__is_hopeless(t, c)) return CF_OK;
+    double *seconds = &t->tuning->seconds[id * n], *bounds = &t->bounds[id * n];
+    double at_least = c->bound * (double)n, sum = 0, unused;
+    if (!forced && c->bound > cft__to_beat(t)) {
+        cft__give_up(c, "a lower bound of its time is above the best");
+        return CF_OK;
+    }
     CFT__TRY(cft__set_up(t, c->split, c->chunk_size));
-    at_least = c->bound * (double)n;
-    cft__clear_candidate(c);
+    c->status = CF_TUNE_UNTRIED;
+    c->why = "";
+    c->bytes = c->limited = 0;
     if (t->stop) return CF_OK;
     CFT__TRY(cft__try_batch(t, c, n, &unused));
     for (i = 0; i < n && c->status != CF_TUNE_INFEASIBLE; i++) {
         if (t->stop) return CF_OK;
         CFT__TRY(cft__try_batch(t, c, i, &seconds[i]));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        at_least += seconds[i] - cft__candidate_bound(t, place, i);
+        sum += seconds[i];
+        at_least += seconds[i] - bounds[i];
         if (i == n - 1) break;
         if (!forced && at_least / (double)n > cft__to_beat(t)) {
             cft__give_up(c, "its first batches and bounds of the others are above the best");
@@ -2169,20 +2059,16 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     }
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
     c->status = CF_TUNE_OK;
-    c->seconds = cft__mean(seconds, n);
+    c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
-    cft__note_time(t, id);
+    cft__rank_candidate(t->tuning, id);
     return CF_OK;
 }
 
-/* Whether it is known how good a candidate is, or that it is not good enough. */
-static int cft__is_settled(const cf_tune_candidate *c) {
-    return c->status == CF_TUNE_OK || c->status == CF_TUNE_DOMINATED;
-}
-
-/* `c` makes the same schedules as `other`. */
+/* Gives a candidate up for another one that makes the same schedules, if it is known how good that one is. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
+    if (other->limited || (other->status != CF_TUNE_OK && other->status != CF_TUNE_DOMINATED)) return 0;
     cft__give_up(c, why);
     c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
     return 1;
@@ -2205,10 +2091,10 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     int replayed = (int)origin.replay;
     origin.replay = 0;
     other = cft__candidate(t, origin);
-    if (replayed && c->k >= *cft__most_chunks(t, origin) && !other->limited && cft__is_settled(other))
-        return cft__give_up_for(t, c, other, "nothing is replayed: the same as the other form");
-    if (c->offload && !c[-1].limited && cft__is_settled(&c[-1]))
-        return cft__give_up_for(t, c, &c[-1], "it fits without");
+    if (replayed && c->k >= *cft__most_chunks(t, origin) &&
+        cft__give_up_for(t, c, other, "nothing is replayed: the same as the other form"))
+        return 1;
+    if (c->offload && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
     if (t->desc.n_exact == CF_MAX_CANDIDATES || cft__round_of(t, c) != 1) return 0;
     origin.replay = replayed;
     origin.kind = cft__best_kind(&t->desc);
@@ -2246,15 +2132,13 @@ static cf_result cft__search(cft__tuner *t) {
 
 /* ---- the neighbours of the winner ---- */
 
-static int64_t cft__distance(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
-
 /* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
 static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
     cft__place p = cft__place_of(t, a), q = cft__place_of(t, b);
-    int64_t sizes = cft__distance(p.size, q.size), ks = cft__distance(p.k, q.k);
+    int64_t sizes = p.size - q.size, ks = p.k - q.k;
     int differences = (sizes != 0) + (ks != 0) + (p.kind != q.kind) + (p.replay != q.replay) +
                       (p.offload != q.offload);
-    return p.split == q.split && differences == 1 && sizes <= 2 && ks <= 2;
+    return p.split == q.split && differences == 1 && sizes >= -2 && sizes <= 2 && ks >= -2 && ks <= 2;
 }
 
 /* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
@@ -2286,26 +2170,19 @@ static cf_result cft__try_neighbours(cft__tuner *t) {
 
 /* ---- the whole of it ---- */
 
-static void cft__rank_candidates(cft__tuner *t) {
+/* What is known only at the end. */
+static void cft__finish_candidates(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
-    int64_t i, least = INT64_MAX;
-    for (i = 0; i < tuning->n_candidates; i++) {
-        cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->same_as >= 0) c->same_as = cft__origin_of(t, i);
+    int64_t id, least = INT64_MAX;
+    for (id = 0; id < tuning->n_candidates; id++) {
+        cf_tune_candidate *c = &tuning->candidates[id];
+        if (c->same_as >= 0) c->same_as = cft__origin_of(t, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
         if (c->status != CF_TUNE_OK) continue;
-        t->turns[tuning->n_ranked].id = i;
-        t->turns[tuning->n_ranked].round = 0;
-        t->turns[tuning->n_ranked++].key = c->seconds;
-    }
-    qsort(t->turns, (size_t)tuning->n_ranked, sizeof *t->turns, cft__compare_turns);
-    for (i = 0; i < tuning->n_ranked; i++) {
-        int64_t id = t->turns[i].id;
-        cf_tune_candidate *c = &tuning->candidates[id];
-        tuning->ranking[i] = id;
         c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
-        c->behind_confidence =
-            cft__confidence(cft__batch_seconds(t, id), cft__batch_seconds(t, tuning->winner), tuning->n_batches);
+        c->behind_confidence = cft__confidence(&tuning->seconds[id * tuning->n_batches],
+                                               &tuning->seconds[tuning->winner * tuning->n_batches],
+                                               tuning->n_batches);
     }
     if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
     tuning->interrupted = t->stop;
@@ -2320,27 +2197,21 @@ static cf_result cft__tune_all(cft__tuner *t) {
     CFT__TRY(cft__find_all_bounds(t));
     CFT__TRY(cft__search(t));
     if (tuning->winner >= 0) CFT__TRY(cft__try_neighbours(t));
-    cft__rank_candidates(t);
+    cft__finish_candidates(t);
     return CF_OK;
 }
 
-/* Everything but the outcome's own memory, which `tuning` points to. */
-static cf_result cft__tune_in(cft__tuner *t, cf_tuning *tuning) {
-    cft__carver space = {NULL, 0, 0};
-    void *scratch;
+/* Everything but the outcome's own memory, which t->tuning points to. */
+static cf_result cft__tune_in(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
     cf_error *error = t->error;
+    void *scratch;
     int64_t i;
     cf_result result;
-    t->tuning = tuning;
     (void)cft__list_splits(&t->desc, tuning->splits);
     for (i = 0; i < tuning->n_splits; i++)
         t->most_virtual = cft__max(t->most_virtual, tuning->splits[i].pp * tuning->splits[i].n_virtual);
-    cft__lay_out_tuner(t, &space);
-    if (space.overflow) return cft__refuse(error, CF_ERROR_OVERFLOW, "batch", -1, "does not fit in memory");
-    CFT__TRY(cft__allocate(&t->allocator, space.used, &scratch, error));
-    space.base = (unsigned char *)scratch;
-    space.used = 0;
-    cft__lay_out_tuner(t, &space);
+    CFT__TRY(cft__carve(t, cft__lay_out_tuner, "batch", &scratch));
     t->error = &t->record;
     result = cft__tune_all(t);
     if (result != CF_OK && error != NULL) *error = t->record;
@@ -2354,22 +2225,13 @@ static cf_result cft__tune_in(cft__tuner *t, cf_tuning *tuning) {
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error) {
     cft__tuner t;
-    cf_tuning header, *tuning;
-    cft__carver block = {NULL, 0, 0};
     void *memory;
     cf_result result;
-    CFT__TRY(cft__start(&t, &header, lengths, n, desc, error));
+    CFT__TRY(cft__start(&t, lengths, n, desc, error));
     if (out == NULL) return cft__fail_null(error, "out");
-    (void)cft__lay_out_tuning(&t, &header, &block);
-    if (block.overflow) return cft__refuse(error, CF_ERROR_OVERFLOW, "n_batches", -1, "does not fit in memory");
-    CFT__TRY(cft__allocate(&t.allocator, block.used, &memory, error));
-    block.base = (unsigned char *)memory;
-    block.used = 0;
-    tuning = cft__lay_out_tuning(&t, &header, &block);
-    *tuning = header;
-    tuning->allocator = t.allocator;
-    result = cft__tune_in(&t, tuning);
-    if (result == CF_OK) *out = tuning;
+    CFT__TRY(cft__carve(&t, cft__lay_out_tuning, "n_batches", &memory));
+    result = cft__tune_in(&t);
+    if (result == CF_OK) *out = t.tuning;
     else t.allocator.release(memory, t.allocator.user);
     return result;
 }
