@@ -54,35 +54,49 @@ all: $(PROGRAMS)
 $(BUILD):
 	mkdir -p $(BUILD)
 
+# ---- the libraries ----
+#
+# They take longest to compile, so this happens once for all programs: with LINKED, a file that asks for an
+# implementation, private to it or not, gets the declarations only and is linked with LIBRARY. tests/compile.sh compiles
+# them in every way that the headers offer.
+
+LIBRARY := $(BUILD)/implementation.o
+LINKED  := -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern -DCHUNKFLOW_TUNE_IMPLEMENTED -DCHUNKFLOW_TUNE_API=extern
+
+$(LIBRARY): tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -c $< -o $@
+
 # ---- the command ----
 
 TOOL_SOURCES := $(wildcard tools/*.c)
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
 
-
-$(BUILD)/chunkflow: $(TOOL_SOURCES) $(TOOL_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) -o $@ $(LDLIBS)
+$(BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(LIBRARY) -o $@ $(LDLIBS)
 
 # ---- examples ----
 
 TRAIN_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard examples/*.h)
 TRAIN_CFLAGS  := -O3 # gcc 12 with -funroll-loops on top of it halves the speed
 
-$(BUILD)/hello $(BUILD)/train_tiny: $(BUILD)/%: examples/%.c chunkflow.h | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/hello $(BUILD)/train_tiny: $(BUILD)/%: examples/%.c $(LIBRARY) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
 
-$(BUILD)/train_cpu: examples/train_cpu.c $(TRAIN_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/train_cpu: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) \
+	    $< $(LIBRARY) -o $@ $(LDLIBS)
 
-$(BUILD)/train_cpu_f64: examples/train_cpu.c $(TRAIN_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/train_cpu_f64: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) \
+	    $< $(LIBRARY) -o $@ $(LDLIBS)
 
 # Without OpenMP: every process is a thread of the pipeline already.
-$(BUILD)/pipeline_mpi: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
-	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/pipeline_mpi: examples/pipeline_mpi.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
+	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
 
-$(BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(BUILD)
-	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
+	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) \
+	    $< $(LIBRARY) -o $@ $(LDLIBS)
 
 # The CUDA example for a device. Not one of the programs that `make` builds: nvcc takes a minute for each architecture.
 NVCC      ?= nvcc
@@ -104,10 +118,7 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
 TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g -O1 $(SANITIZE)
-# The library itself takes longest to compile with sanitizers, so this happens once: with LINKED, a file that defines
-# CHUNKFLOW_IMPLEMENTATION gets the declarations only and is linked with LIBRARY.
-LIBRARY      := $(TEST_BUILD)/implementation.o
-LINKED       := -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_TUNE_IMPLEMENTED
+TEST_LIBRARY := $(TEST_BUILD)/implementation.o
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o)
 TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard tests/*.h)
@@ -121,28 +132,40 @@ $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/trainer: tests/test_trainer.c $(LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
+$(TEST_BUILD)/trainer: tests/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
+$(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(LIBRARY) -o $@ $(LDLIBS)
+$(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TEST_LIBRARY) $(TOOL_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/train_tiny: examples/train_tiny.c $(LIBRARY)
+$(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_LIBRARY)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TRAIN_HEADERS) | $(TEST_BUILD)
-	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
+	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
 $(BUILD)/record: tests/record.c chunkflow.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
-# The unit tests alone; UNIT names a substring of the tests to run.
-unit: $(TEST_BUILD)/unit
-	$(TEST_BUILD)/unit $(UNIT)
+# Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
+# a program of their own, without; "best" and others run the same search with them.
+SEARCH_SOURCES := $(addprefix tests/,main.c test_best.c exact.c pipeline.c suite.c)
+
+$(TEST_BUILD)/search: $(SEARCH_SOURCES) $(LIBRARY) $(TEST_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) '-DSUITES(X)=X(search)' $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
+
+# The unit tests alone; UNIT names a substring of the tests to run, or search.
+unit: $(TEST_BUILD)/unit $(TEST_BUILD)/search
+ifdef UNIT
+	$(TEST_BUILD)/$(if $(findstring search,$(UNIT)),search,unit) $(UNIT)
+else
+	sh tests/run.sh "$(TEST_BUILD)/unit" "$(TEST_BUILD)/search"
+endif
 
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
@@ -156,7 +179,7 @@ CUDA_TEST     := $(patsubst tests/cuda/%,$(CUDA_BUILD)/%.o,$(wildcard tests/cuda
 $(CUDA_TEST): TEST_CFLAGS = -g -O0 $(SANITIZE)
 CUDA_SOURCES  := chunkflow_cuda.cu $(wildcard tests/cuda_emu/*.cc tests/cuda/*.cc)
 CUDA_OBJECTS  := $(filter-out $(CUDA_PLAIN),$(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))) \
-                 $(CUDA_PLAIN) $(LIBRARY)
+                 $(CUDA_PLAIN) $(TEST_LIBRARY)
 CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
 vpath %.cc tests/cuda tests/cuda_emu
 
@@ -174,7 +197,7 @@ $(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
 
 # The CUDA example under the emulation: executor_emulated.cc includes it and calls its main.
 CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_emulated.o chunkflow_cuda.cu.o nccl_emu.cc.o runtime_emu.cc.o \
-                cublas_emu.cc.o cuda_emu.cc.o) $(LIBRARY)
+                cublas_emu.cc.o cuda_emu.cc.o) $(TEST_LIBRARY)
 
 $(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_cuda.cu $(TRAIN_HEADERS) \
                                    $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
@@ -197,10 +220,12 @@ test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(TEST_BUILD)/chunkfl
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) $(CUDA_TESTS)
+test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) \
+      $(CUDA_TESTS)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
+	    "$(TEST_BUILD)/search" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_pipeline.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \

@@ -280,7 +280,9 @@ TEST(a_larger_budget_is_no_worse) {
     }
 }
 
-SUITE(best, CASE(paper_example), CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
+SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_larger_budget_is_no_worse));
+
+/* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
+SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
-      CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(report_says_what_was_done),
-      CASE(a_larger_budget_is_no_worse));
+      CASE(suite_is_never_worse_than_a_fixed_schedule));
