@@ -8112,7 +8112,8 @@ typedef struct cf__simulation {
     const cf_schedule *schedule;
     cf_error *error;
     cf__pipeline pipe;
-    int splits; /* the schedule has an I; only the bounds ask */
+    int splits; /* the schedule has an I, or may have one; only the bounds ask */
+    int whole;  /* without a schedule: backwards may be whole, too */
     cf__checker check;
     cf__clock clock;
     cf__bounds bounds;
@@ -8319,30 +8320,23 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 
 /* ---- bounds without a schedule ---- */
 
-typedef struct cf__simulate_bounds {
-    cf__simulation sim;
-    int whole, split;   /* whether backwards may stay whole, and whether they may be split */
-    cf_timeline listed; /* only its bounds are used */
-    cf_error *error;
-} cf__simulate_bounds;
-
 static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
-    cf__simulate_bounds *b = (cf__simulate_bounds *)job;
-    cf__layout_pipeline(&b->sim.pipe, carver);
-    cf__layout_bounds(&b->sim.bounds, &b->sim.pipe, b->split, carver);
+    cf__simulation *sim = (cf__simulation *)job;
+    cf__layout_pipeline(&sim->pipe, carver);
+    cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
+/* Only the bounds of the header are filled in: where backwards may be whole or split, those of the lower form. */
 static cf_result cf__simulate_fill_bounds(void *job) {
-    cf__simulate_bounds *b = (cf__simulate_bounds *)job;
-    int split;
-    cf__fill_pipeline(&b->sim.pipe);
-    CF__TRY(cf__check_total_time(&b->sim.pipe, b->error));
-    for (split = !b->whole; split <= b->split; split++) {
+    cf__simulation *sim = (cf__simulation *)job;
+    int most = sim->splits;
+    cf__fill_pipeline(&sim->pipe);
+    CF__TRY(cf__check_total_time(&sim->pipe, sim->error));
+    for (sim->splits = !sim->whole; sim->splits <= most; sim->splits++) {
         cf_timeline found;
         memset(&found, 0, sizeof found);
-        b->sim.splits = split;
-        cf__simulate_add_bounds(&b->sim, &found);
-        if (split == !b->whole || found.bound < b->listed.bound) b->listed = found;
+        cf__simulate_add_bounds(sim, &found);
+        if (sim->splits == !sim->whole || found.bound < sim->header.bound) sim->header = found;
     }
     return CF_OK;
 }
@@ -8351,69 +8345,70 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
                                            cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error) {
     static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
     cf__search search;
-    cf__simulate_bounds b;
+    cf__simulation sim;
     if (bounds == NULL) return cf__fail_null(error, "bounds");
     if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
     CF__TRY(cf__schedule_start(&search, plan, desc, error));
-    memset(&b, 0, sizeof b);
-    b.sim.pipe = search.maker.pipe;
-    b.sim.desc.limit = desc->limit;
-    b.sim.desc.limits = desc->limits;
-    b.whole = search.maker.desc.kind != CF_SCHEDULE_ZERO_BUBBLE;
-    b.split = cf__schedule_splits(&search.maker.desc);
-    b.error = error;
-    CF__TRY(cf__make(&recipe, &b, desc->allocator, error));
-    memcpy(bounds, b.listed.bounds, (size_t)b.listed.n_bounds * sizeof *bounds);
-    *n_bounds = b.listed.n_bounds;
+    memset(&sim, 0, sizeof sim);
+    sim.pipe = search.maker.pipe;
+    sim.desc.limit = desc->limit;
+    sim.desc.limits = desc->limits;
+    sim.whole = search.maker.desc.kind != CF_SCHEDULE_ZERO_BUBBLE;
+    sim.splits = cf__schedule_splits(&search.maker.desc);
+    sim.error = error;
+    CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
+    memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
+    *n_bounds = sim.header.n_bounds;
     return CF_OK;
 }
 
 /* ---- memory at every moment ---- */
 
+/* What a virtual stage holds while its actions of a list are walked. */
+typedef struct cf__simulate_walk {
+    cf__held held;
+    cf_memory_load load;
+} cf__simulate_walk;
+
 /* Rows times keys of a chunk whose attention writes out its scores. */
 static int cf__simulate_scores(const cf_chunk *c, int64_t *scores) {
     int64_t keys;
-    return cf__add(c->prefix, c->padded, &keys) && cf__mul(c->padded, keys, scores);
+    return cf__add(c->prefix, c->padded, &keys) && cf__mul(c->padded, keys, scores) && *scores <= INT64_MAX / 4;
 }
 
-/* The counts after something was taken or given back. */
+/* The counts after something was taken or given back. One action adds less than half of what fits. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
-    const int64_t most = INT64_MAX / 2; /* one action adds less than the other half */
-    if (load->live_tokens < 0 || load->live_scores < 0 || load->state_tokens < 0 || load->state_gradient_tokens < 0 ||
-        load->offloaded_tokens < 0 || load->input_tokens < 0)
-        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
-    if (load->live_tokens > most || load->live_scores > most || load->state_tokens > most ||
-        load->state_gradient_tokens > most || load->offloaded_tokens > most || load->input_tokens > most)
-        return cf__fail_size(error, "loads");
+    const int64_t counts[] = {load->live_tokens,           load->live_scores,      load->state_tokens,
+                              load->state_gradient_tokens, load->offloaded_tokens, load->input_tokens};
+    int64_t i;
+    for (i = 0; i < CF__COUNT(counts); i++)
+        if (counts[i] < 0)
+            return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
+    for (i = 0; i < CF__COUNT(counts); i++)
+        if (counts[i] > INT64_MAX / 2) return cf__fail_size(error, "loads");
     return CF_OK;
 }
 
 /* One action on the virtual stage that it is for: way 1 takes what it takes when it starts, way -1 gives back what goes
    when it has ended. */
-static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf_memory_load *load,
+static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__simulate_walk *walk,
                                           cf_error *error) {
     const cf_action *a = &sim->schedule->actions[id];
     const cf_chunk *c = &sim->pipe.plan->chunks[a->chunk];
-    int64_t moved = cf_chunk_state_tokens(sim->pipe.plan, a->chunk), scores = 0;
-    int frees = a->pass == CF_B || a->pass == CF_W;
-    cf__held held = {0, 0, 0, 0, 0};
-    if (!cf__simulate_scores(c, &scores) || scores > INT64_MAX / 4) return cf__fail_size(error, "loads.live_scores");
-    held.tokens = load->live_tokens;
-    held.state = load->state_tokens;
-    held.gradient = load->state_gradient_tokens;
-    held.saved = load->input_tokens;
-    if (way > 0) cf__check_hold(&sim->pipe, &held, a);
-    else cf__check_let_go(&sim->pipe, &held, a);
-    load->live_tokens = held.tokens;
-    load->state_tokens = held.state;
-    load->state_gradient_tokens = held.gradient;
-    load->input_tokens = held.saved;
-    if (way > 0 && a->keep) load->live_scores += scores;
-    if (way < 0 && frees) load->live_scores -= scores;
-    if (way > 0 && a->pass == CF_OFFLOAD) load->offloaded_tokens += moved;
-    if (way < 0 && a->pass == CF_PREFETCH) load->offloaded_tokens -= moved;
-    load->chunk_tokens = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT ? c->padded : 0;
-    load->chunk_scores = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT ? scores : 0;
+    cf_memory_load *load = &walk->load;
+    int64_t scores = 0;
+    int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
+    if (!cf__simulate_scores(c, &scores)) return cf__fail_size(error, "loads.live_scores");
+    (way > 0 ? cf__check_hold : cf__check_let_go)(&sim->pipe, &walk->held, a);
+    load->live_tokens = walk->held.tokens;
+    load->state_tokens = walk->held.state;
+    load->state_gradient_tokens = walk->held.gradient;
+    load->input_tokens = walk->held.saved;
+    if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
+    if (a->pass == (way > 0 ? CF_OFFLOAD : CF_PREFETCH))
+        load->offloaded_tokens += way * cf_chunk_state_tokens(sim->pipe.plan, a->chunk);
+    load->chunk_tokens = runs ? c->padded : 0;
+    load->chunk_scores = runs ? scores : 0;
     return cf__simulate_check_load(load, id, error);
 }
 
@@ -8422,30 +8417,14 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
 static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stage, int64_t v, cf_memory_load *loads,
                                          cf_error *error) {
     const cf_schedule *schedule = sim->schedule;
-    cf_memory_load load;
+    cf__simulate_walk walk;
     int64_t id;
-    memset(&load, 0, sizeof load);
+    memset(&walk, 0, sizeof walk);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         int own = schedule->actions[id].stage == v;
-        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &load, error));
-        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->n_virtual] = load;
-        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &load, error));
-    }
-    return CF_OK;
-}
-
-/* Every action of the list names a pass of this stage and a chunk of the rank. */
-static cf_result cf__simulate_check_list(const cf__simulation *sim, int64_t stage, cf_error *error) {
-    const cf_schedule *schedule = sim->schedule;
-    int64_t id;
-    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
-        const cf_action *a = &schedule->actions[id];
-        int64_t chunk = a->chunk - sim->pipe.first_chunk;
-        if (a->pass >= CF_PASS_COUNT) return cf__refuse(error, CF_ERROR_SCHEDULE, "pass", id, "there is no such pass");
-        if (chunk < 0 || chunk >= sim->pipe.n)
-            return cf__refuse(error, CF_ERROR_SCHEDULE, "chunk", id, "is no chunk of this rank");
-        if (a->stage < 0 || a->stage >= sim->pipe.n_v || a->stage % schedule->n_stages != stage)
-            return cf__refuse(error, CF_ERROR_SCHEDULE, "stage", id, "is no virtual stage of this stage");
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &walk, error));
+        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->n_virtual] = walk.load;
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &walk, error));
     }
     return CF_OK;
 }
@@ -8453,16 +8432,18 @@ static cf_result cf__simulate_check_list(const cf__simulation *sim, int64_t stag
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error) {
     cf__simulation sim;
+    cf__checker *k = &sim.check;
     int64_t n, j;
     CF__TRY(cf__simulate_start(&sim, plan, schedule, NULL, error));
-    if (stage < 0 || stage >= schedule->n_stages)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "stage", -1, schedule->n_stages - 1, stage, "there is no such stage");
+    CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
     n = schedule->first[stage + 1] - schedule->first[stage];
     if (n > INT64_MAX / 64 / schedule->n_virtual) return cf__fail_size(error, "loads");
     if (count < n * schedule->n_virtual)
         return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, n * schedule->n_virtual, count, "is too small");
     if (loads == NULL && n > 0) return cf__fail_null(error, "loads");
-    CF__TRY(cf__simulate_check_list(&sim, stage, error));
+    k->stage = stage;
+    for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
+        CF__TRY(cf__check_fields(k, &schedule->actions[k->action]));
     for (j = 0; j < schedule->n_virtual; j++) /* nothing is written unless all of it can be */
         CF__TRY(cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, NULL, error));
     for (j = 0; j < schedule->n_virtual && n > 0; j++)
