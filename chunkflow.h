@@ -9199,9 +9199,19 @@ static void cf__write_text(cf__writer *w, const char *format, ...) {
     if (n > 0) w->used += (size_t)cf__min(n, CF__WRITE_PIECE - 1);
 }
 
-/* A number member, followed by a comma. */
-static void cf__write_count(cf__writer *w, const char *name, int64_t value) {
-    cf__write_text(w, "\"%s\": %lld, ", name, (long long)value);
+/* Members of a JSON object, with commas between them. */
+typedef struct cf__write_member {
+    const char *name;
+    int64_t value;
+} cf__write_member;
+
+static void cf__write_members(cf__writer *w, const char *before, const cf__write_member *members, int64_t n,
+                              const char *behind) {
+    int64_t i;
+    cf__write_text(w, "%s", before);
+    for (i = 0; i < n; i++)
+        cf__write_text(w, "%s\"%s\": %lld", i > 0 ? ", " : "", members[i].name, (long long)members[i].value);
+    cf__write_text(w, "%s", behind);
 }
 
 /* A double as JSON wants it, whatever the locale's decimal point is. */
@@ -9213,12 +9223,16 @@ static void cf__write_real(cf__writer *w, double value) {
     cf__write_text(w, "%s", text);
 }
 
-static cf__writer cf__write_start(cf_write_fn write, void *user) {
-    cf__writer w;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    return w;
+static void cf__write_real_member(cf__writer *w, const char *before, const char *name, double value) {
+    cf__write_text(w, "%s\"%s\": ", before, name);
+    cf__write_real(w, value);
+}
+
+static cf_result cf__write_start(cf__writer *w, cf_write_fn write, void *user, cf_error *error) {
+    memset(w, 0, sizeof *w);
+    w->write = write;
+    w->user = user;
+    return write != NULL ? CF_OK : cf__fail_null(error, "write");
 }
 
 static cf_result cf__write_end(cf__writer *w, cf_error *error) {
@@ -9229,81 +9243,70 @@ static cf_result cf__write_end(cf__writer *w, cf_error *error) {
     return CF_ERROR_WRITE;
 }
 
+/* ---- plans ---- */
+
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
+    const cf__write_member members[] = {{"id", id},         {"group", c->group},   {"index", c->index},
+                                        {"prefix", c->prefix}, {"tokens", c->tokens}, {"padded", c->padded},
+                                        {"pairs", c->pairs},   {"rank", c->rank}};
     int64_t i;
-    cf__write_text(w, "%s\n    {", id > 0 ? "," : "");
-    cf__write_count(w, "id", id);
-    cf__write_count(w, "group", c->group);
-    cf__write_count(w, "index", c->index);
-    cf__write_count(w, "prefix", c->prefix);
-    cf__write_count(w, "tokens", c->tokens);
-    cf__write_count(w, "padded", c->padded);
-    cf__write_count(w, "pairs", c->pairs);
-    cf__write_count(w, "rank", c->rank);
-    cf__write_text(w, "\"slices\": [");
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), ", \"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        cf__write_text(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}",
-                       i > 0 ? ", " : "", (long long)s->sequence, (long long)s->begin, (long long)s->length,
-                       (long long)s->offset);
+        const cf__write_member slice[] = {
+            {"sequence", s->sequence}, {"begin", s->begin}, {"length", s->length}, {"offset", s->offset}};
+        cf__write_members(w, i > 0 ? ", {" : "{", slice, CF__COUNT(slice), "}");
     }
     cf__write_text(w, "]}");
 }
 
+static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
+    const cf_group *g = &plan->groups[id];
+    const cf__write_member members[] = {{"id", id},
+                                        {"sequence", g->sequence},
+                                        {"first_chunk", g->first_chunk},
+                                        {"n_chunks", g->n_chunks},
+                                        {"tokens", g->tokens}};
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), "}");
+}
+
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
+    const cf__write_member options[] = {
+        {"chunk_size", plan->chunk_size}, {"align", plan->align}, {"max_slices", plan->max_slices}};
+    const cf__write_member given[] = {
+        {"n_sequences", plan->n_sequences}, {"n_empty", plan->n_empty}, {"n_tokens", plan->n_tokens}};
+    const cf__write_member made[] = {{"n_ranks", plan->n_ranks},   {"n_steps", plan->n_steps},
+                                     {"n_chunks", plan->n_chunks}, {"n_idle", plan->n_idle},
+                                     {"n_groups", plan->n_groups}, {"n_slices", plan->n_slices}};
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
-    cf__write_count(w, "chunk_size", plan->chunk_size);
-    cf__write_count(w, "align", plan->align);
-    cf__write_count(w, "max_slices", plan->max_slices);
-    cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
-              cf_split_method_name(plan->split));
-    cf__write_count(w, "n_sequences", plan->n_sequences);
-    cf__write_count(w, "n_empty", plan->n_empty);
-    cf__write_count(w, "n_tokens", plan->n_tokens);
-    cf__write_text(w, "\n  ");
-    cf__write_count(w, "n_ranks", plan->n_ranks);
-    cf__write_count(w, "n_steps", plan->n_steps);
-    cf__write_count(w, "n_chunks", plan->n_chunks);
-    cf__write_count(w, "n_idle", plan->n_idle);
-    cf__write_count(w, "n_groups", plan->n_groups);
-    cf__write_count(w, "n_slices", plan->n_slices);
-    cf__write_text(w, "\n  ");
-    cf__write_count(w, "lower_bound", plan->lower_bound);
-    cf__write_count(w, "excess", stats.excess);
-    cf__write_text(w, "\"fill\": ");
-    cf__write_real(w, stats.fill);
+    cf__write_members(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ", options, CF__COUNT(options), ", ");
+    cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\"", cf_pack_method_name(plan->method),
+                   cf_split_method_name(plan->split));
+    cf__write_members(w, ",\n  ", given, CF__COUNT(given), "");
+    cf__write_members(w, ", \n  ", made, CF__COUNT(made), "");
+    cf__write_text(w, ", \n  \"lower_bound\": %lld, \"excess\": %lld", (long long)plan->lower_bound,
+                   (long long)stats.excess);
+    cf__write_real_member(w, ", ", "fill", stats.fill);
 }
 
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t i;
     if (plan == NULL) return cf__fail_null(error, "plan");
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__check_plan_counts(plan, error));
-    w = cf__write_start(write, user);
     cf__write_plan_counts(&w, plan);
     cf__write_text(&w, ",\n  \"groups\": [");
-    for (i = 0; i < plan->n_groups; i++) {
-        const cf_group *g = &plan->groups[i];
-        cf__write_text(
-            &w,
-            "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
-            i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
-            (long long)g->tokens);
-    }
+    for (i = 0; i < plan->n_groups && w.code == 0; i++) cf__write_group_json(&w, plan, i);
     cf__write_text(&w, "],\n  \"chunks\": [");
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
     cf__write_text(&w, "]\n}\n");
     return cf__write_end(&w, error);
 }
 
-static void cf__write_real_member(cf__writer *w, const char *name, double value) {
-    cf__write_text(w, "\"%s\": ", name);
-    cf__write_real(w, value);
-}
+/* ---- schedules ---- */
 
 static void cf__write_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
     int64_t i;
@@ -9313,21 +9316,15 @@ static void cf__write_counts(cf__writer *w, const char *name, const int64_t *val
 }
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
-    const struct {
-        const char *name;
-        double value;
-    } reals[] = {{"makespan", t->makespan}, {"busy", t->busy}, {"replayed", t->replayed},
-                 {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
     int64_t i;
-    for (i = 0; i < 5; i++) {
-        cf__write_text(w, "%s", i > 0 ? ", " : "\n  ");
-        cf__write_real_member(w, reals[i].name, reals[i].value);
-    }
+    cf__write_real_member(w, "\n  ", "makespan", t->makespan);
+    cf__write_real_member(w, ", ", "busy", t->busy);
+    cf__write_real_member(w, ", ", "replayed", t->replayed);
+    cf__write_real_member(w, ", ", "bubble_useful", t->bubble_useful);
+    cf__write_real_member(w, ", ", "bubble_busy", t->bubble_busy);
     cf__write_text(w, ",\n  \"bounds\": {");
-    for (i = 0; i < t->n_bounds; i++) {
-        cf__write_text(w, "%s", i > 0 ? ", " : "");
-        cf__write_real_member(w, t->bounds[i].name, t->bounds[i].value);
-    }
+    for (i = 0; i < t->n_bounds; i++)
+        cf__write_real_member(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);
     cf__write_text(w, "}");
     cf__write_counts(w, "peak_live", t->peak_live, t->n_stages);
     cf__write_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
@@ -9336,18 +9333,28 @@ static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     cf__write_text(w, ",");
 }
 
-static void cf__write_action_json(cf__writer *w, const cf_action *a) {
+/* t: NULL for none. */
+static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_timeline *t, int64_t id) {
     cf__write_text(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
-              (int)a->stage);
+                   (int)a->stage);
     if (a->pass == CF_F || a->pass == CF_R) cf__write_text(w, ", \"keep\": %s", a->keep ? "true" : "false");
+    if (t != NULL) {
+        cf__write_real_member(w, ", ", "start", t->start[id]);
+        cf__write_real_member(w, ", ", "end", t->end[id]);
+        cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
+    }
+    cf__write_text(w, "}");
 }
 
-static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
-    cf__write_text(w, ", ");
-    cf__write_real_member(w, "start", t->start[id]);
-    cf__write_text(w, ", ");
-    cf__write_real_member(w, "end", t->end[id]);
-    cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
+static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
+    const cf__write_member members[] = {{"stages", s->n_stages},    {"virtual_stages", s->n_virtual},
+                                        {"k", s->k},                {"rank", s->rank},
+                                        {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
+                                        {"lowered", s->lowered}};
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
+    cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\"", cf_schedule_kind_name(s->kind),
+                   cf_replay_name(s->replay));
+    cf__write_members(w, ",\n  ", members, CF__COUNT(members), ", ");
 }
 
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
@@ -9355,30 +9362,18 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
     cf__writer w;
     int64_t stage, i;
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
         return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
                         "has another number of actions or stages than the schedule");
-    w = cf__write_start(write, user);
-    cf__write_text(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__write_text(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
-              cf_replay_name(schedule->replay));
-    cf__write_count(&w, "stages", schedule->n_stages);
-    cf__write_count(&w, "virtual_stages", schedule->n_virtual);
-    cf__write_count(&w, "k", schedule->k);
-    cf__write_count(&w, "rank", schedule->rank);
-    cf__write_count(&w, "n_chunks", schedule->n_chunks);
-    cf__write_count(&w, "n_actions", schedule->n_actions);
-    cf__write_count(&w, "lowered", schedule->lowered);
+    cf__write_schedule_counts(&w, schedule);
     if (timeline != NULL) cf__write_timeline(&w, timeline);
     cf__write_text(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
         cf__write_text(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
             cf__write_text(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
-            cf__write_action_json(&w, &schedule->actions[i]);
-            if (timeline != NULL) cf__write_action_times(&w, timeline, i);
-            cf__write_text(&w, "}");
+            cf__write_action_json(&w, &schedule->actions[i], timeline, i);
         }
         cf__write_text(&w, "]");
     }
@@ -9416,12 +9411,11 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
     cf__writer w;
     int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
     CF__TRY(cf__check_graph_arrays(graph, error));
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
     if (graph->n_nodes > most)
         return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
                         "is too many to draw; raise max_nodes, or draw fewer chunks");
-    w = cf__write_start(write, user);
     cf__write_text(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
     cf__write_text(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
@@ -9474,7 +9468,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     if (desc != NULL) full = *desc;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__check_plan_counts(plan, error));
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
@@ -9483,7 +9477,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
         return cf__refuse(error, CF_ERROR_ARGUMENT, "format", -1,
                           "the schedule has no transfers to write; lower it first");
     CF__TRY(cf__csv_check_actions(plan, schedule, &full, error));
-    w = cf__write_start(write, user);
     for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
         for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
             const cf_action *a = &schedule->actions[i];
