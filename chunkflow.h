@@ -7866,7 +7866,7 @@ typedef struct cf__simulation {
     const cf_schedule *schedule;
     cf_error *error;
     cf__pipeline pipe;
-    int splits; /* the schedule has an I; only the bounds ask */
+    int splits; /* the schedule has an I, or may have one; only the bounds ask */
     cf__checker check;
     cf__clock clock;
     cf__bounds bounds;
@@ -8073,35 +8073,21 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 
 /* ---- bounds without a schedule ---- */
 
-typedef struct cf__simulate_bounds {
-    cf__simulation sim;
-    int whole, split;   /* whether backwards may stay whole, and whether they may be split */
-    cf__bounds forms[2]; /* of whole and of split backwards */
-    cf_timeline listed; /* only its bounds are used */
-    cf_error *error;
-} cf__simulate_bounds;
-
 static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
-    cf__simulate_bounds *b = (cf__simulate_bounds *)job;
-    int split;
-    cf__layout_pipeline(&b->sim.pipe, carver);
-    for (split = !b->whole; split <= b->split; split++)
-        cf__layout_bounds(&b->forms[split], &b->sim.pipe, split, carver);
+    cf__simulation *sim = (cf__simulation *)job;
+    cf__layout_pipeline(&sim->pipe, carver);
+    cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
+/* Only the bounds of the header are filled in: of all forms that this is called for, those of the lowest. */
 static cf_result cf__simulate_fill_bounds(void *job) {
-    cf__simulate_bounds *b = (cf__simulate_bounds *)job;
-    int split;
-    cf__fill_pipeline(&b->sim.pipe);
-    CF__TRY(cf__check_total_time(&b->sim.pipe, b->error));
-    for (split = !b->whole; split <= b->split; split++) {
-        cf_timeline found;
-        memset(&found, 0, sizeof found);
-        b->sim.splits = split;
-        b->sim.bounds = b->forms[split];
-        cf__simulate_add_bounds(&b->sim, &found);
-        if (split == !b->whole || found.bound < b->listed.bound) b->listed = found;
-    }
+    cf__simulation *sim = (cf__simulation *)job;
+    cf_timeline found;
+    memset(&found, 0, sizeof found);
+    cf__fill_pipeline(&sim->pipe);
+    CF__TRY(cf__check_total_time(&sim->pipe, sim->error));
+    cf__simulate_add_bounds(sim, &found);
+    if (sim->header.n_bounds == 0 || found.bound < sim->header.bound) sim->header = found;
     return CF_OK;
 }
 
@@ -8109,69 +8095,71 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
                                            cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error) {
     static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
     cf__search search;
-    cf__simulate_bounds b;
+    cf__simulation sim;
     if (bounds == NULL) return cf__fail_null(error, "bounds");
     if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
     CF__TRY(cf__schedule_start(&search, plan, desc, error));
-    memset(&b, 0, sizeof b);
-    b.sim.pipe = search.maker.pipe;
-    b.sim.desc.limit = desc->limit;
-    b.sim.desc.limits = desc->limits;
-    b.whole = search.maker.desc.kind != CF_SCHEDULE_ZERO_BUBBLE;
-    b.split = cf__schedule_splits(&search.maker.desc);
-    b.error = error;
-    CF__TRY(cf__make(&recipe, &b, desc->allocator, error));
-    memcpy(bounds, b.listed.bounds, (size_t)b.listed.n_bounds * sizeof *bounds);
-    *n_bounds = b.listed.n_bounds;
+    memset(&sim, 0, sizeof sim);
+    sim.pipe = search.maker.pipe;
+    sim.desc.limit = desc->limit;
+    sim.desc.limits = desc->limits;
+    sim.error = error;
+    /* Whole backwards, split ones, or both where the schedule may have either. */
+    sim.splits = search.maker.desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
+    for (; sim.splits <= cf__schedule_splits(&search.maker.desc); sim.splits++)
+        CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
+    memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
+    *n_bounds = sim.header.n_bounds;
     return CF_OK;
 }
 
 /* ---- memory at every moment ---- */
 
+/* What a virtual stage holds while its actions of a list are walked. */
+typedef struct cf__simulate_walk {
+    cf__held held;
+    cf_memory_load load;
+} cf__simulate_walk;
+
 /* Rows times keys of a chunk whose attention writes out its scores. */
 static int cf__simulate_scores(const cf_chunk *c, int64_t *scores) {
     int64_t keys;
-    return cf__add(c->prefix, c->padded, &keys) && cf__mul(c->padded, keys, scores);
+    return cf__add(c->prefix, c->padded, &keys) && cf__mul(c->padded, keys, scores) && *scores <= INT64_MAX / 4;
 }
 
-/* The counts after something was taken or given back. */
+/* The counts after something was taken or given back. One action adds less than half of what fits. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
-    const int64_t most = INT64_MAX / 2; /* one action adds less than the other half */
-    if (load->live_tokens < 0 || load->live_scores < 0 || load->state_tokens < 0 || load->state_gradient_tokens < 0 ||
-        load->offloaded_tokens < 0 || load->input_tokens < 0)
-        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
-    if (load->live_tokens > most || load->live_scores > most || load->state_tokens > most ||
-        load->state_gradient_tokens > most || load->offloaded_tokens > most || load->input_tokens > most)
-        return cf__fail_size(error, "loads");
+    const int64_t counts[] = {load->live_tokens,           load->live_scores,      load->state_tokens,
+                              load->state_gradient_tokens, load->offloaded_tokens, load->input_tokens};
+    int64_t i;
+    for (i = 0; i < CF__COUNT(counts); i++)
+        if (counts[i] < 0)
+            return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
+    for (i = 0; i < CF__COUNT(counts); i++)
+        if (counts[i] > INT64_MAX / 2) return cf__fail_size(error, "loads");
     return CF_OK;
 }
 
 /* One action on the virtual stage that it is for: way 1 takes what it takes when it starts, way -1 gives back what goes
    when it has ended. */
-static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf_memory_load *load,
+static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__simulate_walk *walk,
                                           cf_error *error) {
     const cf_action *a = &sim->schedule->actions[id];
     const cf_chunk *c = &sim->pipe.plan->chunks[a->chunk];
-    int64_t moved = cf_chunk_state_tokens(sim->pipe.plan, a->chunk), scores = 0;
-    int frees = a->pass == CF_B || a->pass == CF_W;
-    cf__held held = {0, 0, 0, 0, 0};
-    if (!cf__simulate_scores(c, &scores) || scores > INT64_MAX / 4) return cf__fail_size(error, "loads.live_scores");
-    held.tokens = load->live_tokens;
-    held.state = load->state_tokens;
-    held.gradient = load->state_gradient_tokens;
-    held.saved = load->input_tokens;
-    if (way > 0) cf__check_hold(&sim->pipe, &held, a);
-    else cf__check_let_go(&sim->pipe, &held, a);
-    load->live_tokens = held.tokens;
-    load->state_tokens = held.state;
-    load->state_gradient_tokens = held.gradient;
-    load->input_tokens = held.saved;
-    if (way > 0 && a->keep) load->live_scores += scores;
-    if (way < 0 && frees) load->live_scores -= scores;
-    if (way > 0 && a->pass == CF_OFFLOAD) load->offloaded_tokens += moved;
-    if (way < 0 && a->pass == CF_PREFETCH) load->offloaded_tokens -= moved;
-    load->chunk_tokens = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT ? c->padded : 0;
-    load->chunk_scores = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT ? scores : 0;
+    cf_memory_load *load = &walk->load;
+    int64_t scores = 0;
+    int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
+    if (!cf__simulate_scores(c, &scores)) return cf__fail_size(error, "loads.live_scores");
+    (way > 0 ? cf__check_hold : cf__check_let_go)(&sim->pipe, &walk->held, a);
+    load->live_tokens = walk->held.tokens;
+    load->state_tokens = walk->held.state;
+    load->state_gradient_tokens = walk->held.gradient;
+    load->input_tokens = walk->held.saved;
+    if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
+    if (a->pass == (way > 0 ? CF_OFFLOAD : CF_PREFETCH))
+        load->offloaded_tokens += way * cf_chunk_state_tokens(sim->pipe.plan, a->chunk);
+    load->chunk_tokens = runs ? c->padded : 0;
+    load->chunk_scores = runs ? scores : 0;
     return cf__simulate_check_load(load, id, error);
 }
 
@@ -8180,30 +8168,14 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
 static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stage, int64_t v, cf_memory_load *loads,
                                          cf_error *error) {
     const cf_schedule *schedule = sim->schedule;
-    cf_memory_load load;
+    cf__simulate_walk walk;
     int64_t id;
-    memset(&load, 0, sizeof load);
+    memset(&walk, 0, sizeof walk);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         int own = schedule->actions[id].stage == v;
-        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &load, error));
-        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->n_virtual] = load;
-        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &load, error));
-    }
-    return CF_OK;
-}
-
-/* Every action of the list names a pass of this stage and a chunk of the rank. */
-static cf_result cf__simulate_check_list(const cf__simulation *sim, int64_t stage, cf_error *error) {
-    const cf_schedule *schedule = sim->schedule;
-    int64_t id;
-    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
-        const cf_action *a = &schedule->actions[id];
-        int64_t chunk = a->chunk - sim->pipe.first_chunk;
-        if (a->pass >= CF_PASS_COUNT) return cf__refuse(error, CF_ERROR_SCHEDULE, "pass", id, "there is no such pass");
-        if (chunk < 0 || chunk >= sim->pipe.n)
-            return cf__refuse(error, CF_ERROR_SCHEDULE, "chunk", id, "is no chunk of this rank");
-        if (a->stage < 0 || a->stage >= sim->pipe.n_v || a->stage % schedule->n_stages != stage)
-            return cf__refuse(error, CF_ERROR_SCHEDULE, "stage", id, "is no virtual stage of this stage");
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &walk, error));
+        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->n_virtual] = walk.load;
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &walk, error));
     }
     return CF_OK;
 }
@@ -8211,16 +8183,18 @@ static cf_result cf__simulate_check_list(const cf__simulation *sim, int64_t stag
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error) {
     cf__simulation sim;
+    cf__checker *k = &sim.check;
     int64_t n, j;
     CF__TRY(cf__simulate_start(&sim, plan, schedule, NULL, error));
-    if (stage < 0 || stage >= schedule->n_stages)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "stage", -1, schedule->n_stages - 1, stage, "there is no such stage");
+    CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
     n = schedule->first[stage + 1] - schedule->first[stage];
     if (n > INT64_MAX / 64 / schedule->n_virtual) return cf__fail_size(error, "loads");
     if (count < n * schedule->n_virtual)
         return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, n * schedule->n_virtual, count, "is too small");
     if (loads == NULL && n > 0) return cf__fail_null(error, "loads");
-    CF__TRY(cf__simulate_check_list(&sim, stage, error));
+    k->stage = stage;
+    for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
+        CF__TRY(cf__check_fields(k, &schedule->actions[k->action]));
     for (j = 0; j < schedule->n_virtual; j++) /* nothing is written unless all of it can be */
         CF__TRY(cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, NULL, error));
     for (j = 0; j < schedule->n_virtual && n > 0; j++)
@@ -8976,9 +8950,19 @@ static void cf__write_text(cf__writer *w, const char *format, ...) {
     if (n > 0) w->used += (size_t)cf__min(n, CF__WRITE_PIECE - 1);
 }
 
-/* A number member, followed by a comma. */
-static void cf__write_count(cf__writer *w, const char *name, int64_t value) {
-    cf__write_text(w, "\"%s\": %lld, ", name, (long long)value);
+/* Members of a JSON object, with commas between them. */
+typedef struct cf__write_member {
+    const char *name;
+    int64_t value;
+} cf__write_member;
+
+static void cf__write_members(cf__writer *w, const char *before, const cf__write_member *members, int64_t n,
+                              const char *behind) {
+    int64_t i;
+    cf__write_text(w, "%s", before);
+    for (i = 0; i < n; i++)
+        cf__write_text(w, "%s\"%s\": %lld", i > 0 ? ", " : "", members[i].name, (long long)members[i].value);
+    cf__write_text(w, "%s", behind);
 }
 
 /* A double as JSON wants it, whatever the locale's decimal point is. */
@@ -8990,12 +8974,16 @@ static void cf__write_real(cf__writer *w, double value) {
     cf__write_text(w, "%s", text);
 }
 
-static cf__writer cf__write_start(cf_write_fn write, void *user) {
-    cf__writer w;
-    memset(&w, 0, sizeof w);
-    w.write = write;
-    w.user = user;
-    return w;
+static void cf__write_real_member(cf__writer *w, const char *before, const char *name, double value) {
+    cf__write_text(w, "%s\"%s\": ", before, name);
+    cf__write_real(w, value);
+}
+
+static cf_result cf__write_start(cf__writer *w, cf_write_fn write, void *user, cf_error *error) {
+    memset(w, 0, sizeof *w);
+    w->write = write;
+    w->user = user;
+    return write != NULL ? CF_OK : cf__fail_null(error, "write");
 }
 
 static cf_result cf__write_end(cf__writer *w, cf_error *error) {
@@ -9006,81 +8994,70 @@ static cf_result cf__write_end(cf__writer *w, cf_error *error) {
     return CF_ERROR_WRITE;
 }
 
+/* ---- plans ---- */
+
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
+    const cf__write_member members[] = {{"id", id},         {"group", c->group},   {"index", c->index},
+                                        {"prefix", c->prefix}, {"tokens", c->tokens}, {"padded", c->padded},
+                                        {"pairs", c->pairs},   {"rank", c->rank}};
     int64_t i;
-    cf__write_text(w, "%s\n    {", id > 0 ? "," : "");
-    cf__write_count(w, "id", id);
-    cf__write_count(w, "group", c->group);
-    cf__write_count(w, "index", c->index);
-    cf__write_count(w, "prefix", c->prefix);
-    cf__write_count(w, "tokens", c->tokens);
-    cf__write_count(w, "padded", c->padded);
-    cf__write_count(w, "pairs", c->pairs);
-    cf__write_count(w, "rank", c->rank);
-    cf__write_text(w, "\"slices\": [");
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), ", \"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        cf__write_text(w, "%s{\"sequence\": %lld, \"begin\": %lld, \"length\": %lld, \"offset\": %lld}",
-                       i > 0 ? ", " : "", (long long)s->sequence, (long long)s->begin, (long long)s->length,
-                       (long long)s->offset);
+        const cf__write_member slice[] = {
+            {"sequence", s->sequence}, {"begin", s->begin}, {"length", s->length}, {"offset", s->offset}};
+        cf__write_members(w, i > 0 ? ", {" : "{", slice, CF__COUNT(slice), "}");
     }
     cf__write_text(w, "]}");
 }
 
+static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
+    const cf_group *g = &plan->groups[id];
+    const cf__write_member members[] = {{"id", id},
+                                        {"sequence", g->sequence},
+                                        {"first_chunk", g->first_chunk},
+                                        {"n_chunks", g->n_chunks},
+                                        {"tokens", g->tokens}};
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), "}");
+}
+
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
+    const cf__write_member options[] = {
+        {"chunk_size", plan->chunk_size}, {"align", plan->align}, {"max_slices", plan->max_slices}};
+    const cf__write_member given[] = {
+        {"n_sequences", plan->n_sequences}, {"n_empty", plan->n_empty}, {"n_tokens", plan->n_tokens}};
+    const cf__write_member made[] = {{"n_ranks", plan->n_ranks},   {"n_steps", plan->n_steps},
+                                     {"n_chunks", plan->n_chunks}, {"n_idle", plan->n_idle},
+                                     {"n_groups", plan->n_groups}, {"n_slices", plan->n_slices}};
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ");
-    cf__write_count(w, "chunk_size", plan->chunk_size);
-    cf__write_count(w, "align", plan->align);
-    cf__write_count(w, "max_slices", plan->max_slices);
-    cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\",\n  ", cf_pack_method_name(plan->method),
-              cf_split_method_name(plan->split));
-    cf__write_count(w, "n_sequences", plan->n_sequences);
-    cf__write_count(w, "n_empty", plan->n_empty);
-    cf__write_count(w, "n_tokens", plan->n_tokens);
-    cf__write_text(w, "\n  ");
-    cf__write_count(w, "n_ranks", plan->n_ranks);
-    cf__write_count(w, "n_steps", plan->n_steps);
-    cf__write_count(w, "n_chunks", plan->n_chunks);
-    cf__write_count(w, "n_idle", plan->n_idle);
-    cf__write_count(w, "n_groups", plan->n_groups);
-    cf__write_count(w, "n_slices", plan->n_slices);
-    cf__write_text(w, "\n  ");
-    cf__write_count(w, "lower_bound", plan->lower_bound);
-    cf__write_count(w, "excess", stats.excess);
-    cf__write_text(w, "\"fill\": ");
-    cf__write_real(w, stats.fill);
+    cf__write_members(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ", options, CF__COUNT(options), ", ");
+    cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\"", cf_pack_method_name(plan->method),
+                   cf_split_method_name(plan->split));
+    cf__write_members(w, ",\n  ", given, CF__COUNT(given), "");
+    cf__write_members(w, ", \n  ", made, CF__COUNT(made), "");
+    cf__write_text(w, ", \n  \"lower_bound\": %lld, \"excess\": %lld", (long long)plan->lower_bound,
+                   (long long)stats.excess);
+    cf__write_real_member(w, ", ", "fill", stats.fill);
 }
 
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t i;
     if (plan == NULL) return cf__fail_null(error, "plan");
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__check_plan_counts(plan, error));
-    w = cf__write_start(write, user);
     cf__write_plan_counts(&w, plan);
     cf__write_text(&w, ",\n  \"groups\": [");
-    for (i = 0; i < plan->n_groups; i++) {
-        const cf_group *g = &plan->groups[i];
-        cf__write_text(
-            &w,
-            "%s\n    {\"id\": %lld, \"sequence\": %lld, \"first_chunk\": %lld, \"n_chunks\": %lld, \"tokens\": %lld}",
-            i > 0 ? "," : "", (long long)i, (long long)g->sequence, (long long)g->first_chunk, (long long)g->n_chunks,
-            (long long)g->tokens);
-    }
+    for (i = 0; i < plan->n_groups && w.code == 0; i++) cf__write_group_json(&w, plan, i);
     cf__write_text(&w, "],\n  \"chunks\": [");
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, i);
     cf__write_text(&w, "]\n}\n");
     return cf__write_end(&w, error);
 }
 
-static void cf__write_real_member(cf__writer *w, const char *name, double value) {
-    cf__write_text(w, "\"%s\": ", name);
-    cf__write_real(w, value);
-}
+/* ---- schedules ---- */
 
 static void cf__write_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
     int64_t i;
@@ -9090,21 +9067,15 @@ static void cf__write_counts(cf__writer *w, const char *name, const int64_t *val
 }
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
-    const struct {
-        const char *name;
-        double value;
-    } reals[] = {{"makespan", t->makespan}, {"busy", t->busy}, {"replayed", t->replayed},
-                 {"bubble_useful", t->bubble_useful}, {"bubble_busy", t->bubble_busy}};
     int64_t i;
-    for (i = 0; i < 5; i++) {
-        cf__write_text(w, "%s", i > 0 ? ", " : "\n  ");
-        cf__write_real_member(w, reals[i].name, reals[i].value);
-    }
+    cf__write_real_member(w, "\n  ", "makespan", t->makespan);
+    cf__write_real_member(w, ", ", "busy", t->busy);
+    cf__write_real_member(w, ", ", "replayed", t->replayed);
+    cf__write_real_member(w, ", ", "bubble_useful", t->bubble_useful);
+    cf__write_real_member(w, ", ", "bubble_busy", t->bubble_busy);
     cf__write_text(w, ",\n  \"bounds\": {");
-    for (i = 0; i < t->n_bounds; i++) {
-        cf__write_text(w, "%s", i > 0 ? ", " : "");
-        cf__write_real_member(w, t->bounds[i].name, t->bounds[i].value);
-    }
+    for (i = 0; i < t->n_bounds; i++)
+        cf__write_real_member(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);
     cf__write_text(w, "}");
     cf__write_counts(w, "peak_live", t->peak_live, t->n_stages);
     cf__write_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
@@ -9113,18 +9084,28 @@ static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     cf__write_text(w, ",");
 }
 
-static void cf__write_action_json(cf__writer *w, const cf_action *a) {
+/* t: NULL for none. */
+static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_timeline *t, int64_t id) {
     cf__write_text(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
-              (int)a->stage);
+                   (int)a->stage);
     if (a->pass == CF_F || a->pass == CF_R) cf__write_text(w, ", \"keep\": %s", a->keep ? "true" : "false");
+    if (t != NULL) {
+        cf__write_real_member(w, ", ", "start", t->start[id]);
+        cf__write_real_member(w, ", ", "end", t->end[id]);
+        cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
+    }
+    cf__write_text(w, "}");
 }
 
-static void cf__write_action_times(cf__writer *w, const cf_timeline *t, int64_t id) {
-    cf__write_text(w, ", ");
-    cf__write_real_member(w, "start", t->start[id]);
-    cf__write_text(w, ", ");
-    cf__write_real_member(w, "end", t->end[id]);
-    cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
+static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
+    const cf__write_member members[] = {{"stages", s->n_stages},    {"virtual_stages", s->n_virtual},
+                                        {"k", s->k},                {"rank", s->rank},
+                                        {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
+                                        {"lowered", s->lowered}};
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
+    cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\"", cf_schedule_kind_name(s->kind),
+                   cf_replay_name(s->replay));
+    cf__write_members(w, ",\n  ", members, CF__COUNT(members), ", ");
 }
 
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
@@ -9132,30 +9113,18 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
     cf__writer w;
     int64_t stage, i;
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
         return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
                         "has another number of actions or stages than the schedule");
-    w = cf__write_start(write, user);
-    cf__write_text(&w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__write_text(&w, "\"kind\": \"%s\", \"replay\": \"%s\",\n  ", cf_schedule_kind_name(schedule->kind),
-              cf_replay_name(schedule->replay));
-    cf__write_count(&w, "stages", schedule->n_stages);
-    cf__write_count(&w, "virtual_stages", schedule->n_virtual);
-    cf__write_count(&w, "k", schedule->k);
-    cf__write_count(&w, "rank", schedule->rank);
-    cf__write_count(&w, "n_chunks", schedule->n_chunks);
-    cf__write_count(&w, "n_actions", schedule->n_actions);
-    cf__write_count(&w, "lowered", schedule->lowered);
+    cf__write_schedule_counts(&w, schedule);
     if (timeline != NULL) cf__write_timeline(&w, timeline);
     cf__write_text(&w, "\n  \"actions\": [");
     for (stage = 0; stage < schedule->n_stages; stage++) {
         cf__write_text(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
             cf__write_text(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
-            cf__write_action_json(&w, &schedule->actions[i]);
-            if (timeline != NULL) cf__write_action_times(&w, timeline, i);
-            cf__write_text(&w, "}");
+            cf__write_action_json(&w, &schedule->actions[i], timeline, i);
         }
         cf__write_text(&w, "]");
     }
@@ -9193,12 +9162,11 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
     cf__writer w;
     int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
     CF__TRY(cf__check_graph_arrays(graph, error));
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
     if (graph->n_nodes > most)
         return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
                         "is too many to draw; raise max_nodes, or draw fewer chunks");
-    w = cf__write_start(write, user);
     cf__write_text(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
     cf__write_text(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
@@ -9251,7 +9219,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     if (desc != NULL) full = *desc;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    if (write == NULL) return cf__fail_null(error, "write");
+    CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__check_plan_counts(plan, error));
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
@@ -9260,7 +9228,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
         return cf__refuse(error, CF_ERROR_ARGUMENT, "format", -1,
                           "the schedule has no transfers to write; lower it first");
     CF__TRY(cf__csv_check_actions(plan, schedule, &full, error));
-    w = cf__write_start(write, user);
     for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
         for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
             const cf_action *a = &schedule->actions[i];

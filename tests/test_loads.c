@@ -191,13 +191,13 @@ TEST(bad_loads_are_named) {
     CHECK_INT(cf_schedule_loads(plan, s, 1, NULL, n, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "loads");
     s->actions[3].chunk += (int32_t)plan->n_steps; /* of the other rank */
-    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "chunk", 3);
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.chunk", 3);
     s->actions[3].chunk -= (int32_t)plan->n_steps;
     s->actions[3].stage = 1;
-    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "stage", 3);
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.stage", 3);
     s->actions[3].stage = 0;
     s->actions[3].pass = 99;
-    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "pass", 3);
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.pass", 3);
     s->actions[0].pass = CF_B; /* of what has had no forward */
     s->actions[3].pass = CF_F;
     refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions", 0);
