@@ -4914,29 +4914,23 @@ static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
 
 /* ---- the plan's units ---- */
 
-/* The n chunks of a unit agree with their group. Everything that walks over groups counts on it. */
-static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
-    int64_t i;
-    for (i = 0; i < n; i++) {
-        const cf_chunk *c = &plan->chunks[id + i];
-        if (c->group != plan->chunks[id].group || c->index != i)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
-                            "the chunk and its group disagree");
-        if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
-                            "the chunk's slices do not exist");
-    }
-    return CF_OK;
-}
-
-/* All units of a rank. */
+/* All units of a rank: the chunks of each agree with their group. Everything that walks over groups counts on it. */
 static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
-    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
-    for (; id < end; id += n) {
+    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, first, n;
+    while (id < end) {
+        first = id;
         n = cf__unit_chunks(plan, id);
         if (n == 0)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.group", id, "the chunk and its group disagree");
-        CF__TRY(cf__check_unit(plan, id, n, error));
+        for (; id < first + n; id++) {
+            const cf_chunk *c = &plan->chunks[id];
+            if (c->group != plan->chunks[first].group || c->index != id - first)
+                return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, plan->chunks[first].group, c->group,
+                                "the chunk and its group disagree");
+            if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
+                return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id, plan->n_slices - 1, c->first_slice,
+                                "the chunk's slices do not exist");
+        }
     }
     return CF_OK;
 }
@@ -5163,9 +5157,10 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
 
 /* ---- checking a graph ---- */
 
-static cf_result cf__graph_bad(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
-                               const char *why) {
-    return cf__fail(error, CF_ERROR_GRAPH, field, item, wanted, got, why);
+static cf_result cf__graph_check_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
+                                        const char *why, cf_error *error) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf__fail(error, CF_ERROR_GRAPH, field, item, got < least ? least : most, got, why);
 }
 
 static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
@@ -5194,13 +5189,10 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
 static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field,
                                        cf_error *error) {
     int64_t i;
-    if (first[0] != 0) return cf__graph_bad(error, field, 0, 0, first[0], "does not start at 0");
-    for (i = 0; i < n; i++) {
-        if (first[i + 1] < first[i]) return cf__graph_bad(error, field, i + 1, first[i], first[i + 1], "falls");
-        if (first[i + 1] > end) return cf__graph_bad(error, field, i + 1, end, first[i + 1], "is out of range");
-    }
-    if (first[n] != end) return cf__graph_bad(error, field, n, end, first[n], "does not end with the last item");
-    return CF_OK;
+    CF__TRY(cf__graph_check_within(first[0], 0, 0, field, 0, "does not start at 0", error));
+    for (i = 0; i < n; i++)
+        CF__TRY(cf__graph_check_within(first[i + 1], first[i], end, field, i + 1, "falls, or is out of range", error));
+    return cf__graph_check_within(first[n], end, end, field, n, "does not end with the last item", error);
 }
 
 static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
@@ -5211,18 +5203,17 @@ static cf_result cf__graph_check_seconds(double seconds, const char *field, int6
 static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
     int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
     for (i = 0; i < graph->n_steps; i++) {
-        int64_t n = graph->first[i + 1] - graph->first[i], least = 2 + graph->split;
-        if (n != least * n_stages && n != (least + 1) * n_stages)
-            return cf__graph_bad(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
+        int64_t n = graph->first[i + 1] - graph->first[i], least = (2 + graph->split) * n_stages;
+        if (n == least + n_stages) continue; /* it is replayed */
+        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
     }
     for (i = 0; i < graph->n_nodes; i++) {
         const cf_node *node = &graph->nodes[i];
         id = node->pass < 0 || node->pass > CF_W ? -1
                                                  : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        if (id != i)
-            return cf__graph_bad(error, "nodes", i, i, id, "pass, chunk and stage of this node lead to another number");
-        if (node->keep < 0 || node->keep > (node->pass <= CF_R))
-            return cf__graph_bad(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "is out of range");
+        CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
+                                       error));
+        CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
         CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
     }
     return CF_OK;
@@ -5233,12 +5224,11 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            if (edge->to != i)
-                return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among the edges of another node");
-            if (edge->from < 0 || edge->from >= graph->n_nodes)
-                return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
-            if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
-                return cf__graph_bad(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "there is no such reason");
+            CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
+            CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node",
+                                           error));
+            CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason",
+                                           error));
             CF__TRY(cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error));
         }
     return CF_OK;
@@ -5248,17 +5238,15 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
 static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
-        int64_t n = graph->first_out[i + 1] - graph->first_out[i];
-        if (n > CF_MAX_SUCCESSORS)
-            return cf__graph_bad(error, "first_out", i, CF_MAX_SUCCESSORS, n, "too many edges leave this node");
+        int64_t n = graph->first_out[i + 1] - graph->first_out[i], least = 0;
+        CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
         for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
             int64_t edge = graph->out[j];
-            if (edge < 0 || edge >= graph->n_edges)
-                return cf__graph_bad(error, "out", j, graph->n_edges - 1, edge, "there is no such edge");
-            if (graph->edges[edge].from != i)
-                return cf__graph_bad(error, "out", j, i, graph->edges[edge].from, "this edge leaves another node");
-            if (j > graph->first_out[i] && edge <= graph->out[j - 1])
-                return cf__graph_bad(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "edges do not rise");
+            CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
+                                           "there is no such edge, or the edges of a node do not rise", error));
+            CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "this edge leaves another node",
+                                           error));
+            least = edge + 1;
         }
     }
     return CF_OK;
@@ -5282,11 +5270,17 @@ static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) 
     int64_t node = 0, i;
     while (waiting[node] <= 0) node++;
     while (waiting[node] > 0) {
-        waiting[node] = -1;
-        for (i = graph->first_in[node]; waiting[graph->edges[i].from] == 0; i++) continue;
+        waiting[node] = 0;
+        for (i = graph->first_in[node]; waiting[graph->edges[i].from] < 0; i++) continue;
         node = graph->edges[i].from;
     }
     return node;
+}
+
+/* How many edges each node waits for at the start. */
+static void cf__graph_count_waiting(const cf_graph *graph, int32_t *waiting) {
+    int64_t i;
+    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
 }
 
 /* What works on a checked graph. */
@@ -5301,18 +5295,12 @@ typedef struct cf__graph_walk {
 static cf_result cf__graph_sort_nodes(const cf__graph_walk *walk) {
     const cf_graph *graph = walk->graph;
     int32_t *waiting = walk->waiting, *order = walk->order;
-    int64_t i, j, n = 0;
-    for (i = 0; i < graph->n_nodes; i++) {
-        waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+    int64_t i, n = 0, n_ready;
+    cf__graph_count_waiting(graph, waiting);
+    for (i = 0; i < graph->n_nodes; i++)
         if (waiting[i] == 0) order[n++] = (int32_t)i;
-    }
-    for (i = 0; i < n; i++) {
-        int64_t node = order[i];
-        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
-            int32_t to = graph->edges[graph->out[j]].to;
-            if (--waiting[to] == 0) order[n++] = to;
-        }
-    }
+    for (i = 0; i < n; i++, n += n_ready)
+        (void)cf_graph_complete(graph, waiting, order[i], &order[n], &n_ready, NULL);
     if (n == graph->n_nodes) return CF_OK;
     return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
                       "this node waits for itself, directly or through others");
@@ -5449,18 +5437,17 @@ CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
 /* ---- for executors ---- */
 
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
-    int64_t i;
     CF__TRY(cf__check_graph_arrays(graph, error));
     if (count < graph->n_nodes)
         return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
     if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
-    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+    cf__graph_count_waiting(graph, waiting);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
-    int64_t i, j, n = 0;
+    int64_t i, n = 0;
     if (graph == NULL) return cf__fail_null(error, "graph");
     if (waiting == NULL) return cf__fail_null(error, "waiting");
     if (ready == NULL) return cf__fail_null(error, "ready");
@@ -5473,9 +5460,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
     waiting[node] = -1;
     for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
         int32_t to = graph->edges[graph->out[i]].to;
-        if (--waiting[to] != 0) continue;
-        for (j = n++; j > 0 && ready[j - 1] > to; j--) ready[j] = ready[j - 1];
-        ready[j] = to;
+        if (--waiting[to] == 0) ready[n++] = to; /* edges rise by where they lead */
     }
     *n_ready = n;
     return CF_OK;
@@ -6581,7 +6566,7 @@ typedef struct cf__dispatch_next {
 typedef struct cf__dispatch_worker {
     double free_at;
     double link_free[2];
-    int64_t room_chunks, room_bytes; /* not yet promised */
+    cf__schedule_limits room;        /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     cf__dispatch_queue queues[CF__DISPATCH_QUEUES];
@@ -6764,13 +6749,13 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
 }
 
 /* What a unit may ever hold on a stage. */
-static int64_t cf__dispatch_room_chunks(const cf__dispatch *d, int64_t unit) {
-    return d->maker->units[unit].k * d->maker->desc.n_virtual;
-}
-
-static int64_t cf__dispatch_room_bytes(const cf__dispatch *d, int64_t unit) {
+static cf__schedule_limits cf__dispatch_room(const cf__dispatch *d, int64_t id) {
     const cf__schedule_maker *m = d->maker;
-    return m->needs != NULL ? m->needs[m->units[unit].first + m->units[unit].n - 1] * m->desc.n_virtual : 0;
+    const cf__pipe_unit *unit = &m->units[id];
+    cf__schedule_limits room;
+    room.chunks = unit->k * m->desc.n_virtual;
+    room.bytes = m->needs != NULL ? cf__pattern_room(m, unit) * m->desc.n_virtual : 0;
+    return room;
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks) {
@@ -6778,10 +6763,9 @@ static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks
     int q;
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
-        cf__schedule_limits limits = cf__schedule_limits_of(&d->maker->desc, s);
         worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
-        worker->room_chunks = cf__min(limits.chunks, depth);
-        worker->room_bytes = limits.bytes;
+        worker->room = cf__schedule_limits_of(&d->maker->desc, s);
+        worker->room.chunks = cf__min(worker->room.chunks, depth);
         worker->next_unit = worker->n_ahead = worker->n_done = 0;
         for (q = 0; q < CF__DISPATCH_QUEUES; q++) worker->queues[q].n = 0;
     }
@@ -6793,7 +6777,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_number_units(m);
     for (u = 0; u < m->n_units; u++) {
         d->place[u] = (double)u;
-        most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room_chunks(d, u));
+        most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room(d, u).chunks);
     }
     memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
     d->makespan = 0;
@@ -6813,21 +6797,18 @@ static void cf__dispatch_start(cf__dispatch *d) {
 /* Whether a unit may start on a stage: see above. */
 static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t chunks = cf__dispatch_room_chunks(d, unit), bytes = cf__dispatch_room_bytes(d, unit);
-    int64_t first = worker->next_unit;
-    if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
-    if (d->policy.risk) return bytes <= worker->room_bytes;
-    if (unit != first) {
-        chunks += cf__dispatch_room_chunks(d, first);
-        bytes += cf__dispatch_room_bytes(d, first);
-    }
-    return chunks <= worker->room_chunks && bytes <= worker->room_bytes;
+    cf__schedule_limits room = cf__dispatch_room(d, unit), first = {0, 0};
+    if (d->policy.ahead != NULL && (unit != worker->next_unit || worker->n_ahead >= d->policy.ahead[stage])) return 0;
+    if (d->policy.risk) return room.bytes <= worker->room.bytes;
+    if (unit != worker->next_unit) first = cf__dispatch_room(d, worker->next_unit);
+    return room.chunks + first.chunks <= worker->room.chunks && room.bytes + first.bytes <= worker->room.bytes;
 }
 
 static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    if (!d->policy.risk) worker->room_chunks -= cf__dispatch_room_chunks(d, unit);
-    worker->room_bytes -= cf__dispatch_room_bytes(d, unit);
+    cf__schedule_limits room = cf__dispatch_room(d, unit);
+    if (!d->policy.risk) worker->room.chunks -= room.chunks;
+    worker->room.bytes -= room.bytes;
     d->started[unit * d->pipe->n_stages + stage] = 1;
     while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
         worker->next_unit++;
@@ -6837,14 +6818,14 @@ static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t unit
 static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
-    worker->room_chunks += d->policy.risk || chunk - unit->first < unit->k;
-    if (needs != NULL) worker->room_bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
+    worker->room.chunks += d->policy.risk || chunk - unit->first < unit->k;
+    if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
 /* A pass, or -1 if there is no slot for it, where slots are taken one by one. */
 static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
-    if (id < 0 || !d->policy.risk || d->workers[stage].room_chunks > 0) return id;
+    if (id < 0 || !d->policy.risk || d->workers[stage].room.chunks > 0) return id;
     return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
 }
 
@@ -6892,7 +6873,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
     cf_pass pass = cf__dispatch_pass(d, id);
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
-    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
+    if (d->policy.risk) worker->room.chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
     d->n_left--;
     worker->free_at = end;
