@@ -5211,8 +5211,8 @@ static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
         const cf_node *node = &graph->nodes[i];
         id = node->pass < 0 || node->pass > CF_W ? -1
                                                  : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
-                                       error));
+        CF__TRY(cf__graph_check_within(id, i, i, "nodes", i,
+                                       "pass, chunk and stage of this node lead to another number", error));
         CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
         CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
     }
@@ -5224,7 +5224,8 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
+            CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node",
+                                           error));
             CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node",
                                            error));
             CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason",
@@ -5239,7 +5240,8 @@ static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
         int64_t n = graph->first_out[i + 1] - graph->first_out[i], least = 0;
-        CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
+        CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node",
+                                       error));
         for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
             int64_t edge = graph->out[j];
             CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
@@ -6176,7 +6178,6 @@ typedef struct cf__bounds_paths {
     double *seconds[CF_COMPUTE_PASS_COUNT]; /* (cells) */
     double *head[CF_COMPUTE_PASS_COUNT];    /* (cells) */
     double *tail[CF_COMPUTE_PASS_COUNT];    /* (cells) */
-    double critical;                        /* longest head + seconds + tail */
 } cf__bounds_paths;
 
 static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, int split, cf__carver *carver) {
@@ -6250,28 +6251,9 @@ static void cf__bounds_find_unit(cf__bounds_paths *paths, const cf__pipe_unit *u
     for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
 }
 
-/* Fills paths, unit by unit; time is linear in the passes. Every longest path begins with an F. */
-static void cf__bounds_find_paths(cf__bounds_paths *paths, const cf__pipeline *pipe, int split) {
-    int64_t i;
-    paths->pipe = pipe;
-    paths->split = split;
-    paths->critical = 0;
-    cf__bounds_fill_seconds(paths);
-    for (i = 0; i < pipe->n;) {
-        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
-        cf__bounds_find_unit(paths, &unit);
-        i += unit.n;
-    }
-    for (i = 0; i < pipe->n * pipe->n_v; i++)
-        paths->critical = cf__most(paths->critical, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
-}
-
 /* ---- one stage by itself ---- */
 
-/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for
-   each place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
-enum { CF__BOUNDS_LEVELS = 6 };
-
+/* Working space of the bounds of one stage. A job is a pass there. */
 typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *tail;      /* (most jobs) */
@@ -6279,8 +6261,7 @@ typedef struct cf__bounds_jobs {
     int32_t *by_head;         /* (most jobs) */
     int32_t *by_tail;         /* (most jobs) longest first */
     int32_t *place;           /* (most jobs) in by_tail */
-    uint64_t *waiting[CF__BOUNDS_LEVELS];
-    int n_levels;
+    cf__pack_bins waiting;    /* its set of bits alone: by place in by_tail, the jobs that can run */
 } cf__bounds_jobs;
 
 static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
@@ -6290,32 +6271,12 @@ static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carv
     jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
     jobs->by_tail = (int32_t *)cf__take(carver, most, sizeof(int32_t));
     jobs->place = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->n_levels = 0;
+    jobs->waiting.n_levels = 0;
     do {
         most = cf__div_up(most, 64);
-        jobs->waiting[jobs->n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+        jobs->waiting.n_words[jobs->waiting.n_levels] = most;
+        jobs->waiting.words[jobs->waiting.n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
     } while (most > 1);
-}
-
-static void cf__bounds_set_waiting(cf__bounds_jobs *jobs, int64_t place) {
-    int level;
-    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
-        jobs->waiting[level][place >> 6] |= (uint64_t)1 << (place & 63);
-}
-
-static void cf__bounds_clear_waiting(cf__bounds_jobs *jobs, int64_t place) {
-    int level;
-    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
-        if ((jobs->waiting[level][place >> 6] &= ~((uint64_t)1 << (place & 63))) != 0) return;
-}
-
-/* The most urgent job that waits; -1: none does. */
-static int64_t cf__bounds_most_urgent(const cf__bounds_jobs *jobs) {
-    int level = jobs->n_levels - 1;
-    int64_t place = 0;
-    if (jobs->waiting[level][0] == 0) return -1;
-    for (; level >= 0; level--) place = place << 6 | cf__pack_lowest_bit(jobs->waiting[level][place]);
-    return jobs->by_tail[place];
 }
 
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
@@ -6385,38 +6346,34 @@ static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const dou
 
 /* By head, and by tail with the longest first; of equal tails the lower job is first. */
 static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
-    int64_t i, n_words = jobs->n;
-    int level;
+    int64_t i;
     cf__bounds_sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
     cf__bounds_sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
     for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (int32_t)i;
-    for (level = 0; level < jobs->n_levels; level++) {
-        n_words = cf__div_up(n_words, 64);
-        memset(jobs->waiting[level], 0, (size_t)n_words * sizeof(uint64_t));
-    }
+    cf__pack_bins_reset(&jobs->waiting);
 }
 
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
    the maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
 static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
-    int64_t i = 0, job;
+    int64_t i = 0, place, job;
     double now = 0, bound = 0;
-    if (jobs->n == 0) return 0;
     cf__bounds_sort_jobs(jobs);
     for (;;) {
         double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
-        job = release <= now ? -1 : cf__bounds_most_urgent(jobs);
-        if (job < 0 && i == jobs->n) return bound;
+        place = release <= now ? -1 : cf__pack_bins_find(&jobs->waiting, 0);
+        if (place < 0 && i == jobs->n) return bound;
+        job = place < 0 ? -1 : jobs->by_tail[place];
         if (job < 0) {
             now = cf__most(now, release);
-            cf__bounds_set_waiting(jobs, jobs->place[jobs->by_head[i++]]);
+            cf__pack_bins_mark(&jobs->waiting, jobs->place[jobs->by_head[i++]], 1);
         } else if (now + jobs->left[job] > release) {
             jobs->left[job] -= release - now;
             now = release;
         } else {
             now += jobs->left[job];
             bound = cf__most(bound, now + jobs->tail[job]);
-            cf__bounds_clear_waiting(jobs, jobs->place[job]);
+            cf__pack_bins_mark(&jobs->waiting, place, 0);
         }
     }
 }
@@ -6475,10 +6432,22 @@ static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
-/* Heads, tails and the critical path alone; linear in the passes. */
+/* Heads, tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
-    cf__bounds_find_paths(&bounds->paths, pipe, split);
-    bounds->critical_path = bounds->paths.critical;
+    cf__bounds_paths *paths = &bounds->paths;
+    int64_t i;
+    paths->pipe = pipe;
+    paths->split = split;
+    cf__bounds_fill_seconds(paths);
+    for (i = 0; i < pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
+        cf__bounds_find_unit(paths, &unit);
+        i += unit.n;
+    }
+    bounds->critical_path = 0;
+    for (i = 0; i < pipe->n * pipe->n_v; i++)
+        bounds->critical_path =
+            cf__most(bounds->critical_path, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
 /* limits: most chunks on each stage, 0: any number. NULL: `limit` on all of them. */
@@ -7090,7 +7059,7 @@ static void cf__search_note_best(cf__search *search, cf_schedule_kind kind, doub
     search->report.fixed_makespan = makespan;
 }
 
-static cf_result cf__search_try_patterns(cf__search *search) {
+static void cf__search_try_patterns(cf__search *search) {
     static const cf_schedule_kind kinds[CF__SEARCH_FIXED] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_GPIPE};
     cf__clock *clock = &search->clock;
     int i;
@@ -7102,7 +7071,6 @@ static cf_result cf__search_try_patterns(cf__search *search) {
         search->report.n_tried++;
         if (clock->makespan < search->report.makespan) cf__search_note_best(search, kinds[i], clock->makespan);
     }
-    return CF_OK;
 }
 
 /* ---- dispatch as a candidate ---- */
@@ -7121,24 +7089,10 @@ static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind, do
     return 1;
 }
 
-static cf__dispatch_policy cf__search_policy(int split, int risk, double bias, double patience) {
-    cf__dispatch_policy policy;
-    memset(&policy, 0, sizeof policy);
-    policy.split = split;
-    policy.risk = risk;
-    policy.bias = bias;
-    policy.patience = patience;
-    return policy;
-}
-
-/* The n units reversed from place `first` on. */
-static void cf__search_reverse(cf__pipe_unit *units, int64_t first, int64_t n) {
-    int64_t i;
-    for (i = 0; i < n / 2; i++) {
-        cf__pipe_unit swap = units[first + i];
-        units[first + i] = units[first + n - 1 - i];
-        units[first + n - 1 - i] = swap;
-    }
+static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
+    cf__pipe_unit swap = units[a];
+    units[a] = units[b];
+    units[b] = swap;
 }
 
 /* Starting orders: plan order and its reverse, dearest first and cheapest first, cheap ones at both ends. A short chunk
@@ -7149,7 +7103,7 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
     if (order >= 2) cf__schedule_sort_units(m);
-    if (order == 1 || order == 3) cf__search_reverse(m->units, 0, n);
+    for (i = 0; i < n / 2 && (order == 1 || order == 3); i++) cf__search_swap(m->units, i, n - 1 - i);
     if (order != 4) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
@@ -7166,8 +7120,9 @@ static void cf__search_try_grid(cf__search *search) {
         for (o = 0; o < CF__SEARCH_ORDERS && !cf__search_is_over(search); o++) {
             double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
             int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
+            cf__dispatch_policy policy = {split, risk, bias, 0, i / 3 % 2 == 0 ? 0 : 0.5, 0, NULL};
             cf__search_set_order(m, orders[o]);
-            search->dispatch.policy = cf__search_policy(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
+            search->dispatch.policy = policy;
             if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
         }
     cf__search_set_order(m, best_order);
@@ -7198,12 +7153,6 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
     if (from < to) memmove(&units[from], &units[from + 1], (size_t)(to - from) * sizeof unit);
     else memmove(&units[to + 1], &units[to], (size_t)(from - to) * sizeof unit);
     units[to] = unit;
-}
-
-static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
-    cf__pipe_unit swap = units[a];
-    units[a] = units[b];
-    units[b] = swap;
 }
 
 static void cf__search_change_policy(cf__search *search) {
@@ -7286,13 +7235,13 @@ static void cf__search_walk(cf__search *search, int64_t until, double current) {
 /* Another point to walk from, far from the best. */
 static void cf__search_jump(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
-    double much = search->bounds[0].critical_path;
-    int64_t i;
-    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
-    int split = m->desc.split_backward && cf__search_below(search, 2);
-    for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, NULL};
+    policy.risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
+    policy.split = m->desc.split_backward && cf__search_below(search, 2);
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
-    search->dispatch.policy = cf__search_policy(split, risk, cf__product(much, cf__search_random(search)), 0);
+    policy.bias = cf__product(search->bounds[0].critical_path, cf__search_random(search));
+    search->dispatch.policy = policy;
 }
 
 /* The first walk starts at the best point so far, later ones, where the budget is ample, at others. */
@@ -7311,22 +7260,16 @@ static void cf__search_walk_about(cf__search *search) {
 /* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
    (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
    and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
-static void cf__search_set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
+static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds[split].critical_path;
-    *policy = cf__search_policy(split, 0, cf__product(much, (double)(n + 1)), 0);
-    policy->deep = much;
-    policy->depth = split ? p * n : 0;
-    policy->ahead = search->ahead;
+    cf__dispatch_policy policy = {split, 0, cf__product(much, (double)(n + 1)), much, 0, split ? p * n : 0, NULL};
+    policy.ahead = search->ahead;
     for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
+    search->dispatch.policy = policy;
     cf__schedule_collect_units(m);
-}
-
-static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
-    cf__search_set_fixed_policy(search, kind);
     cf__search_try_dispatch(search, kind, search->report.makespan);
 }
 
@@ -7335,7 +7278,6 @@ static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind)
 static void cf__search_start(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     const cf_schedule_desc *desc = &m->desc;
-    int64_t i;
     int split;
     search->budget = desc->budget > 0 ? desc->budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
@@ -7355,14 +7297,14 @@ static void cf__search_start(cf__search *search) {
             search->goal = cf__bounds_strongest(&search->bounds[split]);
     }
     if (search->nudges == NULL) return;
-    for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
 }
 
 static cf_result cf__search_best(cf__search *search) {
     const cf_schedule_desc *desc = &search->maker.desc;
     cf_search_report *report = &search->report;
-    if (desc->n_virtual == 1) CF__TRY(cf__search_try_patterns(search));
+    if (desc->n_virtual == 1) cf__search_try_patterns(search);
     else cf__search_dispatch_fixed(search, CF_SCHEDULE_INTERLEAVED);
     if (desc->split_backward) cf__search_dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
     if (cf__search_dispatches(&search->maker) && !cf__search_is_over(search)) {
