@@ -5294,7 +5294,8 @@ typedef struct cf__graph_walk {
 } cf__graph_walk;
 
 /* Fills order so that each node comes after those that it waits for. */
-static cf_result cf__graph_sort_nodes(const cf__graph_walk *walk) {
+static cf_result cf__graph_sort_nodes(void *job) {
+    const cf__graph_walk *walk = (const cf__graph_walk *)job;
     const cf_graph *graph = walk->graph;
     int32_t *waiting = walk->waiting, *order = walk->order;
     int64_t i, n = 0, n_ready;
@@ -5314,14 +5315,9 @@ static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
     walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
 }
 
-static cf_result cf__graph_check_order(void *job) { return cf__graph_sort_nodes((cf__graph_walk *)job); }
-
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_check_order};
-    cf__graph_walk walk;
-    memset(&walk, 0, sizeof walk);
-    walk.graph = graph;
-    walk.error = error;
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_sort_nodes};
+    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
     CF__TRY(cf__check_graph_arrays(graph, error));
     return cf__make(&recipe, &walk, allocator, error);
 }
@@ -5421,10 +5417,7 @@ static cf_result cf__graph_critical_fill(void *job) {
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error) {
     static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
-    cf__graph_walk walk;
-    memset(&walk, 0, sizeof walk);
-    walk.graph = graph;
-    walk.error = error;
+    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
     CF__TRY(cf__check_graph_arrays(graph, error));
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__make(&recipe, &walk, allocator, error));
