@@ -4723,29 +4723,23 @@ static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
 
 /* ---- the plan's units ---- */
 
-/* The n chunks of a unit agree with their group. Everything that walks over groups counts on it. */
-static cf_result cf__check_unit(const cf_plan *plan, int64_t id, int64_t n, cf_error *error) {
-    int64_t i;
-    for (i = 0; i < n; i++) {
-        const cf_chunk *c = &plan->chunks[id + i];
-        if (c->group != plan->chunks[id].group || c->index != i)
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id + i, plan->chunks[id].group, c->group,
-                            "the chunk and its group disagree");
-        if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
-            return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id + i, plan->n_slices - 1, c->first_slice,
-                            "the chunk's slices do not exist");
-    }
-    return CF_OK;
-}
-
-/* All units of a rank. */
+/* All units of a rank: the chunks of each agree with their group. Everything that walks over groups counts on it. */
 static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
-    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, n;
-    for (; id < end; id += n) {
+    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, first, n;
+    while (id < end) {
+        first = id;
         n = cf__unit_chunks(plan, id);
         if (n == 0)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.group", id, "the chunk and its group disagree");
-        CF__TRY(cf__check_unit(plan, id, n, error));
+        for (; id < first + n; id++) {
+            const cf_chunk *c = &plan->chunks[id];
+            if (c->group != plan->chunks[first].group || c->index != id - first)
+                return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, plan->chunks[first].group, c->group,
+                                "the chunk and its group disagree");
+            if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
+                return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id, plan->n_slices - 1, c->first_slice,
+                                "the chunk's slices do not exist");
+        }
     }
     return CF_OK;
 }
@@ -4972,9 +4966,10 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
 
 /* ---- checking a graph ---- */
 
-static cf_result cf__graph_bad(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got,
-                               const char *why) {
-    return cf__fail(error, CF_ERROR_GRAPH, field, item, wanted, got, why);
+static cf_result cf__graph_check_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
+                                        const char *why, cf_error *error) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf__fail(error, CF_ERROR_GRAPH, field, item, got < least ? least : most, got, why);
 }
 
 static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
@@ -5003,13 +4998,10 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
 static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field,
                                        cf_error *error) {
     int64_t i;
-    if (first[0] != 0) return cf__graph_bad(error, field, 0, 0, first[0], "does not start at 0");
-    for (i = 0; i < n; i++) {
-        if (first[i + 1] < first[i]) return cf__graph_bad(error, field, i + 1, first[i], first[i + 1], "falls");
-        if (first[i + 1] > end) return cf__graph_bad(error, field, i + 1, end, first[i + 1], "is out of range");
-    }
-    if (first[n] != end) return cf__graph_bad(error, field, n, end, first[n], "does not end with the last item");
-    return CF_OK;
+    CF__TRY(cf__graph_check_within(first[0], 0, 0, field, 0, "does not start at 0", error));
+    for (i = 0; i < n; i++)
+        CF__TRY(cf__graph_check_within(first[i + 1], first[i], end, field, i + 1, "falls, or is out of range", error));
+    return cf__graph_check_within(first[n], end, end, field, n, "does not end with the last item", error);
 }
 
 static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
@@ -5020,18 +5012,17 @@ static cf_result cf__graph_check_seconds(double seconds, const char *field, int6
 static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
     int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
     for (i = 0; i < graph->n_steps; i++) {
-        int64_t n = graph->first[i + 1] - graph->first[i], least = 2 + graph->split;
-        if (n != least * n_stages && n != (least + 1) * n_stages)
-            return cf__graph_bad(error, "first", i + 1, least * n_stages, n, "wrong number of nodes for a chunk");
+        int64_t n = graph->first[i + 1] - graph->first[i], least = (2 + graph->split) * n_stages;
+        if (n == least + n_stages) continue; /* it is replayed */
+        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
     }
     for (i = 0; i < graph->n_nodes; i++) {
         const cf_node *node = &graph->nodes[i];
         id = node->pass < 0 || node->pass > CF_W ? -1
                                                  : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        if (id != i)
-            return cf__graph_bad(error, "nodes", i, i, id, "pass, chunk and stage of this node lead to another number");
-        if (node->keep < 0 || node->keep > (node->pass <= CF_R))
-            return cf__graph_bad(error, "nodes.keep", i, node->pass <= CF_R, node->keep, "is out of range");
+        CF__TRY(cf__graph_check_within(id, i, i, "nodes", i,
+                                       "pass, chunk and stage of this node lead to another number", error));
+        CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
         CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
     }
     return CF_OK;
@@ -5042,12 +5033,12 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
     for (i = 0; i < graph->n_nodes; i++)
         for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
             const cf_edge *edge = &graph->edges[j];
-            if (edge->to != i)
-                return cf__graph_bad(error, "edges.to", j, i, edge->to, "stands among the edges of another node");
-            if (edge->from < 0 || edge->from >= graph->n_nodes)
-                return cf__graph_bad(error, "edges.from", j, graph->n_nodes - 1, edge->from, "there is no such node");
-            if (edge->why < 0 || edge->why >= CF_EDGE_COUNT)
-                return cf__graph_bad(error, "edges.why", j, CF_EDGE_COUNT - 1, edge->why, "there is no such reason");
+            CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node",
+                                           error));
+            CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node",
+                                           error));
+            CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason",
+                                           error));
             CF__TRY(cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error));
         }
     return CF_OK;
@@ -5057,17 +5048,16 @@ static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
 static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
     int64_t i, j;
     for (i = 0; i < graph->n_nodes; i++) {
-        int64_t n = graph->first_out[i + 1] - graph->first_out[i];
-        if (n > CF_MAX_SUCCESSORS)
-            return cf__graph_bad(error, "first_out", i, CF_MAX_SUCCESSORS, n, "too many edges leave this node");
+        int64_t n = graph->first_out[i + 1] - graph->first_out[i], least = 0;
+        CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node",
+                                       error));
         for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
             int64_t edge = graph->out[j];
-            if (edge < 0 || edge >= graph->n_edges)
-                return cf__graph_bad(error, "out", j, graph->n_edges - 1, edge, "there is no such edge");
-            if (graph->edges[edge].from != i)
-                return cf__graph_bad(error, "out", j, i, graph->edges[edge].from, "this edge leaves another node");
-            if (j > graph->first_out[i] && edge <= graph->out[j - 1])
-                return cf__graph_bad(error, "out", j, graph->out[j - 1] + (int64_t)1, edge, "edges do not rise");
+            CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
+                                           "there is no such edge, or the edges of a node do not rise", error));
+            CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "this edge leaves another node",
+                                           error));
+            least = edge + 1;
         }
     }
     return CF_OK;
@@ -5091,11 +5081,17 @@ static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) 
     int64_t node = 0, i;
     while (waiting[node] <= 0) node++;
     while (waiting[node] > 0) {
-        waiting[node] = -1;
-        for (i = graph->first_in[node]; waiting[graph->edges[i].from] == 0; i++) continue;
+        waiting[node] = 0;
+        for (i = graph->first_in[node]; waiting[graph->edges[i].from] < 0; i++) continue;
         node = graph->edges[i].from;
     }
     return node;
+}
+
+/* How many edges each node waits for at the start. */
+static void cf__graph_count_waiting(const cf_graph *graph, int32_t *waiting) {
+    int64_t i;
+    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
 }
 
 /* What works on a checked graph. */
@@ -5107,21 +5103,16 @@ typedef struct cf__graph_walk {
 } cf__graph_walk;
 
 /* Fills order so that each node comes after those that it waits for. */
-static cf_result cf__graph_sort_nodes(const cf__graph_walk *walk) {
+static cf_result cf__graph_sort_nodes(void *job) {
+    const cf__graph_walk *walk = (const cf__graph_walk *)job;
     const cf_graph *graph = walk->graph;
     int32_t *waiting = walk->waiting, *order = walk->order;
-    int64_t i, j, n = 0;
-    for (i = 0; i < graph->n_nodes; i++) {
-        waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+    int64_t i, n = 0, n_ready;
+    cf__graph_count_waiting(graph, waiting);
+    for (i = 0; i < graph->n_nodes; i++)
         if (waiting[i] == 0) order[n++] = (int32_t)i;
-    }
-    for (i = 0; i < n; i++) {
-        int64_t node = order[i];
-        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
-            int32_t to = graph->edges[graph->out[j]].to;
-            if (--waiting[to] == 0) order[n++] = to;
-        }
-    }
+    for (i = 0; i < n; i++, n += n_ready)
+        (void)cf_graph_complete(graph, waiting, order[i], &order[n], &n_ready, NULL);
     if (n == graph->n_nodes) return CF_OK;
     return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
                       "this node waits for itself, directly or through others");
@@ -5133,14 +5124,9 @@ static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
     walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
 }
 
-static cf_result cf__graph_check_order(void *job) { return cf__graph_sort_nodes((cf__graph_walk *)job); }
-
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_check_order};
-    cf__graph_walk walk;
-    memset(&walk, 0, sizeof walk);
-    walk.graph = graph;
-    walk.error = error;
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_sort_nodes};
+    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
     CF__TRY(cf__check_graph_arrays(graph, error));
     return cf__make(&recipe, &walk, allocator, error);
 }
@@ -5240,10 +5226,7 @@ static cf_result cf__graph_critical_fill(void *job) {
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error) {
     static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
-    cf__graph_walk walk;
-    memset(&walk, 0, sizeof walk);
-    walk.graph = graph;
-    walk.error = error;
+    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
     CF__TRY(cf__check_graph_arrays(graph, error));
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__make(&recipe, &walk, allocator, error));
@@ -5258,18 +5241,17 @@ CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
 /* ---- for executors ---- */
 
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
-    int64_t i;
     CF__TRY(cf__check_graph_arrays(graph, error));
     if (count < graph->n_nodes)
         return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
     if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
-    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+    cf__graph_count_waiting(graph, waiting);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
-    int64_t i, j, n = 0;
+    int64_t i, n = 0;
     if (graph == NULL) return cf__fail_null(error, "graph");
     if (waiting == NULL) return cf__fail_null(error, "waiting");
     if (ready == NULL) return cf__fail_null(error, "ready");
@@ -5282,9 +5264,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
     waiting[node] = -1;
     for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
         int32_t to = graph->edges[graph->out[i]].to;
-        if (--waiting[to] != 0) continue;
-        for (j = n++; j > 0 && ready[j - 1] > to; j--) ready[j] = ready[j - 1];
-        ready[j] = to;
+        if (--waiting[to] == 0) ready[n++] = to; /* edges rise by where they lead */
     }
     *n_ready = n;
     return CF_OK;
@@ -6000,7 +5980,6 @@ typedef struct cf__bounds_paths {
     double *seconds[CF_COMPUTE_PASS_COUNT]; /* (cells) */
     double *head[CF_COMPUTE_PASS_COUNT];    /* (cells) */
     double *tail[CF_COMPUTE_PASS_COUNT];    /* (cells) */
-    double critical;                        /* longest head + seconds + tail */
 } cf__bounds_paths;
 
 static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, int split, cf__carver *carver) {
@@ -6074,28 +6053,9 @@ static void cf__bounds_find_unit(cf__bounds_paths *paths, const cf__pipe_unit *u
     for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
 }
 
-/* Fills paths, unit by unit; time is linear in the passes. Every longest path begins with an F. */
-static void cf__bounds_find_paths(cf__bounds_paths *paths, const cf__pipeline *pipe, int split) {
-    int64_t i;
-    paths->pipe = pipe;
-    paths->split = split;
-    paths->critical = 0;
-    cf__bounds_fill_seconds(paths);
-    for (i = 0; i < pipe->n;) {
-        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
-        cf__bounds_find_unit(paths, &unit);
-        i += unit.n;
-    }
-    for (i = 0; i < pipe->n * pipe->n_v; i++)
-        paths->critical = cf__most(paths->critical, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
-}
-
 /* ---- one stage by itself ---- */
 
-/* Working space of the bounds of one stage. A job is a pass there. Jobs that can run wait in a set of bits, one for
-   each place in the order of urgency: waiting[i] has a bit for each word of waiting[i - 1] that is not zero. */
-enum { CF__BOUNDS_LEVELS = 6 };
-
+/* Working space of the bounds of one stage. A job is a pass there. */
 typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *tail;      /* (most jobs) */
@@ -6103,8 +6063,7 @@ typedef struct cf__bounds_jobs {
     int32_t *by_head;         /* (most jobs) */
     int32_t *by_tail;         /* (most jobs) longest first */
     int32_t *place;           /* (most jobs) in by_tail */
-    uint64_t *waiting[CF__BOUNDS_LEVELS];
-    int n_levels;
+    cf__pack_bins waiting;    /* its set of bits alone: by place in by_tail, the jobs that can run */
 } cf__bounds_jobs;
 
 static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
@@ -6114,32 +6073,12 @@ static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carv
     jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
     jobs->by_tail = (int32_t *)cf__take(carver, most, sizeof(int32_t));
     jobs->place = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->n_levels = 0;
+    jobs->waiting.n_levels = 0;
     do {
         most = cf__div_up(most, 64);
-        jobs->waiting[jobs->n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+        jobs->waiting.n_words[jobs->waiting.n_levels] = most;
+        jobs->waiting.words[jobs->waiting.n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
     } while (most > 1);
-}
-
-static void cf__bounds_set_waiting(cf__bounds_jobs *jobs, int64_t place) {
-    int level;
-    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
-        jobs->waiting[level][place >> 6] |= (uint64_t)1 << (place & 63);
-}
-
-static void cf__bounds_clear_waiting(cf__bounds_jobs *jobs, int64_t place) {
-    int level;
-    for (level = 0; level < jobs->n_levels; level++, place >>= 6)
-        if ((jobs->waiting[level][place >> 6] &= ~((uint64_t)1 << (place & 63))) != 0) return;
-}
-
-/* The most urgent job that waits; -1: none does. */
-static int64_t cf__bounds_most_urgent(const cf__bounds_jobs *jobs) {
-    int level = jobs->n_levels - 1;
-    int64_t place = 0;
-    if (jobs->waiting[level][0] == 0) return -1;
-    for (; level >= 0; level--) place = place << 6 | cf__pack_lowest_bit(jobs->waiting[level][place]);
-    return jobs->by_tail[place];
 }
 
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
@@ -6209,38 +6148,34 @@ static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const dou
 
 /* By head, and by tail with the longest first; of equal tails the lower job is first. */
 static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
-    int64_t i, n_words = jobs->n;
-    int level;
+    int64_t i;
     cf__bounds_sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
     cf__bounds_sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
     for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (int32_t)i;
-    for (level = 0; level < jobs->n_levels; level++) {
-        n_words = cf__div_up(n_words, 64);
-        memset(jobs->waiting[level], 0, (size_t)n_words * sizeof(uint64_t));
-    }
+    cf__pack_bins_reset(&jobs->waiting);
 }
 
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
    the maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
 static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
-    int64_t i = 0, job;
+    int64_t i = 0, place, job;
     double now = 0, bound = 0;
-    if (jobs->n == 0) return 0;
     cf__bounds_sort_jobs(jobs);
     for (;;) {
         double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
-        job = release <= now ? -1 : cf__bounds_most_urgent(jobs);
-        if (job < 0 && i == jobs->n) return bound;
+        place = release <= now ? -1 : cf__pack_bins_find(&jobs->waiting, 0);
+        if (place < 0 && i == jobs->n) return bound;
+        job = place < 0 ? -1 : jobs->by_tail[place];
         if (job < 0) {
             now = cf__most(now, release);
-            cf__bounds_set_waiting(jobs, jobs->place[jobs->by_head[i++]]);
+            cf__pack_bins_mark(&jobs->waiting, jobs->place[jobs->by_head[i++]], 1);
         } else if (now + jobs->left[job] > release) {
             jobs->left[job] -= release - now;
             now = release;
         } else {
             now += jobs->left[job];
             bound = cf__most(bound, now + jobs->tail[job]);
-            cf__bounds_clear_waiting(jobs, jobs->place[job]);
+            cf__pack_bins_mark(&jobs->waiting, place, 0);
         }
     }
 }
@@ -6299,10 +6234,22 @@ static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
-/* Heads, tails and the critical path alone; linear in the passes. */
+/* Heads, tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
-    cf__bounds_find_paths(&bounds->paths, pipe, split);
-    bounds->critical_path = bounds->paths.critical;
+    cf__bounds_paths *paths = &bounds->paths;
+    int64_t i;
+    paths->pipe = pipe;
+    paths->split = split;
+    cf__bounds_fill_seconds(paths);
+    for (i = 0; i < pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
+        cf__bounds_find_unit(paths, &unit);
+        i += unit.n;
+    }
+    bounds->critical_path = 0;
+    for (i = 0; i < pipe->n * pipe->n_v; i++)
+        bounds->critical_path =
+            cf__most(bounds->critical_path, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
 /* limits: most chunks on each stage, 0: any number. NULL: `limit` on all of them. */
@@ -6390,7 +6337,7 @@ typedef struct cf__dispatch_next {
 typedef struct cf__dispatch_worker {
     double free_at;
     double link_free[2];
-    int64_t room_chunks, room_bytes; /* not yet promised */
+    cf__schedule_limits room;        /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     cf__dispatch_queue queues[CF__DISPATCH_QUEUES];
@@ -6573,13 +6520,13 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
 }
 
 /* What a unit may ever hold on a stage. */
-static int64_t cf__dispatch_room_chunks(const cf__dispatch *d, int64_t unit) {
-    return d->maker->units[unit].k * d->maker->desc.n_virtual;
-}
-
-static int64_t cf__dispatch_room_bytes(const cf__dispatch *d, int64_t unit) {
+static cf__schedule_limits cf__dispatch_room(const cf__dispatch *d, int64_t id) {
     const cf__schedule_maker *m = d->maker;
-    return m->needs != NULL ? m->needs[m->units[unit].first + m->units[unit].n - 1] * m->desc.n_virtual : 0;
+    const cf__pipe_unit *unit = &m->units[id];
+    cf__schedule_limits room;
+    room.chunks = unit->k * m->desc.n_virtual;
+    room.bytes = m->needs != NULL ? cf__pattern_room(m, unit) * m->desc.n_virtual : 0;
+    return room;
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks) {
@@ -6587,10 +6534,9 @@ static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks
     int q;
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
-        cf__schedule_limits limits = cf__schedule_limits_of(&d->maker->desc, s);
         worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
-        worker->room_chunks = cf__min(limits.chunks, depth);
-        worker->room_bytes = limits.bytes;
+        worker->room = cf__schedule_limits_of(&d->maker->desc, s);
+        worker->room.chunks = cf__min(worker->room.chunks, depth);
         worker->next_unit = worker->n_ahead = worker->n_done = 0;
         for (q = 0; q < CF__DISPATCH_QUEUES; q++) worker->queues[q].n = 0;
     }
@@ -6602,7 +6548,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_number_units(m);
     for (u = 0; u < m->n_units; u++) {
         d->place[u] = (double)u;
-        most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room_chunks(d, u));
+        most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room(d, u).chunks);
     }
     memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
     d->makespan = 0;
@@ -6622,21 +6568,18 @@ static void cf__dispatch_start(cf__dispatch *d) {
 /* Whether a unit may start on a stage: see above. */
 static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t chunks = cf__dispatch_room_chunks(d, unit), bytes = cf__dispatch_room_bytes(d, unit);
-    int64_t first = worker->next_unit;
-    if (d->policy.ahead != NULL && (unit != first || worker->n_ahead >= d->policy.ahead[stage])) return 0;
-    if (d->policy.risk) return bytes <= worker->room_bytes;
-    if (unit != first) {
-        chunks += cf__dispatch_room_chunks(d, first);
-        bytes += cf__dispatch_room_bytes(d, first);
-    }
-    return chunks <= worker->room_chunks && bytes <= worker->room_bytes;
+    cf__schedule_limits room = cf__dispatch_room(d, unit), first = {0, 0};
+    if (d->policy.ahead != NULL && (unit != worker->next_unit || worker->n_ahead >= d->policy.ahead[stage])) return 0;
+    if (d->policy.risk) return room.bytes <= worker->room.bytes;
+    if (unit != worker->next_unit) first = cf__dispatch_room(d, worker->next_unit);
+    return room.chunks + first.chunks <= worker->room.chunks && room.bytes + first.bytes <= worker->room.bytes;
 }
 
 static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    if (!d->policy.risk) worker->room_chunks -= cf__dispatch_room_chunks(d, unit);
-    worker->room_bytes -= cf__dispatch_room_bytes(d, unit);
+    cf__schedule_limits room = cf__dispatch_room(d, unit);
+    if (!d->policy.risk) worker->room.chunks -= room.chunks;
+    worker->room.bytes -= room.bytes;
     d->started[unit * d->pipe->n_stages + stage] = 1;
     while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
         worker->next_unit++;
@@ -6646,14 +6589,14 @@ static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t unit
 static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
-    worker->room_chunks += d->policy.risk || chunk - unit->first < unit->k;
-    if (needs != NULL) worker->room_bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
+    worker->room.chunks += d->policy.risk || chunk - unit->first < unit->k;
+    if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
 /* A pass, or -1 if there is no slot for it, where slots are taken one by one. */
 static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
-    if (id < 0 || !d->policy.risk || d->workers[stage].room_chunks > 0) return id;
+    if (id < 0 || !d->policy.risk || d->workers[stage].room.chunks > 0) return id;
     return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
 }
 
@@ -6701,7 +6644,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
     cf_pass pass = cf__dispatch_pass(d, id);
     double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
-    if (d->policy.risk) worker->room_chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
+    if (d->policy.risk) worker->room.chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
     worker->done[worker->n_done++] = id;
     d->n_left--;
     worker->free_at = end;
@@ -6918,7 +6861,7 @@ static void cf__search_note_best(cf__search *search, cf_schedule_kind kind, doub
     search->report.fixed_makespan = makespan;
 }
 
-static cf_result cf__search_try_patterns(cf__search *search) {
+static void cf__search_try_patterns(cf__search *search) {
     static const cf_schedule_kind kinds[CF__SEARCH_FIXED] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_GPIPE};
     cf__clock *clock = &search->clock;
     int i;
@@ -6930,7 +6873,6 @@ static cf_result cf__search_try_patterns(cf__search *search) {
         search->report.n_tried++;
         if (clock->makespan < search->report.makespan) cf__search_note_best(search, kinds[i], clock->makespan);
     }
-    return CF_OK;
 }
 
 /* ---- dispatch as a candidate ---- */
@@ -6949,24 +6891,10 @@ static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind, do
     return 1;
 }
 
-static cf__dispatch_policy cf__search_policy(int split, int risk, double bias, double patience) {
-    cf__dispatch_policy policy;
-    memset(&policy, 0, sizeof policy);
-    policy.split = split;
-    policy.risk = risk;
-    policy.bias = bias;
-    policy.patience = patience;
-    return policy;
-}
-
-/* The n units reversed from place `first` on. */
-static void cf__search_reverse(cf__pipe_unit *units, int64_t first, int64_t n) {
-    int64_t i;
-    for (i = 0; i < n / 2; i++) {
-        cf__pipe_unit swap = units[first + i];
-        units[first + i] = units[first + n - 1 - i];
-        units[first + n - 1 - i] = swap;
-    }
+static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
+    cf__pipe_unit swap = units[a];
+    units[a] = units[b];
+    units[b] = swap;
 }
 
 /* Starting orders: plan order and its reverse, dearest first and cheapest first, cheap ones at both ends. A short chunk
@@ -6977,7 +6905,7 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
     if (order >= 2) cf__schedule_sort_units(m);
-    if (order == 1 || order == 3) cf__search_reverse(m->units, 0, n);
+    for (i = 0; i < n / 2 && (order == 1 || order == 3); i++) cf__search_swap(m->units, i, n - 1 - i);
     if (order != 4) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
@@ -6994,8 +6922,9 @@ static void cf__search_try_grid(cf__search *search) {
         for (o = 0; o < CF__SEARCH_ORDERS && !cf__search_is_over(search); o++) {
             double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
             int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
+            cf__dispatch_policy policy = {split, risk, bias, 0, i / 3 % 2 == 0 ? 0 : 0.5, 0, NULL};
             cf__search_set_order(m, orders[o]);
-            search->dispatch.policy = cf__search_policy(split, risk, bias, i / 3 % 2 == 0 ? 0 : 0.5);
+            search->dispatch.policy = policy;
             if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
         }
     cf__search_set_order(m, best_order);
@@ -7026,12 +6955,6 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
     if (from < to) memmove(&units[from], &units[from + 1], (size_t)(to - from) * sizeof unit);
     else memmove(&units[to + 1], &units[to], (size_t)(from - to) * sizeof unit);
     units[to] = unit;
-}
-
-static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
-    cf__pipe_unit swap = units[a];
-    units[a] = units[b];
-    units[b] = swap;
 }
 
 static void cf__search_change_policy(cf__search *search) {
@@ -7114,13 +7037,13 @@ static void cf__search_walk(cf__search *search, int64_t until, double current) {
 /* Another point to walk from, far from the best. */
 static void cf__search_jump(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
-    double much = search->bounds[0].critical_path;
-    int64_t i;
-    int risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
-    int split = m->desc.split_backward && cf__search_below(search, 2);
-    for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, NULL};
+    policy.risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
+    policy.split = m->desc.split_backward && cf__search_below(search, 2);
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
-    search->dispatch.policy = cf__search_policy(split, risk, cf__product(much, cf__search_random(search)), 0);
+    policy.bias = cf__product(search->bounds[0].critical_path, cf__search_random(search));
+    search->dispatch.policy = policy;
 }
 
 /* The first walk starts at the best point so far, later ones, where the budget is ample, at others. */
@@ -7139,22 +7062,16 @@ static void cf__search_walk_about(cf__search *search) {
 /* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
    (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
    and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
-static void cf__search_set_fixed_policy(cf__search *search, cf_schedule_kind kind) {
+static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds[split].critical_path;
-    *policy = cf__search_policy(split, 0, cf__product(much, (double)(n + 1)), 0);
-    policy->deep = much;
-    policy->depth = split ? p * n : 0;
-    policy->ahead = search->ahead;
+    cf__dispatch_policy policy = {split, 0, cf__product(much, (double)(n + 1)), much, 0, split ? p * n : 0, NULL};
+    policy.ahead = search->ahead;
     for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
+    search->dispatch.policy = policy;
     cf__schedule_collect_units(m);
-}
-
-static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
-    cf__search_set_fixed_policy(search, kind);
     cf__search_try_dispatch(search, kind, search->report.makespan);
 }
 
@@ -7163,7 +7080,6 @@ static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind)
 static void cf__search_start(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     const cf_schedule_desc *desc = &m->desc;
-    int64_t i;
     int split;
     search->budget = desc->budget > 0 ? desc->budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
@@ -7183,14 +7099,14 @@ static void cf__search_start(cf__search *search) {
             search->goal = cf__bounds_strongest(&search->bounds[split]);
     }
     if (search->nudges == NULL) return;
-    for (i = 0; i < cf__dispatch_passes(&m->pipe); i++) search->nudges[i] = 0;
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
 }
 
 static cf_result cf__search_best(cf__search *search) {
     const cf_schedule_desc *desc = &search->maker.desc;
     cf_search_report *report = &search->report;
-    if (desc->n_virtual == 1) CF__TRY(cf__search_try_patterns(search));
+    if (desc->n_virtual == 1) cf__search_try_patterns(search);
     else cf__search_dispatch_fixed(search, CF_SCHEDULE_INTERLEAVED);
     if (desc->split_backward) cf__search_dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
     if (cf__search_dispatches(&search->maker) && !cf__search_is_over(search)) {
