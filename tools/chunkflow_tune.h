@@ -1062,6 +1062,7 @@ typedef struct cft__tuner {
     cf_allocator allocator;
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
+    int64_t best_kind;       /* where `best` stands among the kinds; -1: it does not */
     int64_t n_offloads, n_points, most_virtual; /* most_virtual: virtual stages of the deepest split */
 
     int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
@@ -1072,7 +1073,6 @@ typedef struct cft__tuner {
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
 
     /* of the split and ChunkSize at hand */
-    cf_memory_desc memory;
     cf_timing timing;
     double step_seconds;
     cf_stage_cost *costs;    /* (most_virtual) */
@@ -1086,8 +1086,6 @@ typedef struct cft__tuner {
     cf_plan *plan;
     cf_schedule *schedule, *lowered;
     cf_timeline *timeline;
-    cf_memory_load *moments; /* (n_moments) what a stage holds while each action runs; grows */
-    int64_t n_moments;
 
     int64_t done, total;     /* batches of candidates */
     int stop;
@@ -1095,14 +1093,6 @@ typedef struct cft__tuner {
 
 static int cft__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
     return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
-
-/* Where `best` stands among the kinds; -1: it does not. */
-static int64_t cft__best_kind(const cf_tune_desc *desc) {
-    int64_t i;
-    for (i = 0; i < desc->n_kinds; i++)
-        if (desc->kinds[i] == CF_SCHEDULE_BEST) return i;
-    return -1;
 }
 
 static cft__place cft__place_of(const cft__tuner *t, int64_t id) {
@@ -1143,31 +1133,27 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Whether the model and the machine allow this split, and it leaves no rank without a sequence. */
+/* Whether this split is what is asked for, the model and the machine allow it, and it leaves no rank without a
+   sequence. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
-    if (desc->parallel.tp == 0 && split->tp > desc->gpus_per_node) return 0;
-    if (desc->parallel.dp == 0 && split->dp > desc->batch) return 0;
+    const cf_parallel *fixed = &desc->parallel;
+    if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
+    if (fixed->dp > 0 ? split->dp != fixed->dp : split->dp > desc->batch) return 0;
+    if (fixed->pp > 0 && split->pp != fixed->pp) return 0;
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
 /* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
-    int64_t n = 0, tp, pp, gpus = desc->n_gpus;
+    int64_t n = 0, gpus = desc->n_gpus;
     cf_parallel split = desc->parallel;
-    if (gpus == 0) {
-        if (out != NULL) out[0] = cf_parallel_defaults(&split);
-        return 1;
-    }
-    for (tp = 1; tp <= gpus && tp <= desc->model->heads; tp++) {
-        if (gpus % tp != 0 || (desc->parallel.tp > 0 && tp != desc->parallel.tp)) continue;
-        for (pp = 1; pp <= gpus / tp && pp <= desc->model->layers; pp++) {
-            int64_t dp = gpus / tp / pp;
-            if (gpus / tp % pp != 0 || (desc->parallel.pp > 0 && pp != desc->parallel.pp)) continue;
-            if (desc->parallel.dp > 0 && dp != desc->parallel.dp) continue;
-            split.tp = tp;
-            split.pp = pp;
-            split.dp = dp;
-            if (!cft__split_fits(desc, &split)) continue;
+    if (gpus == 0 && out != NULL) *out = cf_parallel_defaults(&split);
+    if (gpus == 0) return 1;
+    for (split.tp = 1; split.tp <= gpus && split.tp <= desc->model->heads; split.tp++) {
+        if (gpus % split.tp != 0) continue;
+        for (split.pp = 1; split.pp <= gpus / split.tp && split.pp <= desc->model->layers; split.pp++) {
+            split.dp = gpus / split.tp / split.pp;
+            if (split.tp * split.pp * split.dp != gpus || !cft__split_fits(desc, &split)) continue;
             if (out != NULL) out[n] = cf_parallel_defaults(&split);
             n++;
         }
@@ -1190,29 +1176,32 @@ static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t mos
     return CF_OK;
 }
 
+/* A choice in a list. *seen: a bit for each choice that stands before it. */
+static cf_result cft__check_choice(int64_t choice, int64_t count, const char *field, int64_t item, uint32_t *seen,
+                                   cf_error *error) {
+    CFT__TRY(cft__range(choice, 1, count - 1, CF_ERROR_ARGUMENT, field, -1, error));
+    if (*seen >> choice & 1) return cft__refuse(error, CF_ERROR_ARGUMENT, field, item, "is in the list already");
+    *seen |= (uint32_t)1 << choice;
+    return CF_OK;
+}
+
 static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
-    int64_t i, j;
+    uint32_t kinds = 0, replays = 0;
+    int64_t i;
     CFT__TRY(cft__check_rising(desc->chunk_sizes, desc->n_chunk_sizes, CF_MAX_CHUNK_SIZE, "chunk_sizes",
                                "n_chunk_sizes", error));
     CFT__TRY(cft__check_rising(desc->ks, desc->n_ks, INT32_MAX, "ks", "n_ks", error));
     CFT__TRY(cft__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_LIMIT, "n_kinds", -1, error));
     for (i = 0; i < desc->n_kinds; i++) {
         cf_schedule_kind kind = desc->kinds[i];
-        CFT__TRY(cft__range((int64_t)kind, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_ARGUMENT, "kinds", -1, error));
+        CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
         if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
             return cft__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
                              "cannot use virtual stages");
-        for (j = 0; j < i; j++)
-            if (desc->kinds[j] == kind)
-                return cft__refuse(error, CF_ERROR_ARGUMENT, "kinds", i, "is in the list already");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
-    for (i = 0; i < desc->n_replays; i++) {
-        CFT__TRY(cft__range((int64_t)desc->replays[i], 1, CF_REPLAY_COUNT - 1, CF_ERROR_ARGUMENT, "replays", -1,
-                            error));
-        if (i > 0 && desc->replays[0] == desc->replays[i])
-            return cft__refuse(error, CF_ERROR_ARGUMENT, "replays", i, "is in the list already");
-    }
+    for (i = 0; i < desc->n_replays; i++)
+        CFT__TRY(cft__check_choice((int64_t)desc->replays[i], CF_REPLAY_COUNT, "replays", i, &replays, error));
     return CF_OK;
 }
 
@@ -1278,7 +1267,6 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     cf_memory_desc memory = desc->memory;
     cf_token_bytes unused;
     if (desc->model != NULL) {
-        memory.model = desc->model;
         memset(&memory.parallel, 0, sizeof memory.parallel);
         CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
         if (memory.unfused_attention)
@@ -1294,17 +1282,19 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
 static cf_result cft__count_candidates(cft__tuner *t) {
     cf_tuning *header = &t->header;
     const cf_tune_desc *desc = &t->desc;
-    int64_t each = desc->n_kinds * t->n_offloads, without_sizes, i;
-    for (i = 0; i < desc->n_kinds; i++) t->splits |= cft__kind_splits(desc, desc->kinds[i]);
+    int64_t each = desc->n_kinds * t->n_offloads, of_a_size, i;
+    for (i = 0; i < desc->n_kinds; i++) {
+        t->splits |= cft__kind_splits(desc, desc->kinds[i]);
+        if (desc->kinds[i] == CF_SCHEDULE_BEST) t->best_kind = i;
+    }
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
-    without_sizes = header->n_splits * desc->n_replays * each;
-    cft__add_product(&t->n_points, header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays);
-    if (t->n_points > CF_MAX_CANDIDATES / each)
-        return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
-                         CF_MAX_CANDIDATES / without_sizes / desc->n_ks, desc->n_chunk_sizes,
-                         "makes too many candidates");
-    header->n_candidates = t->n_points * each;
+    of_a_size = header->n_splits * desc->n_ks * desc->n_replays * each;
+    if (desc->n_chunk_sizes > CF_MAX_CANDIDATES / of_a_size)
+        return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
+                         desc->n_chunk_sizes, "makes too many candidates");
+    header->n_candidates = desc->n_chunk_sizes * of_a_size;
+    t->n_points = header->n_candidates / each;
     header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
     header->winner = -1;
     header->allocator = t->allocator;
@@ -1319,9 +1309,11 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     if (lengths == NULL) return cft__fail_null(error, "lengths");
     CFT__TRY(cft__range(n, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "n", -1, error));
     t->desc = cf_tune_defaults(desc);
+    t->desc.memory.model = desc->model;
     t->lengths = lengths;
     t->n = n;
     t->error = error;
+    t->best_kind = -1;
     t->n_offloads = desc->no_offload ? 1 : 2;
     CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
@@ -1456,6 +1448,7 @@ static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_
 
 /* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, const char *field) {
+    cf_memory_desc memory = t->desc.memory;
     int64_t s;
     cf_result result;
     if (t->desc.model == NULL) {
@@ -1465,10 +1458,8 @@ static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, con
         }
         return CF_OK;
     }
-    t->memory = t->desc.memory;
-    t->memory.model = t->desc.model;
-    t->memory.parallel = *split;
-    result = cf_memory_estimate(&t->memory, t->loads, split->pp * split->n_virtual, t->reports, split->pp, t->error);
+    memory.parallel = *split;
+    result = cf_memory_estimate(&memory, t->loads, split->pp * split->n_virtual, t->reports, split->pp, t->error);
     return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
 }
 
@@ -1494,7 +1485,6 @@ static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int6
         w->chunk = own->per_token_pass * 100;
         return CF_OK;
     }
-    memory.model = t->desc.model;
     memory.parallel = *split;
     CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
     loose = 100 + cf_memory_defaults(&memory).fragmentation;
@@ -1679,46 +1669,43 @@ static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedu
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Fills t->moments with what the stage holds at every action of its list. */
-static cf_result cft__find_moments(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
-    int64_t needed = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
-    if (needed > t->n_moments) {
-        void *memory;
-        if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
-        t->moments = NULL;
-        t->n_moments = 0;
-        CFT__TRY(cft__allocate(&t->allocator, (size_t)needed * sizeof *t->moments, &memory, t->error));
-        t->moments = (cf_memory_load *)memory;
-        t->n_moments = needed;
-    }
-    return cf_schedule_loads(t->plan, schedule, stage, t->moments, needed, t->error);
-}
-
-/* Finds the heaviest pass of one stage and puts what is held then into t->loads. schedule: the one at hand, or the same
-   with its transfers. */
-static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+/* Finds the heaviest pass of one stage and puts what is held then into t->loads. moments: what is held while each
+   action of the stage's list runs. */
+static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage,
+                               const cf_memory_load *moments) {
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
+    cft__stage *own = &t->stages[stage];
+    memset(&own->peak, 0, sizeof own->peak);
+    own->before = 0;
     for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
-    memset(&t->stages[stage].peak, 0, sizeof t->stages[stage].peak);
-    t->stages[stage].before = 0;
-    CFT__TRY(cft__find_moments(t, schedule, stage));
-    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
-        const cf_memory_load *held = &t->moments[(id - schedule->first[stage]) * n_virtual];
+    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
             const cft__weights *w = &t->weights[j * pp + stage];
-            weight += cft__weigh(w, &held[j]) + held[j].chunk_tokens * w->chunk;
+            weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->chunk;
         }
         if (weight > most) {
             most = weight;
-            t->stages[stage].before = passes;
-            t->stages[stage].peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = held[j];
+            own->before = passes;
+            own->peak = schedule->actions[id];
+            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = moments[j];
         }
         passes++;
     }
-    return CF_OK;
+}
+
+/* schedule: the one at hand, or the same with its transfers. */
+static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+    int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
+    size_t bytes = (size_t)cft__max(count, 1) * sizeof(cf_memory_load);
+    void *moments;
+    cf_result result;
+    CFT__TRY(cft__allocate(&t->allocator, bytes, &moments, t->error));
+    result = cf_schedule_loads(t->plan, schedule, stage, (cf_memory_load *)moments, count, t->error);
+    if (result == CF_OK) cft__note_heaviest(t, schedule, stage, (const cf_memory_load *)moments);
+    t->allocator.release(moments, t->allocator.user);
+    return result;
 }
 
 /* Costs, memory and limits of a split and a ChunkSize. */
@@ -1914,9 +1901,9 @@ static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch
     return CF_OK;
 }
 
-/* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
-static cf_result cft__chunk_bytes(cft__tuner *t, const cf_parallel *split, int64_t chunk_tokens, int64_t state_tokens,
-                                  int64_t *bytes, int64_t *stage) {
+/* Reports every stage of a split that runs one chunk of so many tokens, with the state of so many. */
+static cf_result cft__report_chunk(cft__tuner *t, const cf_parallel *split, int64_t chunk_tokens,
+                                   int64_t state_tokens) {
     int64_t v;
     for (v = 0; v < split->pp * split->n_virtual; v++) {
         cf_memory_load *load = &t->loads[v];
@@ -1924,10 +1911,7 @@ static cf_result cft__chunk_bytes(cft__tuner *t, const cf_parallel *split, int64
         load->live_tokens = load->chunk_tokens = chunk_tokens;
         load->state_tokens = load->state_gradient_tokens = state_tokens;
     }
-    CFT__TRY(cft__report_stages(t, split, "chunk_tokens"));
-    *stage = cft__fullest_report(t, split);
-    *bytes = t->reports[*stage].total;
-    return CF_OK;
+    return cft__report_stages(t, split, "chunk_tokens");
 }
 
 /* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
@@ -1936,11 +1920,13 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
         const cf_parallel *split = &t->tuning->splits[i];
-        int64_t bytes, stage;
-        CFT__TRY(cft__chunk_bytes(t, split, 1, 0, &bytes, &stage));
-        if (bytes <= t->tuning->limit_bytes) return CF_OK;
-        if (cft__chunk_bytes(t, split, tokens, state, &bytes, &stage) != CF_OK || bytes >= wanted) continue;
-        wanted = bytes;
+        int64_t stage;
+        CFT__TRY(cft__report_chunk(t, split, 1, 0));
+        if (t->reports[cft__fullest_report(t, split)].total <= t->tuning->limit_bytes) return CF_OK;
+        if (cft__report_chunk(t, split, tokens, state) != CF_OK) continue;
+        stage = cft__fullest_report(t, split);
+        if (t->reports[stage].total >= wanted) continue;
+        wanted = t->reports[stage].total;
         item = stage;
     }
     return cft__fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
@@ -2080,7 +2066,7 @@ static int cft__round_of(const cft__tuner *t, const cf_tune_candidate *c) {
     int included = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
     if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) included = 0;
     if (c->offload) return 2;
-    return included && cft__best_kind(&t->desc) >= 0 ? 1 : 0;
+    return included && t->best_kind >= 0 ? 1 : 0;
 }
 
 /* Whether another candidate's outcome says that this one need not be simulated; then its status says why. */
@@ -2097,7 +2083,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     if (c->offload && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
     if (t->desc.n_exact == CF_MAX_CANDIDATES || cft__round_of(t, c) != 1) return 0;
     origin.replay = replayed;
-    origin.kind = cft__best_kind(&t->desc);
+    origin.kind = t->best_kind;
     other = cft__candidate(t, origin);
     if (other->limited || other->status != CF_TUNE_OK) return 0;
     cft__give_up(c, "the searched schedule is never slower");
@@ -2217,7 +2203,6 @@ static cf_result cft__tune_in(cft__tuner *t) {
     if (result != CF_OK && error != NULL) *error = t->record;
     cft__free_schedule(t);
     cf_plan_free(t->plan);
-    if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
     t->allocator.release(scratch, t->allocator.user);
     return result;
 }
