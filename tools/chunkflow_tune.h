@@ -1073,6 +1073,7 @@ typedef struct cft__tuner {
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
 
     /* of the split and ChunkSize at hand */
+    const cf_parallel *split;
     cf_timing timing;
     double step_seconds;
     cf_stage_cost *costs;    /* (most_virtual) */
@@ -1412,10 +1413,10 @@ static cf_result cft__draw_batches(cft__tuner *t) {
     return CF_OK;
 }
 
-static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch) {
+static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
     desc.chunk_size = chunk_size;
-    desc.n_ranks = split->dp;
+    desc.n_ranks = t->split->dp;
     desc.allocator = &t->allocator;
     cf_plan_free(t->plan);
     t->plan = NULL;
@@ -1425,12 +1426,12 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_
 /* ---- memory ---- */
 
 /* The report of one stage from the caller's bytes. */
-static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
+static void cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
                                     &out->inputs,      &out->working, &out->runtime};
     int64_t v, i;
     memset(out, 0, sizeof *out);
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
+    for (v = stage; v < t->split->pp * t->split->n_virtual; v += t->split->pp) {
         const cf_stage_bytes *b = &t->desc.bytes[v];
         const cf_memory_load *load = &t->loads[v];
         int64_t working = 0;
@@ -1447,32 +1448,33 @@ static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_
 }
 
 /* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
-static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, const char *field) {
+static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     cf_memory_desc memory = t->desc.memory;
     int64_t s;
     cf_result result;
     if (t->desc.model == NULL) {
-        for (s = 0; s < split->pp; s++) {
-            cft__add_bytes(t, split, s, &t->reports[s]);
+        for (s = 0; s < t->split->pp; s++) {
+            cft__add_bytes(t, s, &t->reports[s]);
             if (t->reports[s].total == INT64_MAX) return cft__fail_size(t->error, field);
         }
         return CF_OK;
     }
-    memory.parallel = *split;
-    result = cf_memory_estimate(&memory, t->loads, split->pp * split->n_virtual, t->reports, split->pp, t->error);
+    memory.parallel = *t->split;
+    result =
+        cf_memory_estimate(&memory, t->loads, t->split->pp * t->split->n_virtual, t->reports, t->split->pp, t->error);
     return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
 }
 
 /* The fullest of the stages in t->reports; the first of several. */
-static int64_t cft__fullest_report(const cft__tuner *t, const cf_parallel *split) {
+static int64_t cft__fullest_report(const cft__tuner *t) {
     int64_t s, fullest = 0;
-    for (s = 1; s < split->pp; s++)
+    for (s = 1; s < t->split->pp; s++)
         if (t->reports[s].total > t->reports[fullest].total) fullest = s;
     return fullest;
 }
 
 /* What a token weighs on one virtual stage. */
-static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int64_t v, cft__weights *w) {
+static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     cf_memory_desc memory = t->desc.memory;
     cf_token_bytes bytes;
     int64_t loose;
@@ -1485,7 +1487,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int6
         w->chunk = own->per_token_pass * 100;
         return CF_OK;
     }
-    memory.parallel = *split;
+    memory.parallel = *t->split;
     CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
     loose = 100 + cf_memory_defaults(&memory).fragmentation;
     w->activations = bytes.activations * loose;
@@ -1510,18 +1512,18 @@ static void cft__join_weights(cft__stage *stage, const cft__weights *w) {
 }
 
 /* Sets up what the functions below need to know about a split. */
-static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s, n_v = split->pp * split->n_virtual;
+static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
+    int64_t v, s, n_v = t->split->pp * t->split->n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
-        CFT__TRY(cft__weigh_tokens(t, split, v, &t->weights[v]));
+        CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
         if (cft__max(t->weights[v].chunk, t->weights[v].activations) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
-        cft__join_weights(&t->stages[v % split->pp], &t->weights[v]);
+        cft__join_weights(&t->stages[v % t->split->pp], &t->weights[v]);
     }
-    CFT__TRY(cft__report_stages(t, split, "parameters"));
-    for (s = 0; s < split->pp; s++) {
+    CFT__TRY(cft__report_stages(t, "parameters"));
+    for (s = 0; s < t->split->pp; s++) {
         cft__stage *stage = &t->stages[s];
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         stage->fixed = t->reports[s].total * 100;
@@ -1531,11 +1533,11 @@ static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64
 }
 
 /* All tokens of a plan on one stage must be countable. */
-static cf_result cft__check_weights(const cft__tuner *t, const cf_parallel *split) {
+static cf_result cft__check_weights(const cft__tuner *t) {
     const cf_plan *plan = t->plan;
     int64_t i, v, tokens = 0, most = 0, sum = 0;
-    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, split->n_virtual);
-    for (v = 0; v < split->pp * split->n_virtual; v++) {
+    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, t->split->n_virtual);
+    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
         const cft__weights *w = &t->weights[v];
         most = cft__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
     }
@@ -1549,10 +1551,9 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
-static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const cf_memory_load *load,
-                            int64_t *stage) {
+static int64_t cft__fullest(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         const cft__stage *own = &t->stages[s];
         int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.chunk;
         if (sum <= most) continue;
@@ -1565,7 +1566,7 @@ static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
    or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
    the backward of its last chunk counts, because they do not come to the others at the same time.) */
-static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, int64_t k, int local, int64_t *stage) {
+static int64_t cft__least_bytes(const cft__tuner *t, int64_t k, int local, int64_t *stage) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, most = 0, at = 0;
     *stage = 0;
@@ -1582,8 +1583,8 @@ static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, i
             load.state_tokens += cf_chunk_state_tokens(plan, id + i);
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
-            if (split->n_virtual > 1 && i < n - 1) continue;
-            bytes = cft__fullest(t, split, &load, &at);
+            if (t->split->n_virtual > 1 && i < n - 1) continue;
+            bytes = cft__fullest(t, &load, &at);
             if (bytes > most) {
                 most = bytes;
                 *stage = at;
@@ -1613,11 +1614,11 @@ static void cft__raise(int64_t *most, int64_t bytes, double scale) {
 /* The first way counts the bytes of the stage whose activations are dearest. The other stages' limits grow in
    proportion, and so do the bytes of state, to the most that any stage would need. That is close where stages are
    alike. */
-static void cft__limit_bytes(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     int64_t s, dearest = 0;
-    for (s = 0; s < split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
+    for (s = 0; s < t->split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
     desc->bytes.per_token_activations = dearest;
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         const cft__stage *stage = &t->stages[s];
         double scale = (double)dearest / (double)stage->most.activations;
         cft__raise(&desc->bytes.per_token_state, stage->most.state, scale);
@@ -1643,19 +1644,19 @@ static int64_t cft__chunk_weight(const cft__stage *stage, int64_t chunk_size) {
 /* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
    of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else,
    on every stage, is for more chunks. */
-static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+static void cft__limit_chunks(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
-    int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
-    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most, size = plan->chunk_size;
+    int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * t->split->n_virtual, tokens = 0, s, i;
+    int64_t most = INT64_MAX / 8 / t->split->n_virtual, more = most, size = plan->chunk_size;
     int local = desc->replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         int64_t state = cft__state_weight(&t->stages[s], local), kept = cft__chunk_weight(&t->stages[s], size);
         int64_t left = t->stages[s].room - tokens * state - at_least * kept;
         if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
     }
     tokens = cft__min(tokens + more, most);
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         int64_t left = t->stages[s].room - tokens * cft__state_weight(&t->stages[s], local);
         t->limits[s] = cft__max(at_least, left / cft__chunk_weight(&t->stages[s], size));
     }
@@ -1663,7 +1664,7 @@ static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedu
     desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
     desc->bytes.per_token_boundary = local;
     desc->limits_bytes = NULL;
-    desc->limit_bytes = cft__max(1, tokens * (2 + local) * split->n_virtual);
+    desc->limit_bytes = cft__max(1, tokens * (2 + local) * t->split->n_virtual);
     desc->limits = t->limits;
 }
 
@@ -1710,7 +1711,7 @@ static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, 
 
 /* Costs, memory and limits of a split and a ChunkSize. */
 static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size) {
-    const cf_parallel *split = &t->tuning->splits[split_id];
+    t->split = &t->tuning->splits[split_id];
     if (t->desc.timing != NULL) {
         t->timing = *t->desc.timing;
         t->step_seconds = t->desc.step_seconds;
@@ -1719,13 +1720,13 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
         memset(&cost, 0, sizeof cost);
         cost.model = t->desc.model;
         cost.gpu = t->desc.gpu;
-        cost.parallel = *split;
+        cost.parallel = *t->split;
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = chunk_size;
-        CFT__TRY(cf_cost_estimate(&cost, t->costs, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
+        CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split->pp * t->split->n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
-    return cft__set_weights(t, split, chunk_size);
+    return cft__set_weights(t, chunk_size);
 }
 
 static void cft__free_schedule(cft__tuner *t) {
@@ -1736,14 +1737,14 @@ static void cft__free_schedule(cft__tuner *t) {
     t->timeline = NULL;
 }
 
-static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *split, int64_t k, cf_replay replay,
+static cf_schedule_desc cft__rank_desc(const cft__tuner *t, int64_t k, cf_replay replay,
                                        cf_schedule_kind kind, int64_t rank) {
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
     desc.replay = replay;
-    desc.n_stages = split->pp;
-    desc.n_virtual = split->n_virtual;
+    desc.n_stages = t->split->pp;
+    desc.n_virtual = t->split->n_virtual;
     desc.k = k;
     desc.rank = rank;
     desc.timing = &t->timing;
@@ -1753,7 +1754,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *s
 }
 
 /* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
-static cf_result cft__try_schedule(cft__tuner *t, const cf_parallel *split, const cf_schedule_desc *desc, int offload) {
+static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, int offload) {
     cf_simulate_desc simulate;
     cf_lower_desc lower;
     int64_t s;
@@ -1769,8 +1770,8 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_parallel *split, cons
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
     if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
-    for (s = 0; s < split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
-    return cft__report_stages(t, split, "lengths");
+    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
+    return cft__report_stages(t, "lengths");
 }
 
 static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
@@ -1795,22 +1796,21 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t st
 
 /* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
-    const cf_parallel *split = &t->tuning->splits[c->split];
-    cf_schedule_desc desc = cft__rank_desc(t, split, c->k, c->replay, c->kind, rank);
+    cf_schedule_desc desc = cft__rank_desc(t, c->k, c->replay, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     int way;
-    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, split->pp, split->n_virtual);
+    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split->pp, t->split->n_virtual);
     for (way = 0; way < 3; way++) {
         int64_t fullest, total;
         cf_result result;
-        if (way == 1) cft__limit_bytes(t, split, &desc);
-        if (way == 2) cft__limit_chunks(t, split, &desc);
+        if (way == 1) cft__limit_bytes(t, &desc);
+        if (way == 2) cft__limit_chunks(t, &desc);
         c->limited |= way > 0;
         t->tuning->n_simulated++;
-        result = cft__try_schedule(t, split, &desc, c->offload);
+        result = cft__try_schedule(t, &desc, c->offload);
         if (result == CF_ERROR_INFEASIBLE) continue;
         if (result != CF_OK) return result;
-        fullest = cft__fullest_report(t, split);
+        fullest = cft__fullest_report(t);
         total = t->reports[fullest].total;
         if (total <= t->tuning->limit_bytes) {
             cft__note_peak(t, c, fullest, batch, rank);
@@ -1825,11 +1825,10 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 
 /* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
 static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
-    const cf_parallel *split = &t->tuning->splits[c->split];
     double slowest = 0, bubble = 0;
     int64_t rank;
-    CFT__TRY(cft__pack_batch(t, split, c->chunk_size, batch));
-    for (rank = 0; rank < split->dp; rank++) {
+    CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
+    for (rank = 0; rank < t->split->dp; rank++) {
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
@@ -1848,14 +1847,13 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 /* Finds what no schedule of the batch at hand can beat: the strongest bound of the slowest rank, where backwards stay
    whole (bounds[0]) and where they may be split (bounds[1]). What holds for `best` holds for all kinds. */
 static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bounds) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t rank, n, i, k = t->desc.ks[place.k];
     int splits;
     for (splits = 0; splits <= t->splits; splits++) {
         double slowest = 0;
-        for (rank = 0; rank < split->dp; rank++) {
+        for (rank = 0; rank < t->split->dp; rank++) {
             cf_schedule_desc desc =
-                cft__rank_desc(t, split, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
+                cft__rank_desc(t, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
             cf_bound found[CF_MAX_BOUNDS];
             desc.split_backward = splits;
             CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
@@ -1872,7 +1870,7 @@ static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bound
    `unreplayed`, once they are not negative. */
 static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch, double *unreplayed) {
     int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, timed = batch < t->desc.n_batches;
-    int64_t stage, bytes = cft__least_bytes(t, &t->tuning->splits[place.split], t->desc.ks[place.k], local, &stage);
+    int64_t stage, bytes = cft__least_bytes(t, t->desc.ks[place.k], local, &stage);
     double own[2] = {-1, -1}, *bounds = t->desc.ks[place.k] < cft__largest_group(t->plan) ? own : unreplayed;
     if (timed && bounds[0] < 0) CFT__TRY(cft__find_bounds(t, place, bounds));
     for (place.kind = 0; place.kind < t->desc.n_kinds; place.kind++)
@@ -1889,11 +1887,10 @@ static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch
 
 /* All points of one split and ChunkSize on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t *most = cft__most_chunks(t, place);
     double unreplayed[2] = {-1, -1};
-    CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
-    CFT__TRY(cft__check_weights(t, split));
+    CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[place.size], batch));
+    CFT__TRY(cft__check_weights(t));
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
         for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
@@ -1902,16 +1899,15 @@ static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch
 }
 
 /* Reports every stage of a split that runs one chunk of so many tokens, with the state of so many. */
-static cf_result cft__report_chunk(cft__tuner *t, const cf_parallel *split, int64_t chunk_tokens,
-                                   int64_t state_tokens) {
+static cf_result cft__report_chunk(cft__tuner *t, int64_t chunk_tokens, int64_t state_tokens) {
     int64_t v;
-    for (v = 0; v < split->pp * split->n_virtual; v++) {
+    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
         cf_memory_load *load = &t->loads[v];
         memset(load, 0, sizeof *load);
         load->live_tokens = load->chunk_tokens = chunk_tokens;
         load->state_tokens = load->state_gradient_tokens = state_tokens;
     }
-    return cft__report_stages(t, split, "chunk_tokens");
+    return cft__report_stages(t, "chunk_tokens");
 }
 
 /* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
@@ -1919,12 +1915,12 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
     int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
-        const cf_parallel *split = &t->tuning->splits[i];
         int64_t stage;
-        CFT__TRY(cft__report_chunk(t, split, 1, 0));
-        if (t->reports[cft__fullest_report(t, split)].total <= t->tuning->limit_bytes) return CF_OK;
-        if (cft__report_chunk(t, split, tokens, state) != CF_OK) continue;
-        stage = cft__fullest_report(t, split);
+        t->split = &t->tuning->splits[i];
+        CFT__TRY(cft__report_chunk(t, 1, 0));
+        if (t->reports[cft__fullest_report(t)].total <= t->tuning->limit_bytes) return CF_OK;
+        if (cft__report_chunk(t, tokens, state) != CF_OK) continue;
+        stage = cft__fullest_report(t);
         if (t->reports[stage].total >= wanted) continue;
         wanted = t->reports[stage].total;
         item = stage;
@@ -2128,8 +2124,8 @@ static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
 }
 
 /* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
-static int64_t cft__origin_of(const cft__tuner *t, int64_t id) {
-    while (t->tuning->candidates[id].same_as >= 0) id = t->tuning->candidates[id].same_as;
+static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
+    while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
     return id;
 }
 
@@ -2142,12 +2138,10 @@ static cf_result cft__try_neighbours(cft__tuner *t) {
         around = tuning->winner;
         tuning->n_neighbours = 0;
         for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
-            int64_t exact;
-            cf_tune_status status;
+            int64_t exact = cft__origin_of(tuning, id);
+            cf_tune_status status = tuning->candidates[exact].status;
             if (!cft__is_neighbour(t, around, id)) continue;
             tuning->neighbours[tuning->n_neighbours++] = id;
-            exact = cft__origin_of(t, id);
-            status = tuning->candidates[exact].status;
             if (status == CF_TUNE_DOMINATED || status == CF_TUNE_UNTRIED) CFT__TRY(cft__try_candidate(t, exact, 1));
         }
     }
@@ -2162,7 +2156,7 @@ static void cft__finish_candidates(cft__tuner *t) {
     int64_t id, least = INT64_MAX;
     for (id = 0; id < tuning->n_candidates; id++) {
         cf_tune_candidate *c = &tuning->candidates[id];
-        if (c->same_as >= 0) c->same_as = cft__origin_of(t, id);
+        if (c->same_as >= 0) c->same_as = cft__origin_of(tuning, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
         if (c->status != CF_TUNE_OK) continue;
         c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
