@@ -1062,6 +1062,7 @@ typedef struct cft__tuner {
     cf_allocator allocator;
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
+    int64_t best_kind;       /* where `best` stands among the kinds; -1: it does not */
     int64_t n_offloads, n_points, most_virtual; /* most_virtual: virtual stages of the deepest split */
 
     int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
@@ -1072,7 +1073,7 @@ typedef struct cft__tuner {
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
 
     /* of the split and ChunkSize at hand */
-    cf_memory_desc memory;
+    const cf_parallel *split;
     cf_timing timing;
     double step_seconds;
     cf_stage_cost *costs;    /* (most_virtual) */
@@ -1086,8 +1087,6 @@ typedef struct cft__tuner {
     cf_plan *plan;
     cf_schedule *schedule, *lowered;
     cf_timeline *timeline;
-    cf_memory_load *moments; /* (n_moments) what a stage holds while each action runs; grows */
-    int64_t n_moments;
 
     int64_t done, total;     /* batches of candidates */
     int stop;
@@ -1095,14 +1094,6 @@ typedef struct cft__tuner {
 
 static int cft__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
     return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
-
-/* Where `best` stands among the kinds; -1: it does not. */
-static int64_t cft__best_kind(const cf_tune_desc *desc) {
-    int64_t i;
-    for (i = 0; i < desc->n_kinds; i++)
-        if (desc->kinds[i] == CF_SCHEDULE_BEST) return i;
-    return -1;
 }
 
 static cft__place cft__place_of(const cft__tuner *t, int64_t id) {
@@ -1143,31 +1134,27 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Whether the model and the machine allow this split, and it leaves no rank without a sequence. */
+/* Whether this split is what is asked for, the model and the machine allow it, and it leaves no rank without a
+   sequence. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
-    if (desc->parallel.tp == 0 && split->tp > desc->gpus_per_node) return 0;
-    if (desc->parallel.dp == 0 && split->dp > desc->batch) return 0;
+    const cf_parallel *fixed = &desc->parallel;
+    if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
+    if (fixed->dp > 0 ? split->dp != fixed->dp : split->dp > desc->batch) return 0;
+    if (fixed->pp > 0 && split->pp != fixed->pp) return 0;
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
 /* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
-    int64_t n = 0, tp, pp, gpus = desc->n_gpus;
+    int64_t n = 0, gpus = desc->n_gpus;
     cf_parallel split = desc->parallel;
-    if (gpus == 0) {
-        if (out != NULL) out[0] = cf_parallel_defaults(&split);
-        return 1;
-    }
-    for (tp = 1; tp <= gpus && tp <= desc->model->heads; tp++) {
-        if (gpus % tp != 0 || (desc->parallel.tp > 0 && tp != desc->parallel.tp)) continue;
-        for (pp = 1; pp <= gpus / tp && pp <= desc->model->layers; pp++) {
-            int64_t dp = gpus / tp / pp;
-            if (gpus / tp % pp != 0 || (desc->parallel.pp > 0 && pp != desc->parallel.pp)) continue;
-            if (desc->parallel.dp > 0 && dp != desc->parallel.dp) continue;
-            split.tp = tp;
-            split.pp = pp;
-            split.dp = dp;
-            if (!cft__split_fits(desc, &split)) continue;
+    if (gpus == 0 && out != NULL) *out = cf_parallel_defaults(&split);
+    if (gpus == 0) return 1;
+    for (split.tp = 1; split.tp <= gpus && split.tp <= desc->model->heads; split.tp++) {
+        if (gpus % split.tp != 0) continue;
+        for (split.pp = 1; split.pp <= gpus / split.tp && split.pp <= desc->model->layers; split.pp++) {
+            split.dp = gpus / split.tp / split.pp;
+            if (split.tp * split.pp * split.dp != gpus || !cft__split_fits(desc, &split)) continue;
             if (out != NULL) out[n] = cf_parallel_defaults(&split);
             n++;
         }
@@ -1190,29 +1177,32 @@ static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t mos
     return CF_OK;
 }
 
+/* A choice in a list. *seen: a bit for each choice that stands before it. */
+static cf_result cft__check_choice(int64_t choice, int64_t count, const char *field, int64_t item, uint32_t *seen,
+                                   cf_error *error) {
+    CFT__TRY(cft__range(choice, 1, count - 1, CF_ERROR_ARGUMENT, field, -1, error));
+    if (*seen >> choice & 1) return cft__refuse(error, CF_ERROR_ARGUMENT, field, item, "is in the list already");
+    *seen |= (uint32_t)1 << choice;
+    return CF_OK;
+}
+
 static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
-    int64_t i, j;
+    uint32_t kinds = 0, replays = 0;
+    int64_t i;
     CFT__TRY(cft__check_rising(desc->chunk_sizes, desc->n_chunk_sizes, CF_MAX_CHUNK_SIZE, "chunk_sizes",
                                "n_chunk_sizes", error));
     CFT__TRY(cft__check_rising(desc->ks, desc->n_ks, INT32_MAX, "ks", "n_ks", error));
     CFT__TRY(cft__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_LIMIT, "n_kinds", -1, error));
     for (i = 0; i < desc->n_kinds; i++) {
         cf_schedule_kind kind = desc->kinds[i];
-        CFT__TRY(cft__range((int64_t)kind, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_ARGUMENT, "kinds", -1, error));
+        CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
         if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
             return cft__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
                              "cannot use virtual stages");
-        for (j = 0; j < i; j++)
-            if (desc->kinds[j] == kind)
-                return cft__refuse(error, CF_ERROR_ARGUMENT, "kinds", i, "is in the list already");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
-    for (i = 0; i < desc->n_replays; i++) {
-        CFT__TRY(cft__range((int64_t)desc->replays[i], 1, CF_REPLAY_COUNT - 1, CF_ERROR_ARGUMENT, "replays", -1,
-                            error));
-        if (i > 0 && desc->replays[0] == desc->replays[i])
-            return cft__refuse(error, CF_ERROR_ARGUMENT, "replays", i, "is in the list already");
-    }
+    for (i = 0; i < desc->n_replays; i++)
+        CFT__TRY(cft__check_choice((int64_t)desc->replays[i], CF_REPLAY_COUNT, "replays", i, &replays, error));
     return CF_OK;
 }
 
@@ -1278,7 +1268,6 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     cf_memory_desc memory = desc->memory;
     cf_token_bytes unused;
     if (desc->model != NULL) {
-        memory.model = desc->model;
         memset(&memory.parallel, 0, sizeof memory.parallel);
         CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
         if (memory.unfused_attention)
@@ -1294,17 +1283,19 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
 static cf_result cft__count_candidates(cft__tuner *t) {
     cf_tuning *header = &t->header;
     const cf_tune_desc *desc = &t->desc;
-    int64_t each = desc->n_kinds * t->n_offloads, without_sizes, i;
-    for (i = 0; i < desc->n_kinds; i++) t->splits |= cft__kind_splits(desc, desc->kinds[i]);
+    int64_t each = desc->n_kinds * t->n_offloads, of_a_size, i;
+    for (i = 0; i < desc->n_kinds; i++) {
+        t->splits |= cft__kind_splits(desc, desc->kinds[i]);
+        if (desc->kinds[i] == CF_SCHEDULE_BEST) t->best_kind = i;
+    }
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
-    without_sizes = header->n_splits * desc->n_replays * each;
-    cft__add_product(&t->n_points, header->n_splits * desc->n_chunk_sizes, desc->n_ks * desc->n_replays);
-    if (t->n_points > CF_MAX_CANDIDATES / each)
-        return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1,
-                         CF_MAX_CANDIDATES / without_sizes / desc->n_ks, desc->n_chunk_sizes,
-                         "makes too many candidates");
-    header->n_candidates = t->n_points * each;
+    of_a_size = header->n_splits * desc->n_ks * desc->n_replays * each;
+    if (desc->n_chunk_sizes > CF_MAX_CANDIDATES / of_a_size)
+        return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
+                         desc->n_chunk_sizes, "makes too many candidates");
+    header->n_candidates = desc->n_chunk_sizes * of_a_size;
+    t->n_points = header->n_candidates / each;
     header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
     header->winner = -1;
     header->allocator = t->allocator;
@@ -1319,9 +1310,11 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     if (lengths == NULL) return cft__fail_null(error, "lengths");
     CFT__TRY(cft__range(n, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "n", -1, error));
     t->desc = cf_tune_defaults(desc);
+    t->desc.memory.model = desc->model;
     t->lengths = lengths;
     t->n = n;
     t->error = error;
+    t->best_kind = -1;
     t->n_offloads = desc->no_offload ? 1 : 2;
     CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
@@ -1420,10 +1413,10 @@ static cf_result cft__draw_batches(cft__tuner *t) {
     return CF_OK;
 }
 
-static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_t chunk_size, int64_t batch) {
+static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
     desc.chunk_size = chunk_size;
-    desc.n_ranks = split->dp;
+    desc.n_ranks = t->split->dp;
     desc.allocator = &t->allocator;
     cf_plan_free(t->plan);
     t->plan = NULL;
@@ -1433,12 +1426,12 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_parallel *split, int64_
 /* ---- memory ---- */
 
 /* The report of one stage from the caller's bytes. */
-static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_t stage, cf_memory_report *out) {
+static void cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
                                     &out->inputs,      &out->working, &out->runtime};
     int64_t v, i;
     memset(out, 0, sizeof *out);
-    for (v = stage; v < split->pp * split->n_virtual; v += split->pp) {
+    for (v = stage; v < t->split->pp * t->split->n_virtual; v += t->split->pp) {
         const cf_stage_bytes *b = &t->desc.bytes[v];
         const cf_memory_load *load = &t->loads[v];
         int64_t working = 0;
@@ -1455,33 +1448,33 @@ static void cft__add_bytes(const cft__tuner *t, const cf_parallel *split, int64_
 }
 
 /* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
-static cf_result cft__report_stages(cft__tuner *t, const cf_parallel *split, const char *field) {
+static cf_result cft__report_stages(cft__tuner *t, const char *field) {
+    cf_memory_desc memory = t->desc.memory;
     int64_t s;
     cf_result result;
     if (t->desc.model == NULL) {
-        for (s = 0; s < split->pp; s++) {
-            cft__add_bytes(t, split, s, &t->reports[s]);
+        for (s = 0; s < t->split->pp; s++) {
+            cft__add_bytes(t, s, &t->reports[s]);
             if (t->reports[s].total == INT64_MAX) return cft__fail_size(t->error, field);
         }
         return CF_OK;
     }
-    t->memory = t->desc.memory;
-    t->memory.model = t->desc.model;
-    t->memory.parallel = *split;
-    result = cf_memory_estimate(&t->memory, t->loads, split->pp * split->n_virtual, t->reports, split->pp, t->error);
+    memory.parallel = *t->split;
+    result =
+        cf_memory_estimate(&memory, t->loads, t->split->pp * t->split->n_virtual, t->reports, t->split->pp, t->error);
     return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
 }
 
 /* The fullest of the stages in t->reports; the first of several. */
-static int64_t cft__fullest_report(const cft__tuner *t, const cf_parallel *split) {
+static int64_t cft__fullest_report(const cft__tuner *t) {
     int64_t s, fullest = 0;
-    for (s = 1; s < split->pp; s++)
+    for (s = 1; s < t->split->pp; s++)
         if (t->reports[s].total > t->reports[fullest].total) fullest = s;
     return fullest;
 }
 
 /* What a token weighs on one virtual stage. */
-static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int64_t v, cft__weights *w) {
+static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     cf_memory_desc memory = t->desc.memory;
     cf_token_bytes bytes;
     int64_t loose;
@@ -1494,8 +1487,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, const cf_parallel *split, int6
         w->chunk = own->per_token_pass * 100;
         return CF_OK;
     }
-    memory.model = t->desc.model;
-    memory.parallel = *split;
+    memory.parallel = *t->split;
     CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
     loose = 100 + cf_memory_defaults(&memory).fragmentation;
     w->activations = bytes.activations * loose;
@@ -1520,18 +1512,18 @@ static void cft__join_weights(cft__stage *stage, const cft__weights *w) {
 }
 
 /* Sets up what the functions below need to know about a split. */
-static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64_t chunk_size) {
-    int64_t v, s, n_v = split->pp * split->n_virtual;
+static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
+    int64_t v, s, n_v = t->split->pp * t->split->n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
-        CFT__TRY(cft__weigh_tokens(t, split, v, &t->weights[v]));
+        CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
         if (cft__max(t->weights[v].chunk, t->weights[v].activations) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
-        cft__join_weights(&t->stages[v % split->pp], &t->weights[v]);
+        cft__join_weights(&t->stages[v % t->split->pp], &t->weights[v]);
     }
-    CFT__TRY(cft__report_stages(t, split, "parameters"));
-    for (s = 0; s < split->pp; s++) {
+    CFT__TRY(cft__report_stages(t, "parameters"));
+    for (s = 0; s < t->split->pp; s++) {
         cft__stage *stage = &t->stages[s];
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         stage->fixed = t->reports[s].total * 100;
@@ -1541,11 +1533,11 @@ static cf_result cft__set_weights(cft__tuner *t, const cf_parallel *split, int64
 }
 
 /* All tokens of a plan on one stage must be countable. */
-static cf_result cft__check_weights(const cft__tuner *t, const cf_parallel *split) {
+static cf_result cft__check_weights(const cft__tuner *t) {
     const cf_plan *plan = t->plan;
     int64_t i, v, tokens = 0, most = 0, sum = 0;
-    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, split->n_virtual);
-    for (v = 0; v < split->pp * split->n_virtual; v++) {
+    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, t->split->n_virtual);
+    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
         const cft__weights *w = &t->weights[v];
         most = cft__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
     }
@@ -1559,10 +1551,9 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
-static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const cf_memory_load *load,
-                            int64_t *stage) {
+static int64_t cft__fullest(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         const cft__stage *own = &t->stages[s];
         int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.chunk;
         if (sum <= most) continue;
@@ -1575,7 +1566,7 @@ static int64_t cft__fullest(const cft__tuner *t, const cf_parallel *split, const
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
    or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
    the backward of its last chunk counts, because they do not come to the others at the same time.) */
-static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, int64_t k, int local, int64_t *stage) {
+static int64_t cft__least_bytes(const cft__tuner *t, int64_t k, int local, int64_t *stage) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, most = 0, at = 0;
     *stage = 0;
@@ -1592,8 +1583,8 @@ static int64_t cft__least_bytes(const cft__tuner *t, const cf_parallel *split, i
             load.state_tokens += cf_chunk_state_tokens(plan, id + i);
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
-            if (split->n_virtual > 1 && i < n - 1) continue;
-            bytes = cft__fullest(t, split, &load, &at);
+            if (t->split->n_virtual > 1 && i < n - 1) continue;
+            bytes = cft__fullest(t, &load, &at);
             if (bytes > most) {
                 most = bytes;
                 *stage = at;
@@ -1623,11 +1614,11 @@ static void cft__raise(int64_t *most, int64_t bytes, double scale) {
 /* The first way counts the bytes of the stage whose activations are dearest. The other stages' limits grow in
    proportion, and so do the bytes of state, to the most that any stage would need. That is close where stages are
    alike. */
-static void cft__limit_bytes(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     int64_t s, dearest = 0;
-    for (s = 0; s < split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
+    for (s = 0; s < t->split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
     desc->bytes.per_token_activations = dearest;
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         const cft__stage *stage = &t->stages[s];
         double scale = (double)dearest / (double)stage->most.activations;
         cft__raise(&desc->bytes.per_token_state, stage->most.state, scale);
@@ -1653,19 +1644,19 @@ static int64_t cft__chunk_weight(const cft__stage *stage, int64_t chunk_size) {
 /* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
    of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else,
    on every stage, is for more chunks. */
-static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedule_desc *desc) {
+static void cft__limit_chunks(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
-    int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * split->n_virtual, tokens = 0, s, i;
-    int64_t most = INT64_MAX / 8 / split->n_virtual, more = most, size = plan->chunk_size;
+    int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * t->split->n_virtual, tokens = 0, s, i;
+    int64_t most = INT64_MAX / 8 / t->split->n_virtual, more = most, size = plan->chunk_size;
     int local = desc->replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         int64_t state = cft__state_weight(&t->stages[s], local), kept = cft__chunk_weight(&t->stages[s], size);
         int64_t left = t->stages[s].room - tokens * state - at_least * kept;
         if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
     }
     tokens = cft__min(tokens + more, most);
-    for (s = 0; s < split->pp; s++) {
+    for (s = 0; s < t->split->pp; s++) {
         int64_t left = t->stages[s].room - tokens * cft__state_weight(&t->stages[s], local);
         t->limits[s] = cft__max(at_least, left / cft__chunk_weight(&t->stages[s], size));
     }
@@ -1673,57 +1664,54 @@ static void cft__limit_chunks(cft__tuner *t, const cf_parallel *split, cf_schedu
     desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
     desc->bytes.per_token_boundary = local;
     desc->limits_bytes = NULL;
-    desc->limit_bytes = cft__max(1, tokens * (2 + local) * split->n_virtual);
+    desc->limit_bytes = cft__max(1, tokens * (2 + local) * t->split->n_virtual);
     desc->limits = t->limits;
 }
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Fills t->moments with what the stage holds at every action of its list. */
-static cf_result cft__find_moments(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
-    int64_t needed = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
-    if (needed > t->n_moments) {
-        void *memory;
-        if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
-        t->moments = NULL;
-        t->n_moments = 0;
-        CFT__TRY(cft__allocate(&t->allocator, (size_t)needed * sizeof *t->moments, &memory, t->error));
-        t->moments = (cf_memory_load *)memory;
-        t->n_moments = needed;
-    }
-    return cf_schedule_loads(t->plan, schedule, stage, t->moments, needed, t->error);
-}
-
-/* Finds the heaviest pass of one stage and puts what is held then into t->loads. schedule: the one at hand, or the same
-   with its transfers. */
-static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+/* Finds the heaviest pass of one stage and puts what is held then into t->loads. moments: what is held while each
+   action of the stage's list runs. */
+static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage,
+                               const cf_memory_load *moments) {
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
+    cft__stage *own = &t->stages[stage];
+    memset(&own->peak, 0, sizeof own->peak);
+    own->before = 0;
     for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
-    memset(&t->stages[stage].peak, 0, sizeof t->stages[stage].peak);
-    t->stages[stage].before = 0;
-    CFT__TRY(cft__find_moments(t, schedule, stage));
-    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
-        const cf_memory_load *held = &t->moments[(id - schedule->first[stage]) * n_virtual];
+    for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
             const cft__weights *w = &t->weights[j * pp + stage];
-            weight += cft__weigh(w, &held[j]) + held[j].chunk_tokens * w->chunk;
+            weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->chunk;
         }
         if (weight > most) {
             most = weight;
-            t->stages[stage].before = passes;
-            t->stages[stage].peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = held[j];
+            own->before = passes;
+            own->peak = schedule->actions[id];
+            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = moments[j];
         }
         passes++;
     }
-    return CF_OK;
+}
+
+/* schedule: the one at hand, or the same with its transfers. */
+static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+    int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
+    size_t bytes = (size_t)cft__max(count, 1) * sizeof(cf_memory_load);
+    void *moments;
+    cf_result result;
+    CFT__TRY(cft__allocate(&t->allocator, bytes, &moments, t->error));
+    result = cf_schedule_loads(t->plan, schedule, stage, (cf_memory_load *)moments, count, t->error);
+    if (result == CF_OK) cft__note_heaviest(t, schedule, stage, (const cf_memory_load *)moments);
+    t->allocator.release(moments, t->allocator.user);
+    return result;
 }
 
 /* Costs, memory and limits of a split and a ChunkSize. */
 static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size) {
-    const cf_parallel *split = &t->tuning->splits[split_id];
+    t->split = &t->tuning->splits[split_id];
     if (t->desc.timing != NULL) {
         t->timing = *t->desc.timing;
         t->step_seconds = t->desc.step_seconds;
@@ -1732,13 +1720,13 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
         memset(&cost, 0, sizeof cost);
         cost.model = t->desc.model;
         cost.gpu = t->desc.gpu;
-        cost.parallel = *split;
+        cost.parallel = *t->split;
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = chunk_size;
-        CFT__TRY(cf_cost_estimate(&cost, t->costs, split->pp * split->n_virtual, &t->timing, &t->step_seconds,
+        CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split->pp * t->split->n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
-    return cft__set_weights(t, split, chunk_size);
+    return cft__set_weights(t, chunk_size);
 }
 
 static void cft__free_schedule(cft__tuner *t) {
@@ -1749,14 +1737,14 @@ static void cft__free_schedule(cft__tuner *t) {
     t->timeline = NULL;
 }
 
-static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *split, int64_t k, cf_replay replay,
+static cf_schedule_desc cft__rank_desc(const cft__tuner *t, int64_t k, cf_replay replay,
                                        cf_schedule_kind kind, int64_t rank) {
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
     desc.replay = replay;
-    desc.n_stages = split->pp;
-    desc.n_virtual = split->n_virtual;
+    desc.n_stages = t->split->pp;
+    desc.n_virtual = t->split->n_virtual;
     desc.k = k;
     desc.rank = rank;
     desc.timing = &t->timing;
@@ -1766,7 +1754,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_parallel *s
 }
 
 /* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
-static cf_result cft__try_schedule(cft__tuner *t, const cf_parallel *split, const cf_schedule_desc *desc, int offload) {
+static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, int offload) {
     cf_simulate_desc simulate;
     cf_lower_desc lower;
     int64_t s;
@@ -1782,8 +1770,8 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_parallel *split, cons
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
     if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
-    for (s = 0; s < split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
-    return cft__report_stages(t, split, "lengths");
+    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
+    return cft__report_stages(t, "lengths");
 }
 
 static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
@@ -1808,22 +1796,21 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t st
 
 /* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
-    const cf_parallel *split = &t->tuning->splits[c->split];
-    cf_schedule_desc desc = cft__rank_desc(t, split, c->k, c->replay, c->kind, rank);
+    cf_schedule_desc desc = cft__rank_desc(t, c->k, c->replay, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     int way;
-    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, split->pp, split->n_virtual);
+    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split->pp, t->split->n_virtual);
     for (way = 0; way < 3; way++) {
         int64_t fullest, total;
         cf_result result;
-        if (way == 1) cft__limit_bytes(t, split, &desc);
-        if (way == 2) cft__limit_chunks(t, split, &desc);
+        if (way == 1) cft__limit_bytes(t, &desc);
+        if (way == 2) cft__limit_chunks(t, &desc);
         c->limited |= way > 0;
         t->tuning->n_simulated++;
-        result = cft__try_schedule(t, split, &desc, c->offload);
+        result = cft__try_schedule(t, &desc, c->offload);
         if (result == CF_ERROR_INFEASIBLE) continue;
         if (result != CF_OK) return result;
-        fullest = cft__fullest_report(t, split);
+        fullest = cft__fullest_report(t);
         total = t->reports[fullest].total;
         if (total <= t->tuning->limit_bytes) {
             cft__note_peak(t, c, fullest, batch, rank);
@@ -1838,11 +1825,10 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 
 /* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
 static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
-    const cf_parallel *split = &t->tuning->splits[c->split];
     double slowest = 0, bubble = 0;
     int64_t rank;
-    CFT__TRY(cft__pack_batch(t, split, c->chunk_size, batch));
-    for (rank = 0; rank < split->dp; rank++) {
+    CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
+    for (rank = 0; rank < t->split->dp; rank++) {
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
@@ -1861,14 +1847,13 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 /* Finds what no schedule of the batch at hand can beat: the strongest bound of the slowest rank, where backwards stay
    whole (bounds[0]) and where they may be split (bounds[1]). What holds for `best` holds for all kinds. */
 static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bounds) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t rank, n, i, k = t->desc.ks[place.k];
     int splits;
     for (splits = 0; splits <= t->splits; splits++) {
         double slowest = 0;
-        for (rank = 0; rank < split->dp; rank++) {
+        for (rank = 0; rank < t->split->dp; rank++) {
             cf_schedule_desc desc =
-                cft__rank_desc(t, split, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
+                cft__rank_desc(t, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
             cf_bound found[CF_MAX_BOUNDS];
             desc.split_backward = splits;
             CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
@@ -1885,7 +1870,7 @@ static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bound
    `unreplayed`, once they are not negative. */
 static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch, double *unreplayed) {
     int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, timed = batch < t->desc.n_batches;
-    int64_t stage, bytes = cft__least_bytes(t, &t->tuning->splits[place.split], t->desc.ks[place.k], local, &stage);
+    int64_t stage, bytes = cft__least_bytes(t, t->desc.ks[place.k], local, &stage);
     double own[2] = {-1, -1}, *bounds = t->desc.ks[place.k] < cft__largest_group(t->plan) ? own : unreplayed;
     if (timed && bounds[0] < 0) CFT__TRY(cft__find_bounds(t, place, bounds));
     for (place.kind = 0; place.kind < t->desc.n_kinds; place.kind++)
@@ -1902,11 +1887,10 @@ static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch
 
 /* All points of one split and ChunkSize on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
-    const cf_parallel *split = &t->tuning->splits[place.split];
     int64_t *most = cft__most_chunks(t, place);
     double unreplayed[2] = {-1, -1};
-    CFT__TRY(cft__pack_batch(t, split, t->desc.chunk_sizes[place.size], batch));
-    CFT__TRY(cft__check_weights(t, split));
+    CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[place.size], batch));
+    CFT__TRY(cft__check_weights(t));
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
         for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
@@ -1914,20 +1898,16 @@ static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch
     return CF_OK;
 }
 
-/* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
-static cf_result cft__chunk_bytes(cft__tuner *t, const cf_parallel *split, int64_t chunk_tokens, int64_t state_tokens,
-                                  int64_t *bytes, int64_t *stage) {
+/* Reports every stage of a split that runs one chunk of so many tokens, with the state of so many. */
+static cf_result cft__report_chunk(cft__tuner *t, int64_t chunk_tokens, int64_t state_tokens) {
     int64_t v;
-    for (v = 0; v < split->pp * split->n_virtual; v++) {
+    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
         cf_memory_load *load = &t->loads[v];
         memset(load, 0, sizeof *load);
         load->live_tokens = load->chunk_tokens = chunk_tokens;
         load->state_tokens = load->state_gradient_tokens = state_tokens;
     }
-    CFT__TRY(cft__report_stages(t, split, "chunk_tokens"));
-    *stage = cft__fullest_report(t, split);
-    *bytes = t->reports[*stage].total;
-    return CF_OK;
+    return cft__report_stages(t, "chunk_tokens");
 }
 
 /* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
@@ -1935,12 +1915,14 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
     int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
-        const cf_parallel *split = &t->tuning->splits[i];
-        int64_t bytes, stage;
-        CFT__TRY(cft__chunk_bytes(t, split, 1, 0, &bytes, &stage));
-        if (bytes <= t->tuning->limit_bytes) return CF_OK;
-        if (cft__chunk_bytes(t, split, tokens, state, &bytes, &stage) != CF_OK || bytes >= wanted) continue;
-        wanted = bytes;
+        int64_t stage;
+        t->split = &t->tuning->splits[i];
+        CFT__TRY(cft__report_chunk(t, 1, 0));
+        if (t->reports[cft__fullest_report(t)].total <= t->tuning->limit_bytes) return CF_OK;
+        if (cft__report_chunk(t, tokens, state) != CF_OK) continue;
+        stage = cft__fullest_report(t);
+        if (t->reports[stage].total >= wanted) continue;
+        wanted = t->reports[stage].total;
         item = stage;
     }
     return cft__fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
@@ -2080,7 +2062,7 @@ static int cft__round_of(const cft__tuner *t, const cf_tune_candidate *c) {
     int included = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
     if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) included = 0;
     if (c->offload) return 2;
-    return included && cft__best_kind(&t->desc) >= 0 ? 1 : 0;
+    return included && t->best_kind >= 0 ? 1 : 0;
 }
 
 /* Whether another candidate's outcome says that this one need not be simulated; then its status says why. */
@@ -2097,7 +2079,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     if (c->offload && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
     if (t->desc.n_exact == CF_MAX_CANDIDATES || cft__round_of(t, c) != 1) return 0;
     origin.replay = replayed;
-    origin.kind = cft__best_kind(&t->desc);
+    origin.kind = t->best_kind;
     other = cft__candidate(t, origin);
     if (other->limited || other->status != CF_TUNE_OK) return 0;
     cft__give_up(c, "the searched schedule is never slower");
@@ -2142,8 +2124,8 @@ static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
 }
 
 /* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
-static int64_t cft__origin_of(const cft__tuner *t, int64_t id) {
-    while (t->tuning->candidates[id].same_as >= 0) id = t->tuning->candidates[id].same_as;
+static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
+    while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
     return id;
 }
 
@@ -2156,12 +2138,10 @@ static cf_result cft__try_neighbours(cft__tuner *t) {
         around = tuning->winner;
         tuning->n_neighbours = 0;
         for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
-            int64_t exact;
-            cf_tune_status status;
+            int64_t exact = cft__origin_of(tuning, id);
+            cf_tune_status status = tuning->candidates[exact].status;
             if (!cft__is_neighbour(t, around, id)) continue;
             tuning->neighbours[tuning->n_neighbours++] = id;
-            exact = cft__origin_of(t, id);
-            status = tuning->candidates[exact].status;
             if (status == CF_TUNE_DOMINATED || status == CF_TUNE_UNTRIED) CFT__TRY(cft__try_candidate(t, exact, 1));
         }
     }
@@ -2176,7 +2156,7 @@ static void cft__finish_candidates(cft__tuner *t) {
     int64_t id, least = INT64_MAX;
     for (id = 0; id < tuning->n_candidates; id++) {
         cf_tune_candidate *c = &tuning->candidates[id];
-        if (c->same_as >= 0) c->same_as = cft__origin_of(t, id);
+        if (c->same_as >= 0) c->same_as = cft__origin_of(tuning, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
         if (c->status != CF_TUNE_OK) continue;
         c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
@@ -2217,7 +2197,6 @@ static cf_result cft__tune_in(cft__tuner *t) {
     if (result != CF_OK && error != NULL) *error = t->record;
     cft__free_schedule(t);
     cf_plan_free(t->plan);
-    if (t->moments != NULL) t->allocator.release(t->moments, t->allocator.user);
     t->allocator.release(scratch, t->allocator.user);
     return result;
 }
