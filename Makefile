@@ -186,6 +186,12 @@ vpath %.cc tests/cuda tests/cuda_emu
 $(CUDA_BUILD):
 	mkdir -p $@
 
+$(CUDA_BUILD)/device_section.h: chunkflow_cuda.cu tests/device_section.sh | $(CUDA_BUILD)
+	sh tests/device_section.sh >$@
+
+$(CUDA_BUILD)/test_primitives.cc.o: CUDA_CXXFLAGS += -I$(CUDA_BUILD) -Wno-unused-function
+$(CUDA_BUILD)/test_primitives.cc.o: $(CUDA_BUILD)/device_section.h
+
 $(CUDA_BUILD)/%.cc.o: %.cc $(CUDA_HEADERS) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 

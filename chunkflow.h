@@ -1410,7 +1410,8 @@ typedef enum cf_dtype {
 typedef enum cf_attention_path {
     CF_ATTENTION_AUTO = 0,        /* the fastest path that can do the problem on the device */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
-    CF_ATTENTION_MMA              /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up */
+    CF_ATTENTION_MMA              /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up, at
+                                     most 64 query heads for each key head */
 } cf_attention_path;
 
 /* "auto", "unfused", "mma"; "?" for anything else. */
@@ -1444,6 +1445,8 @@ typedef struct cf_attention_desc {
                                      device's */
     int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
                                      is given, as many as a usual device of it has */
+    int64_t cache_bytes;          /* MMA: key heads are worked on in sections whose arrays fit into so much of the
+                                     second-level cache. 0: 32 MB in the forward, all heads together in the backward */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
@@ -1463,6 +1466,8 @@ typedef struct cf_attention {
     int64_t n_all_key_tiles;
     int64_t n_split_forward_tiles;/* tiles cut into parts (these count as tiles above) where whole ones would leave */
     int64_t n_split_key_tiles;    /* the device idle: few key heads, small chunks. Their sums meet in the workspace */
+    int64_t forward_section;      /* blocks start in sections of so many key heads: in each the list's first entry */
+    int64_t backward_section;     /* for all of these heads, then its second, ... */
 } cf_attention;
 
 /* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
@@ -1690,10 +1695,11 @@ typedef struct cf_executor_desc {
 
 typedef struct cf_executor cf_executor;
 
-/* Makes an executor: streams (compute, copy, and one for each direction of transfers) on every stage's device. Device
-   memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be given to cf_executor_free; untouched
-   on failure. With peer access between two devices transfers are direct; CUDA stages them otherwise. With nccl set in a
-   build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
+/* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
+   device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
+   likewise with your own). Device memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be
+   given to cf_executor_free; untouched on failure. With peer access between two devices transfers are direct; CUDA
+   stages them otherwise. With nccl set in a build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error);
 
 /* Makes ready for a batch: lowers the schedule unless it is lowered, walks it once and gives every activation, state

@@ -87,12 +87,30 @@ CF_DEVICE void shared_store_4(shared_address to, uint32_t value) {
 #endif
 }
 
+CF_DEVICE void shared_store_8(shared_address to, uint2 value) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_store(to, &value, 8);
+#else
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(value.x), "r"(value.y) : "memory");
+#endif
+}
+
 CF_DEVICE float shared_load_float(shared_address from) {
     float value;
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_shared_load(&value, from, 4);
 #else
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+#endif
+    return value;
+}
+
+CF_DEVICE uint2 shared_load_8(shared_address from) {
+    uint2 value;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_load(&value, from, 8);
+#else
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
 #endif
     return value;
 }
@@ -312,6 +330,8 @@ CF_DEVICE void global_add_quad(float *tile, int quad, int thread, int n_threads,
 #endif
 }
 
+CF_DEVICE int lesser(int x, int y) { return x < y ? x : y; }
+
 CF_DEVICE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
@@ -338,17 +358,18 @@ CF_DEVICE float warp_max(float x) {
 
 const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
 const int FORWARD_KEYS = 64;
-const int ROW_TILE = 64;  /* packed rows of a backward tile, and of the sums of dQ */
-const int KEY_TILE = 128; /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
+const int ROW_TILE = 64;  /* places for packed rows in a backward tile, and in the sums of dQ; LARGE_ROW_TILE for */
+const int LARGE_ROW_TILE = 128; /* small heads where shared memory allows it. Whole tokens only: some may be empty */
+const int KEY_TILE = 128;       /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
-const int LEAST_PART = 16; /* steps of a loop: shorter parts of a tile are not worth a block of their own */
+const int MOST_GROUP = ROW_TILE; /* query heads of a key head in the fused kernels: a token must fit into a row tile */
 const int MOST_PROCESSORS = 1024, MOST_SLOTS = 3 * MOST_PROCESSORS; /* blocks at a time: at most 3 a processor */
 const int64_t MOST_ROWS = (int64_t)1 << 30;                         /* leaves room for index arithmetic in 32 bits */
 const float LN_2 = 0.6931471805599453f;
 const float LOG2_E = 1.4426950408889634f;
 
-/* One piece of work, for each key head. */
-struct tile {
+/* One piece of work, for each key head. A block reads its 48 bytes at once. */
+struct alignas(16) tile {
     int32_t q_start, q_length; /* what it knows of its slice: first row, tokens (see rows_with_keys, each_key_tile) */
     int32_t k_start, k_length;
     int32_t block;      /* which tile this is, from q_start, or, a key tile, from k_start */
@@ -357,6 +378,7 @@ struct tile {
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile */
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
+    int32_t unused[3];
 };
 
 /* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
@@ -537,8 +559,10 @@ struct problem {
     struct splitting {
         int64_t limit;            /* longest part; 0: nothing is split */
         int64_t n_split, n_parts; /* for one key head */
+        int64_t section;          /* key heads whose blocks go together, see work_order */
     } forward, backward;
     int32_t key_tile;
+    int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
 };
 
 tile slice_tile(const cf_attention_desc *d, int64_t s) {
@@ -591,6 +615,7 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
         return fail(error, CF_ERROR_ARGUMENT, "arch", -1, 80, d->arch, "must be a compute capability x 10, or 0");
     if (d->n_processors < 0 || d->n_processors > MOST_PROCESSORS)
         return fail(error, CF_ERROR_ARGUMENT, "n_processors", -1, MOST_PROCESSORS, d->n_processors, "out of range");
+    if (d->cache_bytes < 0) return fail(error, CF_ERROR_ARGUMENT, "cache_bytes", -1, 0, d->cache_bytes, "negative");
     if (d->n_slices < 0 || d->n_slices > INT32_MAX - 1)
         return fail(error, CF_ERROR_ARGUMENT, "n_slices", -1, 0, d->n_slices, "out of range");
     return CF_OK;
@@ -598,8 +623,8 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
 
 /* ---- parts of tiles ---- */
 
-/* Calls visit(tile) for every tile of `rows` packed rows, in order of slices, and in each from the last tile, which
-   sees most, to the first. */
+/* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens), in order of slices, and in each
+   from the last tile, which sees most, to the first. */
 template <typename F> void each_row_tile(const problem *p, int32_t rows, F visit) {
     int32_t place = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
@@ -638,12 +663,12 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
         t.k_start += unseen;
         t.k_length -= unseen;
         const int32_t n_blocks = div_up(t.k_length, p->key_tile);
-        place += div_up(t.q_length * p->group, ROW_TILE);
+        place += div_up(t.q_length, p->row_tokens);
         for (t.block = 0; t.block < n_blocks; t.block++) {
             const int32_t first = t.block * p->key_tile, last = std::min(t.k_length, first + p->key_tile) - 1;
             const int64_t from = token_begin(p->visible, t, first), upto = token_end(p->visible, t, last);
-            t.begin = (int32_t)(from * p->group / ROW_TILE);
-            t.end = from < upto ? div_up(upto * p->group, ROW_TILE) : t.begin;
+            t.begin = (int32_t)(from / p->row_tokens);
+            t.end = from < upto ? div_up(upto, p->row_tokens) : t.begin;
             visit(t);
         }
     }
@@ -654,24 +679,59 @@ int32_t parts_of(int64_t steps, int64_t limit) { return limit > 0 && steps > lim
 /* What a kernel's blocks cost beside the steps of their loops, in such steps, and how many of them run at a time. */
 struct block_costs {
     int64_t whole, part; /* a part also writes its sums to the workspace, where they are read again */
+    int64_t least;       /* a tile of no more steps is not cut */
     int64_t n_slots;
 };
 
-/* How long a kernel takes if parts have at most `limit` steps (0: no parts): blocks start in the order of `each`, each
-   in the slot that is free first. They really start longest first, which does no worse. */
-template <typename Each>
-int64_t time_in_parts(const problem *p, const block_costs &costs, int64_t limit, const Each &each) {
+/* Work by length: how many tiles, or parts, have how many steps. Where the longest has more steps than there are
+   classes, a class holds `width` lengths, rounded up to the longest of them. */
+const int64_t LENGTH_CLASSES = 2048;
+
+struct lengths {
+    int64_t width, longest, steps;
+    int32_t whole[LENGTH_CLASSES + 1], part[LENGTH_CLASSES + 1];
+};
+
+template <typename Each> void count_lengths(lengths *l, const Each &each) {
+    *l = lengths();
+    each([&](const tile &t) {
+        l->steps += t.end - t.begin;
+        l->longest = std::max<int64_t>(l->longest, t.end - t.begin);
+    });
+    l->width = l->longest / LENGTH_CLASSES + 1;
+    each([&](const tile &t) { l->whole[div_up(t.end - t.begin, l->width)]++; });
+    l->whole[0] = 0; /* no work, no block */
+}
+
+/* The same after tiles of more than `limit` steps were cut into parts. */
+void cut_lengths(const lengths &from, int64_t limit, lengths *to) {
+    *to = from;
+    for (int64_t i = 1; i <= LENGTH_CLASSES; i++) {
+        const int32_t parts = parts_of(i * from.width, limit);
+        if (parts == 1) continue;
+        to->whole[i] -= from.whole[i];
+        to->part[div_up(div_up(i * from.width, parts), from.width)] += from.whole[i] * parts;
+    }
+}
+
+/* How long a kernel takes: blocks start in the order in which they are issued (work_order), longest first within each
+   section of heads, each in the slot that is free first. */
+int64_t time_of(const problem *p, const block_costs &costs, int64_t section, const lengths &l) {
     int64_t busy[MOST_SLOTS] = {0}, longest = 0;
     int64_t *end = busy + costs.n_slots;
-    each([&](const tile &t) {
-        const int64_t steps = t.end - t.begin, parts = parts_of(steps, limit);
-        for (int64_t i = 0; i < parts * p->desc.n_kv_heads && steps > 0; i++) {
+    auto issue = [&](int64_t blocks, int64_t steps) {
+        for (int64_t i = 0; i < blocks; i++) {
             std::pop_heap(busy, end, std::greater<int64_t>());
-            end[-1] += parts == 1 ? steps + costs.whole : div_up(steps, parts) + costs.part;
+            end[-1] += steps;
             longest = std::max(longest, end[-1]);
             std::push_heap(busy, end, std::greater<int64_t>());
         }
-    });
+    };
+    for (int64_t head = 0; head < p->desc.n_kv_heads; head += section)
+        for (int64_t i = LENGTH_CLASSES, n = std::min(section, p->desc.n_kv_heads - head); i > 0; i--) {
+            issue(n * l.part[i], i * l.width + costs.part);
+            issue(n * l.whole[i], i * l.width + costs.whole);
+        }
     return longest;
 }
 
@@ -681,20 +741,18 @@ int64_t time_in_parts(const problem *p, const block_costs &costs, int64_t limit,
    which bounds the workspace. Nothing about this was measured yet. */
 template <typename Each>
 void choose_parts(const problem *p, const block_costs &costs, int64_t least, problem::splitting *to, const Each &each) {
-    int64_t steps = 0, longest = 0;
-    each([&](const tile &t) {
-        steps += t.end - t.begin;
-        longest = std::max<int64_t>(longest, t.end - t.begin);
-    });
-    const int64_t mean = steps * p->desc.n_kv_heads / costs.n_slots + 1;
-    if (longest <= LEAST_PART || longest <= mean / 2) return;
-    const int64_t whole = time_in_parts(p, costs, 0, each);
+    lengths uncut, cut;
+    count_lengths(&uncut, each);
+    const int64_t mean = uncut.steps * p->desc.n_kv_heads / costs.n_slots + 1;
+    if (uncut.longest <= costs.least || uncut.longest <= mean / 2) return;
+    const int64_t whole = time_of(p, costs, to->section, uncut);
     int64_t best = whole - whole / 20; /* not for less than 5 % */
     for (int64_t eighths = 8; eighths >= least; eighths--) {
-        const int64_t limit = std::max<int64_t>(LEAST_PART, mean * eighths / 8);
-        const int64_t time = limit < longest ? time_in_parts(p, costs, limit, each) : whole;
+        const int64_t limit = std::max<int64_t>(costs.least, mean * eighths / 8);
+        cut_lengths(uncut, limit, &cut);
+        const int64_t time = time_of(p, costs, to->section, cut);
         if (time < best) best = time, to->limit = limit;
-        if (limit == LEAST_PART) break;
+        if (limit == costs.least) break;
     }
     each([&](const tile &t) {
         const int32_t parts = parts_of(t.end - t.begin, to->limit);
@@ -705,15 +763,40 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
 
 /* A step of the forward is a block of keys, one of the backward a row tile: each takes a block about as long as to move
    64 KB, where all blocks do so. A forward reads Q and writes its rows, or 68 KB; a backward reads K and V, and updates
-   dK and dV (256 KB), or writes 128 KB. How many blocks a processor has follows from their launch bounds and memory. */
+   dK and dV (256 KB), or writes 128 KB; small heads with large row tiles half of that. How many blocks a processor has
+   follows from their launch bounds and memory. */
 void split_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     const int64_t n = p->desc.n_processors, blocks = (large ? 1 : 2) + (roomy ? 1 : 0);
-    const block_costs forward = {1, 3, n * blocks}, backward = {2, 3, n};
+    const block_costs forward = {1, 3, 16, n * blocks};
+    const block_costs backward = p->row_tile == ROW_TILE ? block_costs{2, 3, 16, n} : block_costs{1, 2, 8, n};
     choose_parts(p, forward, 4, &p->forward, [&](const auto &visit) { each_row_tile(p, FORWARD_ROWS, visit); });
     choose_parts(p, backward, 2, &p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
     p->n_forward_tiles += p->forward.n_parts - p->forward.n_split;
     p->n_key_tiles += p->backward.n_parts - p->backward.n_split;
+}
+
+/* Key heads whose arrays of bytes_per_head stay in `cache` bytes together. */
+int64_t heads_in_cache(const problem *p, int64_t cache, int64_t bytes_per_head) {
+    return std::max<int64_t>(1, std::min(cache / std::max<int64_t>(1, bytes_per_head), p->desc.n_kv_heads));
+}
+
+/* Which heads go together: in the forward those whose K and V fit into 32 MB of an H100's 50 MB cache. In the backward
+   all of them, as sections of those whose Q and dout do leave up to a third of the device idle at the end of each. */
+void choose_sections(problem *p) {
+    const int64_t cache = p->desc.cache_bytes;
+    p->forward.section = heads_in_cache(p, cache > 0 ? cache : (int64_t)32 << 20, p->rows_k * p->desc.head_size * 4);
+    p->backward.section = p->desc.n_kv_heads;
+    if (cache > 0) p->backward.section = heads_in_cache(p, cache, p->rows_q * p->group * p->desc.head_size * 4);
+}
+
+/* The shapes of backward tiles follow from what fits into registers and shared memory. */
+void choose_tiles(problem *p) {
+    const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
+    p->key_tile = large && !roomy ? SMALL_KEY_TILE : KEY_TILE;
+    p->row_tile = large || !roomy ? ROW_TILE : LARGE_ROW_TILE;
+    p->row_tokens = (int32_t)std::max<int64_t>(1, p->row_tile / p->group);
+    p->row_rows = p->row_tokens * (int32_t)p->group;
 }
 
 /* How many tiles of each kind the slices make. */
@@ -722,7 +805,7 @@ void count_tiles(problem *p) {
         const tile t = slice_tile(&p->desc, s);
         const int32_t unseen = unseen_keys(p->visible, t);
         p->n_forward_tiles += div_up(t.q_length * p->group, FORWARD_ROWS);
-        p->n_row_tiles += div_up(t.q_length * p->group, ROW_TILE);
+        p->n_row_tiles += div_up(t.q_length, p->row_tokens);
         p->n_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
         p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
     }
@@ -756,7 +839,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
                     "too many rows for this many heads");
     p->visible.causal = !d->full;
     p->visible.window = d->window >= p->longest_k ? 0 : (int32_t)d->window; /* one that wide hides nothing */
-    p->key_tile = d->head_size > 64 && block_memory(d->arch) < 166912 ? SMALL_KEY_TILE : KEY_TILE;
+    choose_tiles(p);
+    choose_sections(p);
     count_tiles(p);
     const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
     if (most_tiles > INT32_MAX / d->n_kv_heads)
@@ -804,7 +888,8 @@ int64_t fill_all_tiles(const problem *p, tile *tiles) {
     tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_key_tiles;
     tile *split_forward = split_keys + p->backward.n_split;
     fill_tiles(tiles, split_forward, p->forward, [&](const auto &visit) { each_row_tile(p, FORWARD_ROWS, visit); });
-    fill_tiles(rows, (tile *)NULL, problem::splitting(), [&](const auto &visit) { each_row_tile(p, ROW_TILE, visit); });
+    fill_tiles(rows, (tile *)NULL, problem::splitting(),
+               [&](const auto &visit) { each_row_tile(p, p->row_rows, visit); });
     return fill_tiles(keys, split_keys, p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
 }
 
@@ -959,32 +1044,54 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
     }
 }
 
-/* The same for packed rows first_row ..: row = token x group + head. Rows outside [begin, end) become zeros. */
+/* The same for packed rows first_row ..: row = token x group + head. Rows outside [begin, end) become zeros; their
+   addresses may be any, for a copy of no bytes reads nothing. */
 template <int ROWS, int HEAD, int THREADS>
 CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t token_bytes, int64_t head_bytes,
                                 const divisor &group, int first_row, int begin, int end, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
     const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
     to = chunk_address<2 * HEAD>(to, row, chunk);
+    if (chunk >= n_chunks) end = 0;
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
         const int packed = first_row + row + i * STEP, token = packed / group;
-        const bool wanted = packed >= begin && packed < end && chunk < n_chunks;
-        const char *from =
-            wanted ? first + token * token_bytes + (packed - token * group.by) * head_bytes + chunk * 16 : first;
-        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), from, wanted);
+        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD),
+                      first + token * token_bytes + (packed - token * group.by) * head_bytes + chunk * 16,
+                      packed >= begin && packed < end);
     }
 }
 
-/* Which tile and which key head a block works on. Key heads go in sections whose K and V stay in the L2 cache together;
-   within one, the longest tiles of all its heads come first. */
-CF_DEVICE tile find_work(const tile *tiles, int64_t n_tiles, int n_heads, int section, int *head) {
-    const int64_t at = blockIdx.x, per_section = n_tiles * section;
-    const int first = (int)(at / per_section) * section;
-    const int here = n_heads - first < section ? n_heads - first : section;
-    const int64_t rest = at % per_section;
-    *head = first + (int)(rest % here);
-    return tiles[rest / here];
+/* A list of tiles for every key head, and the order of its blocks: key heads go in sections, whose arrays stay in the
+   L2 cache together; within one, the longest tiles of all its heads come first. */
+struct work_order {
+    const tile *tiles;
+    int64_t n_blocks;
+    int32_t n_whole;       /* sections of as many heads as the first; a last one may have fewer */
+    divisor section_blocks; /* of a whole section */
+    divisor heads, last_heads;
+};
+
+inline work_order order_work(const tile *tiles, int64_t n_tiles, int64_t n_heads, int64_t section) {
+    work_order w = {};
+    w.tiles = tiles;
+    w.n_blocks = n_tiles * n_heads;
+    w.n_whole = (int32_t)(n_heads / section);
+    w.section_blocks = make_divisor((int32_t)std::max<int64_t>(1, std::min<int64_t>(n_tiles * section, INT32_MAX)));
+    w.heads = make_divisor((int32_t)section);
+    w.last_heads = make_divisor((int32_t)std::max<int64_t>(1, n_heads % section));
+    return w;
+}
+
+/* Which tile and which key head a block works on. Kernels that are short of registers ask again after their loop, and
+   so keep what only the end needs in none. */
+CF_DEVICE tile find_work(const work_order &w, int *head) {
+    const int32_t at = compute_here((int)blockIdx.x), section = at / w.section_blocks;
+    const int32_t rest = at - section * w.section_blocks.by;
+    const bool whole = section < w.n_whole;
+    const int32_t place = whole ? rest / w.heads : rest / w.last_heads;
+    *head = section * w.heads.by + rest - place * (whole ? w.heads.by : w.last_heads.by);
+    return w.tiles[place];
 }
 
 /* s becomes cap x tanh(s x scale / cap). */
@@ -1044,12 +1151,12 @@ CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, share
 }
 
 /* ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
-   tile_row. */
+   tile_row; rows from n_rows on are not stored. */
 template <int HEAD, int ROWS>
 CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, const tile &t, int head, int tile_row,
-                          int warp_row, shared_address rows) {
+                          int n_rows, int warp_row, shared_address rows) {
     const int CHUNKS = HEAD / 8, STEP = 32 / CHUNKS;
-    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS, n_rows = t.q_length * group.by;
+    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS;
     for (int i = 0; i < ROWS / STEP; i++) {
         const int row = warp_row + i * STEP + lane / CHUNKS, packed = tile_row + row;
         if (packed >= n_rows || chunk >= n_chunks) continue;
@@ -1061,16 +1168,15 @@ CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, co
 
 /* Everything that the fused kernels are told. */
 struct fused_params {
-    const tile *tiles;
-    int64_t n_tiles;
+    work_order work;
     view q, k, v, out, dout, dq;
     float *dk, *dv;
     int64_t dk_row, dk_head, dv_row, dv_head;
     float *lse;
     int64_t lse_stride;
-    float *log_sums, *row_dots; /* backward, by key head and row tile: log2 of the sum, dout . out */
+    float *stats;               /* backward, by key head and row tile: log2 of each row's sum, then each dout . out */
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
-    int64_t stats_stride;       /* of these three, from key head to key head */
+    int64_t n_row_tiles;        /* of one key head */
     float *part_sums;           /* by key head and part of a split tile: fp32 sums of dK, then of dV; or of the output,
                                    then the softmax's of each thread */
     int64_t n_parts;            /* of one key head */
@@ -1078,10 +1184,22 @@ struct fused_params {
     float scale;      /* of the dot products */
     float scale_log2; /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
     float cap, scale_by_cap, inverse_cap;  /* 0: no softcap */
-    int32_t n_kv_heads, section, n_chunks; /* n_chunks: head size / 8 */
+    int32_t n_chunks; /* head size / 8 */
     divisor group;
+    int32_t row_tile, row_tokens, row_rows; /* as in problem */
+    int64_t q_tile, dout_tile;              /* bytes from row tile to row tile */
+    int32_t sums_of_tile;                   /* what attention_stats_kernel clears of dq_sums for each */
     int32_t overwrite;
 };
+
+/* The two numbers of each row of a row tile, and the place of its sums of dQ. */
+CF_DEVICE float *tile_stats(const fused_params &p, int head, int64_t place) {
+    return p.stats + (head * p.n_row_tiles + place) * (2 * p.row_tile);
+}
+
+template <int ROWS, int HEAD> CF_DEVICE float *tile_sums(const fused_params &p, int head, int64_t place) {
+    return p.dq_sums + (head * p.n_row_tiles + place) * (ROWS * HEAD);
+}
 
 /* Sums of a block, as its threads have them, in the workspace. */
 template <int THREADS, int M, int N> CF_DEVICE void store_part(const float (&sums)[M][N][4], float *part, int thread) {
@@ -1189,10 +1307,10 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD, STAGE = KEYS * ROW;
     typedef forward_layout<HEAD> layout;
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 32;
     const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group.by;
-    const int last_row = (n_rows < first_row + FORWARD_ROWS ? n_rows : first_row + FORWARD_ROWS) - 1;
+    const int last_row = lesser(n_rows, first_row + FORWARD_ROWS) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
 
     /* Key blocks first .. end - 1; those from full_begin to full_end - 1 are seen whole by every row. */
@@ -1240,8 +1358,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (n >= full_end || n < full_begin) {
             int begins[2][2], ends[2][2];
-            /* The large kernel spills less if it works out here what the other one keeps. */
-            const int here = HEAD == 128 ? compute_here((int)threadIdx.x) / 32 * 32 : warp_row;
+            const int here = compute_here((int)threadIdx.x) / 32 * 32; /* spills less than what is kept from above */
             row_bounds(begins, ends, p.visible, t, p.group, first_row + here);
             hide_scores(s, begins, ends, n * KEYS + lane % 4 * 2);
         }
@@ -1250,8 +1367,9 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         __syncthreads();
         multiply_sums<T, ROW>(o, s, lane_as_rows<ROW>(v, 0, 0));
     }
-    if (t.part >= 0) {
-        float *part = forward_part<HEAD>(p, head, t.part);
+    const tile done = HEAD == 64 ? find_work(p.work, &head) : t;
+    if (done.part >= 0) {
+        float *part = forward_part<HEAD>(p, head, done.part);
         const float softmax[1][2][4] = {{{r.top[0][0], r.top[0][1], r.top[1][0], r.top[1][1]},
                                          {r.sum[0][0], r.sum[0][1], r.sum[1][0], r.sum[1][1]}}};
         store_part<FORWARD_THREADS>(o, part, (int)threadIdx.x);
@@ -1259,9 +1377,10 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         return;
     }
     /* A warp's rows of Q are its own by now. */
-    finish_rows<T, HEAD>(o, r, p, t, head, warp_row, q);
+    finish_rows<T, HEAD>(o, r, p, done, head, warp_row, q);
     __syncwarp();
-    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, first_row, warp_row, q);
+    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, done, head, done.block * FORWARD_ROWS,
+                         done.q_length * p.group.by, warp_row, q);
 }
 
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
@@ -1269,7 +1388,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(FORWARD_THREADS, 2) attention_combine_kernel(const __grid_constant__ fused_params p) {
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const tile t = find_work(p.work, &head);
     const int thread = (int)threadIdx.x, warp_row = thread / 32 * 32;
     const shared_address rows = shared_start();
     float o[2][HEAD / 8][4];
@@ -1310,7 +1429,8 @@ __global__ void __launch_bounds__(FORWARD_THREADS, 2) attention_combine_kernel(c
     }
     finish_rows<T, HEAD>(o, r, p, t, head, warp_row, rows);
     __syncwarp();
-    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, t.block * FORWARD_ROWS, warp_row, rows);
+    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, t.block * FORWARD_ROWS, t.q_length * p.group.by, warp_row,
+                         rows);
 }
 
 /* ================================================================================================================
@@ -1320,23 +1440,22 @@ __global__ void __launch_bounds__(FORWARD_THREADS, 2) attention_combine_kernel(c
 const int STATS_THREADS = 128;
 const int BACKWARD_THREADS = 256;
 const int JOIN_THREADS = 2 * BACKWARD_THREADS;
-const int DQ_THREADS = 128;
 
 /* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
    of packed rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf:
    every probability computed from it is then 0. Sixteen lanes work on a row. */
 template <typename T>
 __global__ void __launch_bounds__(STATS_THREADS)
-    attention_stats_kernel(const __grid_constant__ fused_params p, int sums) {
+    attention_stats_kernel(const __grid_constant__ fused_params p) {
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 16, n_rows = t.q_length * p.group.by,
               begin = first_seeing(p.visible, t) * p.group.by;
-    const int64_t at = head * p.stats_stride + (int64_t)t.place * ROW_TILE;
-    for (int row = (int)threadIdx.x / 16; row < ROW_TILE; row += STATS_THREADS / 16) {
-        const int packed = t.block * ROW_TILE + row, token = packed / p.group;
+    float *stats = tile_stats(p, head, t.place);
+    for (int row = (int)threadIdx.x / 16; row < p.row_tile; row += STATS_THREADS / 16) {
+        const int packed = t.block * p.row_rows + row, token = packed / p.group;
         const int q_head = (head - token) * p.group.by + packed;
-        const bool seeing = packed >= begin && packed < n_rows;
+        const bool seeing = row < p.row_rows && packed >= begin && packed < n_rows;
         float dot = 0.0f;
         if (seeing && lane < p.n_chunks)
             dot = dot_8<T>(
@@ -1345,40 +1464,69 @@ __global__ void __launch_bounds__(STATS_THREADS)
                                lane * 16));
         for (int lanes = 8; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, lanes);
         if (lane == 0) {
-            p.row_dots[at + row] = dot;
-            p.log_sums[at + row] = seeing ? p.lse[q_head * p.lse_stride + t.q_start + token] * LOG2_E : INFINITY;
+            stats[row] = seeing ? p.lse[q_head * p.lse_stride + t.q_start + token] * LOG2_E : INFINITY;
+            stats[p.row_tile + row] = dot;
         }
     }
-    for (int i = (int)threadIdx.x; i < sums / 4; i += STATS_THREADS)
-        global_store_16(p.dq_sums + (at / ROW_TILE) * sums + i * 4, make_uint4(0, 0, 0, 0));
+    for (int i = (int)threadIdx.x; i < p.sums_of_tile / 4; i += STATS_THREADS)
+        global_store_16(p.dq_sums + (head * p.n_row_tiles + t.place) * p.sums_of_tile + i * 4, make_uint4(0, 0, 0, 0));
 }
 
-template <int HEAD, int KEYS, int STAGES> struct backward_layout { /* of shared memory, in bytes */
-    static const int KV = KEYS * HEAD * 2, Q_STAGE = ROW_TILE * HEAD * 2, P_ROW = KEYS * 2,
-                     STATS_STAGE = 2 * ROW_TILE * 4;
+template <int HEAD, int ROWS, int KEYS, int STAGES> struct backward_layout { /* of shared memory, in bytes */
+    static const int KV = KEYS * HEAD * 2, Q_STAGE = ROWS * HEAD * 2, P_ROW = KEYS * 2, STATS_STAGE = 2 * ROWS * 4;
     static const int K = 0, V = K + KV, Q = V + KV, DOUT = Q + STAGES * Q_STAGE, P = DOUT + STAGES * Q_STAGE;
-    static const int DS = P + ROW_TILE * P_ROW, STATS = DS + ROW_TILE * P_ROW;
-    static const int BYTES = STATS + STAGES * STATS_STAGE;
+    static const int DS = P + ROWS * P_ROW, STATS = DS + ROWS * P_ROW, OFFSETS = STATS + STAGES * STATS_STAGE;
+    static const int BYTES = OFFSETS + ROWS * 8;
 };
 
-/* Starts the copies of one row tile: Q, dout, and the two numbers of each row. Rows that see nothing become zeros, so
-   that whatever their gradients hold (a NaN, say) is not multiplied by a probability of 0. */
-template <int HEAD, int THREADS>
-CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int head, int block, shared_address q,
-                             shared_address dout, shared_address stats) {
-    const int begin = first_seeing(p.visible, t) * p.group.by, end = t.q_length * p.group.by;
-    load_packed_rows<ROW_TILE, HEAD, THREADS>(q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2,
-                                              p.q.row * 2, p.q.head * 2, p.group, block * ROW_TILE, begin, end,
-                                              p.n_chunks);
-    load_packed_rows<ROW_TILE, HEAD, THREADS>(
-        dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
-        p.dout.head * 2, p.group, block * ROW_TILE, begin, end, p.n_chunks);
-    const int lane = (int)threadIdx.x, per = ROW_TILE / 4;
-    if (lane < 2 * per) {
-        const float *from = (lane < per ? p.log_sums : p.row_dots) + head * p.stats_stride +
-                            (int64_t)(t.place + block) * ROW_TILE + lane % per * 4;
-        copy_async_16(stats + (shared_address)(lane * 16), from, true);
+/* Where each row of a row tile lies in Q and in dout, from the tile's first token on, in units of 16 bytes: the same
+   for every tile, because they hold whole tokens. In shared memory, as no register is left for it. */
+template <int ROWS> CF_DEVICE void write_row_offsets(const fused_params &p, shared_address offsets) {
+    const int row = (int)threadIdx.x, token = row / p.group, head = row - token * p.group.by;
+    if (row >= ROWS) return;
+    const int64_t q = token * p.q.row + head * p.q.head, dout = token * p.dout.row + head * p.dout.head;
+    shared_store_8(offsets + (shared_address)(row * 8), make_uint2((uint32_t)(q / 8), (uint32_t)(dout / 8)));
+}
+
+/* Where a thread's chunk of the first token of the next row tile lies. The rest is worked out for each tile: registers
+   are scarcer than instructions. */
+struct row_tile_cursor {
+    const char *q, *dout;
+};
+
+template <int HEAD> CF_DEVICE row_tile_cursor first_row_tile(const fused_params &p, const tile &t, int head) {
+    const int chunk = (int)threadIdx.x % (HEAD / 8);
+    const int64_t row = t.q_start + (int64_t)t.begin * p.row_tokens, q_head = head * p.group.by;
+    row_tile_cursor at;
+    at.q = p.q.data + (row * p.q.row + q_head * p.q.head) * 2 + chunk * 16;
+    at.dout = p.dout.data + (row * p.dout.row + q_head * p.dout.head) * 2 + chunk * 16;
+    return at;
+}
+
+/* Starts the copies of row tile m of a slice, Q, dout and the two numbers of each row, and goes on to the next. Rows
+   that see nothing become zeros, so that whatever their gradients hold (a NaN, say) is not multiplied by a probability
+   of 0. */
+template <int ROWS, int HEAD>
+CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int m, row_tile_cursor &at, const float *all_stats,
+                             shared_address offsets, shared_address q, shared_address dout, shared_address stats) {
+    const int CHUNKS = HEAD / 8, STEP = BACKWARD_THREADS / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
+    const int first_row = (int)threadIdx.x / CHUNKS, first_token = m * p.row_tokens;
+    const int begin = (first_seeing(p.visible, t) - first_token) * p.group.by;
+    int end = lesser((t.q_length - first_token) * p.group.by, p.row_rows);
+    if (chunk >= p.n_chunks) end = 0;
+    const shared_address to = chunk_address<2 * HEAD>(0, first_row, chunk);
+    CF_UNROLL
+    for (int i = 0; i < ROWS / STEP; i++) {
+        const int row = first_row + i * STEP;
+        const bool wanted = row >= begin && row < end;
+        const uint2 offset = shared_load_8(offsets + (shared_address)(row * 8));
+        copy_async_16(q + to + (shared_address)(i * STEP * 2 * HEAD), at.q + offset.x * (uint64_t)16, wanted);
+        copy_async_16(dout + to + (shared_address)(i * STEP * 2 * HEAD), at.dout + offset.y * (uint64_t)16, wanted);
     }
+    if ((int)threadIdx.x < ROWS / 2)
+        copy_async_16(stats + threadIdx.x * 16, all_stats + (int64_t)m * (2 * ROWS) + threadIdx.x * 4, true);
+    at.q += p.q_tile;
+    at.dout += p.dout_tile;
 }
 
 /* Scores and dP of some rows become P and dS = P (dP - D), times the slope of the softcap (0 where a key is hidden). */
@@ -1435,26 +1583,31 @@ template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &
 }
 
 /* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
-   query heads are summed in registers and reach memory once. Eight warps: 2 x 4 over the scores (64 rows x KEYS), 4 x 2
-   over dK and dV, 2 x 4 over dQ. Per row tile: scores and dP, then P and dS go through shared memory to the three other
-   products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a
-   split key tile has some of these rows, and leaves its dK and dV to attention_join_kernel. Head size
-   128 with 128 keys and 2 stages: 161 KB, one block per SM, up to 255 registers. With 64 keys and one stage it fits the
-   99 KB parts. Head size 64: 97 KB, two blocks on sm_90 by memory but one on sm_80. */
-template <typename T, int HEAD, int KEYS, int STAGES>
+   query heads are summed in registers and reach memory once. Eight warps: ROWS / 32 parts of the rows, and as many
+   parts of the keys as that leaves, over the scores and likewise over rows and columns of dQ; 4 x 2 over dK and dV. Per
+   row tile: scores and dP, then P and dS go through shared memory to the three other products. dQ is added to fp32 sums in
+   memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a split key tile has some of these
+   rows, and leaves its dK and dV to attention_join_kernel. Head size 128 with 64 rows, 128 keys and 2 stages: 161 KB,
+   one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts. Head size 64: 128 rows and 128
+   keys take 163 KB and give each product in shared memory as much work as head size 128 has; 64 rows take 98 KB. */
+template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     attention_backward_kernel(const __grid_constant__ fused_params p) {
-    typedef backward_layout<HEAD, KEYS, STAGES> layout;
-    const int ROW = 2 * HEAD, P_ROW = layout::P_ROW;
-    const int WARP_KEYS = KEYS / 4; /* of a warp's scores, and of its dK and dV */
+    typedef backward_layout<HEAD, ROWS, KEYS, STAGES> layout;
+    const int ROW = 2 * HEAD, P_ROW = layout::P_ROW, ROW_PARTS = ROWS / 32, OTHER_PARTS = 8 / ROW_PARTS;
+    const int SCORE_KEYS = KEYS / OTHER_PARTS, SUM_KEYS = KEYS / 4; /* of a warp's scores, and of its dK and dV */
+    const int DQ_COLUMNS = HEAD / OTHER_PARTS;
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int row_part = warp % 2, key_part = warp / 2;    /* of the scores; and rows and columns of dQ */
-    const int dkv_part = warp % 4, column_part = warp / 4; /* of dK and dV: keys and columns */
-    const int first_key = t.block * KEYS, keys = t.k_length - first_key;
+    const int row_part = warp % ROW_PARTS, other_part = warp / ROW_PARTS; /* of the scores; rows and columns of dQ */
+    const int dkv_part = warp % 4, column_part = warp / 4;                /* of dK and dV: keys and columns */
+    const int first_key = t.block * KEYS;
     const shared_address start = shared_start(), k = start + layout::K, v = start + layout::V;
-    const shared_address probs = start + layout::P, slopes = start + layout::DS;
+    const shared_address probs = start + layout::P, slopes = start + layout::DS, offsets = start + layout::OFFSETS;
+    const int first_tile = head * (int)p.n_row_tiles + t.place; /* of the slice, among those of all heads */
+    const float *all_stats = p.stats + (int64_t)first_tile * (2 * ROWS);
+    row_tile_cursor next = first_row_tile<HEAD>(p, t, head);
 
     float dk[KEYS / 64][HEAD / 16][4], dv[KEYS / 64][HEAD / 16][4];
     clear(dk);
@@ -1463,11 +1616,13 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
         const char *k_from = p.k.data + ((t.k_start + first_key) * p.k.row + head * p.k.head) * 2;
         const char *v_from = p.v.data + ((t.k_start + first_key) * p.v.row + head * p.v.head) * 2;
         load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, thread_rows<HEAD, BACKWARD_THREADS>(k_from, p.k.row * 2),
-                                                p.k.row * 2, keys, p.n_chunks);
+                                                p.k.row * 2, t.k_length - first_key, p.n_chunks);
         load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, thread_rows<HEAD, BACKWARD_THREADS>(v_from, p.v.row * 2),
-                                                p.v.row * 2, keys, p.n_chunks);
-        load_row_tile<HEAD, BACKWARD_THREADS>(p, t, head, t.begin, start + layout::Q, start + layout::DOUT,
-                                              start + layout::STATS);
+                                                p.v.row * 2, t.k_length - first_key, p.n_chunks);
+        write_row_offsets<ROWS>(p, offsets);
+        __syncthreads();
+        load_row_tile<ROWS, HEAD>(p, t, t.begin, next, all_stats, offsets, start + layout::Q, start + layout::DOUT,
+                                  start + layout::STATS);
         copy_async_commit();
     }
     for (int m = t.begin, stage = 0; m < t.end; m++, stage ^= STAGES - 1) {
@@ -1476,78 +1631,77 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
         const shared_address stats = start + layout::STATS + (shared_address)(stage * layout::STATS_STAGE);
         if (STAGES == 1 && m > t.begin) {
             __syncthreads();
-            load_row_tile<HEAD, BACKWARD_THREADS>(p, t, head, m, q, dout, stats);
+            load_row_tile<ROWS, HEAD>(p, t, m, next, all_stats, offsets, q, dout, stats);
             copy_async_commit();
         }
         copy_async_wait<0>(); /* row tile m is here, and ... */
         __syncthreads();      /* ... everyone is done with m - 1 and its P and dS */
         if (STAGES == 2 && m + 1 < t.end) {
-            load_row_tile<HEAD, BACKWARD_THREADS>(
-                p, t, head, m + 1, start + layout::Q + (shared_address)((stage ^ 1) * layout::Q_STAGE),
-                start + layout::DOUT + (shared_address)((stage ^ 1) * layout::Q_STAGE),
-                start + layout::STATS + (shared_address)((stage ^ 1) * layout::STATS_STAGE));
+            load_row_tile<ROWS, HEAD>(p, t, m + 1, next, all_stats, offsets,
+                                      start + layout::Q + (shared_address)((stage ^ 1) * layout::Q_STAGE),
+                                      start + layout::DOUT + (shared_address)((stage ^ 1) * layout::Q_STAGE),
+                                      start + layout::STATS + (shared_address)((stage ^ 1) * layout::STATS_STAGE));
             copy_async_commit();
         }
 
-        float s[2][WARP_KEYS / 8][4], dp[2][WARP_KEYS / 8][4];
+        float s[2][SCORE_KEYS / 8][4], dp[2][SCORE_KEYS / 8][4];
         clear(s);
         multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, row_part * 32, 0),
-                                                  lane_as_columns<ROW>(k, key_part * WARP_KEYS, 0));
+                                                  lane_as_columns<ROW>(k, other_part * SCORE_KEYS, 0));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
-        const int last_row =
-            (t.q_length * p.group.by < (m + 1) * ROW_TILE ? t.q_length * p.group.by : (m + 1) * ROW_TILE) - 1;
-        if (key_end(p.visible, t, m * ROW_TILE / p.group) < first_key + KEYS ||
-            key_begin(p.visible, t, last_row / p.group) > first_key) {
+        const int first_token = m * p.row_tokens, past_token = first_token + p.row_tokens;
+        if (key_end(p.visible, t, first_token) < first_key + KEYS ||
+            key_begin(p.visible, t, lesser(past_token, t.q_length) - 1) > first_key) {
             int begins[2][2], ends[2][2];
-            row_bounds(begins, ends, p.visible, t, p.group, m * ROW_TILE + row_part * 32);
-            hide_scores(s, begins, ends, first_key + key_part * WARP_KEYS + lane % 4 * 2);
+            row_bounds(begins, ends, p.visible, t, p.group, m * p.row_rows + row_part * 32);
+            hide_scores(s, begins, ends, first_key + other_part * SCORE_KEYS + lane % 4 * 2);
         }
         clear(dp);
         multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, row_part * 32, 0),
-                                                  lane_as_columns<ROW>(v, key_part * WARP_KEYS, 0));
+                                                  lane_as_columns<ROW>(v, other_part * SCORE_KEYS, 0));
         CF_UNROLL
         for (int i = 0; i < 2; i++) {
             CF_UNROLL
             for (int half = 0; half < 2; half++) {
                 const int row = row_part * 32 + 16 * i + 8 * half + lane / 4;
                 const float log_sum = shared_load_float(stats + (shared_address)(row * 4));
-                const float dot = shared_load_float(stats + (shared_address)((ROW_TILE + row) * 4));
+                const float dot = shared_load_float(stats + (shared_address)((ROWS + row) * 4));
                 differentiate(s[i], dp[i], half, log_sum, dot, p.scale_log2, p.inverse_cap);
-                stage_row<T, KEYS>(s[i], half, 1.0f, probs, row, key_part * WARP_KEYS / 8);
-                stage_row<T, KEYS>(dp[i], half, 1.0f, slopes, row, key_part * WARP_KEYS / 8);
+                stage_row<T, KEYS>(s[i], half, 1.0f, probs, row, other_part * SCORE_KEYS / 8);
+                stage_row<T, KEYS>(dp[i], half, 1.0f, slopes, row, other_part * SCORE_KEYS / 8);
             }
         }
         __syncthreads();
-        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dv,
-                                                          lane_as_columns<P_ROW>(probs, 0, dkv_part * WARP_KEYS / 8),
-                                                          lane_as_rows<ROW>(dout, 0, column_part * HEAD / 16));
-        multiply_transposed<T, ROW_TILE / 16, P_ROW, ROW>(dk,
-                                                          lane_as_columns<P_ROW>(slopes, 0, dkv_part * WARP_KEYS / 8),
-                                                          lane_as_rows<ROW>(q, 0, column_part * HEAD / 16));
+        multiply_transposed<T, ROWS / 16, P_ROW, ROW>(dv, lane_as_columns<P_ROW>(probs, 0, dkv_part * SUM_KEYS / 8),
+                                                      lane_as_rows<ROW>(dout, 0, column_part * HEAD / 16));
+        multiply_transposed<T, ROWS / 16, P_ROW, ROW>(dk, lane_as_columns<P_ROW>(slopes, 0, dkv_part * SUM_KEYS / 8),
+                                                      lane_as_rows<ROW>(q, 0, column_part * HEAD / 16));
         if (p.dq_sums != NULL) {
-            float dq[2][HEAD / 32][4];
+            float dq[2][DQ_COLUMNS / 8][4];
             clear(dq);
             multiply<T, KEYS / 16, P_ROW, ROW>(dq, lane_as_rows<P_ROW>(slopes, row_part * 32, 0),
-                                               lane_as_rows<ROW>(k, 0, key_part * HEAD / 32));
-            float *sums = p.dq_sums + (head * p.stats_stride + (int64_t)(t.place + m) * ROW_TILE) * HEAD;
+                                               lane_as_rows<ROW>(k, 0, other_part * DQ_COLUMNS / 8));
+            float *sums = p.dq_sums + (int64_t)(first_tile + m) * (ROWS * HEAD);
             CF_UNROLL
             for (int i = 0; i < 2; i++) {
                 CF_UNROLL
-                for (int j = 0; j < HEAD / 32; j++)
-                    global_add_quad(sums, i * (HEAD / 32) + j, (int)threadIdx.x, BACKWARD_THREADS, dq[i][j]);
+                for (int j = 0; j < DQ_COLUMNS / 8; j++)
+                    global_add_quad(sums, i * (DQ_COLUMNS / 8) + j, (int)threadIdx.x, BACKWARD_THREADS, dq[i][j]);
             }
         }
     }
-    if (t.part >= 0) {
-        store_part<BACKWARD_THREADS>(dk, part_address<HEAD, KEYS>(p, head, t.part, 0), (int)threadIdx.x);
-        store_part<BACKWARD_THREADS>(dv, part_address<HEAD, KEYS>(p, head, t.part, 1), (int)threadIdx.x);
+    const tile done = find_work(p.work, &head);
+    if (done.part >= 0) {
+        store_part<BACKWARD_THREADS>(dk, part_address<HEAD, KEYS>(p, head, done.part, 0), (int)threadIdx.x);
+        store_part<BACKWARD_THREADS>(dv, part_address<HEAD, KEYS>(p, head, done.part, 1), (int)threadIdx.x);
         return;
     }
-    const int key = dkv_part * WARP_KEYS, column = column_part * HEAD / 2;
-    update_keys(dk, p.scale, p.dk + (t.k_start + first_key) * p.dk_row + head * p.dk_head, p.dk_row, key, keys, column,
-                p.n_chunks * 8, p.overwrite);
-    update_keys(dv, 1.0f, p.dv + (t.k_start + first_key) * p.dv_row + head * p.dv_head, p.dv_row, key, keys, column,
-                p.n_chunks * 8, p.overwrite);
+    const int64_t row = done.k_start + done.block * KEYS;
+    const int key = dkv_part * SUM_KEYS, n_keys = done.k_length - done.block * KEYS, column = column_part * HEAD / 2;
+    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, key, n_keys, column, p.n_chunks * 8,
+                p.overwrite);
+    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, key, n_keys, column, p.n_chunks * 8,
+                p.overwrite);
 }
 
 /* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
@@ -1555,7 +1709,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
 template <int HEAD, int KEYS>
 __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __grid_constant__ fused_params p) {
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const tile t = find_work(p.work, &head);
     const int of_v = (int)threadIdx.x / BACKWARD_THREADS, thread = (int)threadIdx.x % BACKWARD_THREADS;
     const int warp = thread / 32, key = warp % 4 * (KEYS / 4), column = warp / 4 * HEAD / 2;
     const int64_t first_key = t.block * KEYS, row = of_v ? p.dv_row : p.dk_row;
@@ -1580,85 +1734,88 @@ __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __gr
 }
 
 /* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel above. */
-template <typename T, int HEAD>
+template <typename T, int HEAD, int ROWS>
 __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
+    const int ROW_PARTS = ROWS / 32, COLUMNS = HEAD / (8 / ROW_PARTS);
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, row_part = warp % 2, column_part = warp / 2;
+    const tile t = find_work(p.work, &head);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int row_part = warp % ROW_PARTS, column_part = warp / ROW_PARTS;
+    const int first_row = t.block * p.row_rows, n_rows = t.q_length * p.group.by;
     const shared_address rows = shared_start();
-    const float *sums = p.dq_sums + (head * p.stats_stride + (int64_t)t.place * ROW_TILE) * HEAD;
+    const float *sums = tile_sums<ROWS, HEAD>(p, head, t.place);
     CF_UNROLL
     for (int i = 0; i < 2; i++) {
-        float dq[HEAD / 32][4];
+        float dq[COLUMNS / 8][4];
         CF_UNROLL
-        for (int j = 0; j < HEAD / 32; j++) {
+        for (int j = 0; j < COLUMNS / 8; j++) {
             CF_UNROLL
             for (int e = 0; e < 4; e++)
-                dq[j][e] = sums[sum_index(i * (HEAD / 32) + j, e, (int)threadIdx.x, BACKWARD_THREADS)];
+                dq[j][e] = sums[sum_index(i * (COLUMNS / 8) + j, e, (int)threadIdx.x, BACKWARD_THREADS)];
         }
         CF_UNROLL
         for (int half = 0; half < 2; half++)
             stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * 32 + 16 * i + 8 * half + lane / 4,
-                               column_part * HEAD / 32);
+                               column_part * COLUMNS / 8);
     }
     __syncthreads();
-    store_rows<HEAD, ROW_TILE / 8>(p.dq, p.group, p.n_chunks, t, head, t.block * ROW_TILE, warp * (ROW_TILE / 8), rows);
+    store_rows<HEAD, ROWS / 8>(p.dq, p.group, p.n_chunks, t, head, first_row, lesser(n_rows, first_row + p.row_rows),
+                               warp * (ROWS / 8), rows);
 }
 
-template <int HEAD> struct dq_layout { /* of shared memory, in bytes */
-    static const int ROWS = ROW_TILE * HEAD * 2, KEYS = FORWARD_KEYS * HEAD * 2;
-    static const int Q = 0, DOUT = ROWS, K = 2 * ROWS, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
+template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes */
+    static const int TILE = ROWS * HEAD * 2, KEYS = FORWARD_KEYS * HEAD * 2;
+    static const int Q = 0, DOUT = TILE, K = 2 * TILE, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
 };
 
-/* dQ by itself, for the deterministic backward: one block has 64 packed rows and walks over the keys that they see, so
-   every sum has one order; its tiles are not cut into parts. Four warps of 16 rows. Head size 128: 96 KB, two blocks on
+/* dQ by itself, for the deterministic backward: one block has a row tile and walks over the keys that they see, so
+   every sum has one order; its tiles are not cut into parts. Warps of 16 rows. Head size 128: 96 KB, two blocks on
    sm_90. */
-template <typename T, int HEAD>
-__global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __grid_constant__ fused_params p) {
-    typedef dq_layout<HEAD> layout;
-    const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD;
+template <typename T, int HEAD, int ROWS>
+__global__ void __launch_bounds__(2 * ROWS, 128 / ROWS) attention_dq_kernel(const __grid_constant__ fused_params p) {
+    typedef dq_layout<HEAD, ROWS> layout;
+    const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD, THREADS = 2 * ROWS;
     int head;
-    const tile t = find_work(p.tiles, p.n_tiles, p.n_kv_heads, p.section, &head);
+    const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 16;
-    const int first_row = t.block * ROW_TILE, n_rows = t.q_length * p.group.by,
-              seeing = first_seeing(p.visible, t) * p.group.by;
-    const int last_row = (n_rows < first_row + ROW_TILE ? n_rows : first_row + ROW_TILE) - 1;
+    const int first_row = t.block * p.row_rows, seeing = first_seeing(p.visible, t) * p.group.by;
+    const int past_row = lesser(t.q_length * p.group.by, first_row + p.row_rows);
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
-    const int first_token = first_row / p.group, last_token = last_row / p.group, first = t.begin, end = t.end;
+    const int first_token = first_row / p.group, last_token = (past_row - 1) / p.group, first = t.begin, end = t.end;
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
     const int64_t first_key = t.k_start + (int64_t)first * KEYS;
     const char *k_from =
-        thread_rows<HEAD, DQ_THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+        thread_rows<HEAD, THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
     const char *v_from =
-        thread_rows<HEAD, DQ_THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+        thread_rows<HEAD, THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
     float dq[1][HEAD / 8][4], log_sum[2], dot[2];
     clear(dq);
     CF_UNROLL
     for (int half = 0; half < 2; half++) {
-        const int64_t at = head * p.stats_stride + (int64_t)t.place * ROW_TILE + warp_row + 8 * half + lane / 4;
-        log_sum[half] = p.log_sums[at];
-        dot[half] = p.row_dots[at];
+        const float *stats = tile_stats(p, head, t.place) + warp_row + 8 * half + lane / 4;
+        log_sum[half] = stats[0];
+        dot[half] = stats[ROWS];
     }
     if (first < end) {
-        load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
+        load_packed_rows<ROWS, HEAD, THREADS>(
             q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
-            first_row, seeing, n_rows, p.n_chunks);
-        load_packed_rows<ROW_TILE, HEAD, DQ_THREADS>(
+            first_row, seeing, past_row, p.n_chunks);
+        load_packed_rows<ROWS, HEAD, THREADS>(
             dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
-            p.dout.head * 2, p.group, first_row, seeing, n_rows, p.n_chunks);
+            p.dout.head * 2, p.group, first_row, seeing, past_row, p.n_chunks);
     }
     for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
         /* Keys n start to arrive while keys n - 1, which are here, are worked on. */
         copy_async_wait<0>();
         __syncthreads();
         if (n < end) {
-            load_rows<KEYS, HEAD, DQ_THREADS>(k + (shared_address)(stage * layout::KEYS), k_from, p.k.row * 2,
+            load_rows<KEYS, HEAD, THREADS>(k + (shared_address)(stage * layout::KEYS), k_from, p.k.row * 2,
                                               t.k_length - n * KEYS, p.n_chunks);
-            load_rows<KEYS, HEAD, DQ_THREADS>(v + (shared_address)(stage * layout::KEYS), v_from, p.v.row * 2,
+            load_rows<KEYS, HEAD, THREADS>(v + (shared_address)(stage * layout::KEYS), v_from, p.v.row * 2,
                                               t.k_length - n * KEYS, p.n_chunks);
             copy_async_commit();
             k_from += KEYS * p.k.row * 2;
@@ -1690,7 +1847,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attention_dq_kernel(const __gri
     CF_UNROLL
     for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
-    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, warp_row, q);
+    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, past_row, warp_row, q);
 }
 
 /* ================================================================================================================
@@ -1806,6 +1963,10 @@ cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int thr
     cudaError_t status = cudaSuccess;
     if (shared_bytes > 48 * 1024)
         status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    /* All that a multiprocessor has of it: otherwise the driver may leave room for one block where two or three fit. */
+    if (status == cudaSuccess && shared_bytes > 0)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      (int)cudaSharedmemCarveoutMaxShared);
     if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, arguments...);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, name);
 }
@@ -1838,7 +1999,7 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
 
 int can_fused(const problem *p) {
-    return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80;
+    return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80 && p->group <= MOST_GROUP;
 }
 
 int64_t fused_n_tiles(const problem *p) {
@@ -1853,12 +2014,12 @@ size_t fused_forward_bytes(const problem *p) {
 
 /* Device workspace of the backward: two numbers a row, the sums of dQ, the sums of parts of key tiles. */
 size_t fused_stats_bytes(const problem *p) {
-    return align_up((size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * sizeof(float), 256);
+    return align_up((size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * 2) * sizeof(float), 256);
 }
 
 size_t fused_dq_bytes(const problem *p) {
     if (p->desc.deterministic) return 0;
-    return (size_t)p->desc.n_kv_heads * (size_t)p->n_row_tiles * ROW_TILE * (size_t)fused_head(p) * sizeof(float);
+    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * fused_head(p)) * sizeof(float);
 }
 
 int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
@@ -1869,13 +2030,7 @@ size_t fused_part_bytes(const problem *p) {
 }
 
 size_t fused_backward_bytes(const problem *p) {
-    return 2 * fused_stats_bytes(p) + fused_dq_bytes(p) + fused_part_bytes(p);
-}
-
-/* Key heads whose arrays of bytes_per_head stay in the L2 cache together; 32 MB of an H100's 50. */
-int32_t heads_in_cache(const problem *p, int64_t bytes_per_head) {
-    const int64_t n = ((int64_t)32 << 20) / std::max<int64_t>(1, bytes_per_head);
-    return (int32_t)std::max<int64_t>(1, std::min(n, p->desc.n_kv_heads));
+    return fused_stats_bytes(p) + fused_dq_bytes(p) + fused_part_bytes(p);
 }
 
 fused_params fused_of(const call &c) {
@@ -1883,7 +2038,6 @@ fused_params fused_of(const call &c) {
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
     fused_params f = {};
-    f.tiles = static_cast<const tile *>(x->tiles);
     f.q = view_of(x->q, d->n_heads, d->head_size);
     f.k = view_of(x->k, d->n_kv_heads, d->head_size);
     f.v = view_of(x->v, d->n_kv_heads, d->head_size);
@@ -1896,87 +2050,109 @@ fused_params fused_of(const call &c) {
     f.cap = (float)d->softcap;
     f.scale_by_cap = d->softcap != 0.0 ? (float)(d->scale / d->softcap) : 0.0f;
     f.inverse_cap = d->softcap != 0.0 ? (float)(1.0 / d->softcap) : 0.0f;
-    f.n_kv_heads = (int32_t)d->n_kv_heads;
     f.group = make_divisor((int32_t)p->group);
     f.n_chunks = (int32_t)(d->head_size / 8);
-    f.section = heads_in_cache(p, p->rows_k * d->head_size * 4);
+    f.row_tile = p->row_tile, f.row_tokens = p->row_tokens, f.row_rows = p->row_rows;
     return f;
 }
 
-template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    fused_params f = fused_of(c);
-    f.n_tiles = p->n_forward_tiles;
-    f.part_sums = static_cast<float *>(c.tensors->workspace);
-    f.n_parts = p->forward.n_parts;
-    const cf_result code = launch("attention_forward", attention_forward_kernel<T, HEAD>, f.n_tiles * f.n_kv_heads,
-                                  FORWARD_THREADS, forward_layout<HEAD>::BYTES, c.stream, c.error, f);
-    f.tiles += fused_n_tiles(p) - p->forward.n_split;
-    f.n_tiles = p->forward.n_split;
-    return code != CF_OK ? code
-                         : launch("attention_combine", attention_combine_kernel<T, HEAD>, f.n_tiles * f.n_kv_heads,
-                                  FORWARD_THREADS, FORWARD_ROWS * HEAD * 2, c.stream, c.error, f);
-}
+/* The lists of tiles on the device, in the order of fill_all_tiles. */
+struct tile_lists {
+    work_order forward, rows, keys, split_keys, split_forward;
+};
 
-template <typename T, int HEAD, int KEYS, int STAGES> cf_result launch_backward(const call &c, const fused_params &f) {
-    return launch("attention_backward", attention_backward_kernel<T, HEAD, KEYS, STAGES>, f.n_tiles * f.n_kv_heads,
-                  BACKWARD_THREADS, backward_layout<HEAD, KEYS, STAGES>::BYTES, c.stream, c.error, f);
-}
-
-template <int HEAD, int KEYS> cf_result launch_join(const call &c, const fused_params &f) {
-    return launch("attention_join", attention_join_kernel<HEAD, KEYS>, f.n_tiles * f.n_kv_heads, JOIN_THREADS, 0,
-                  c.stream, c.error, f);
-}
-
-template <typename T, int HEAD> cf_result launch_key_tiles(const call &c, const fused_params &f) {
-    const problem *p = &c.problem_of->inner;
-    const bool large = p->key_tile == KEY_TILE;
-    fused_params split = f;
-    split.tiles += p->n_key_tiles;
-    split.n_tiles = p->backward.n_split;
-    const cf_result code =
-        large ? launch_backward<T, HEAD, KEY_TILE, 2>(c, f) : launch_backward<T, 128, SMALL_KEY_TILE, 1>(c, f);
-    if (code != CF_OK) return code;
-    return large ? launch_join<HEAD, KEY_TILE>(c, split) : launch_join<128, SMALL_KEY_TILE>(c, split);
-}
-
-template <typename T, int HEAD> cf_result fused_backward_as(const call &c) {
+tile_lists lists_of(const call &c) {
     const prepared *a = c.problem_of;
     const problem *p = &a->inner;
+    const int64_t heads = p->desc.n_kv_heads;
+    const tile *at = static_cast<const tile *>(c.tensors->tiles);
+    tile_lists l;
+    l.forward = order_work(at, p->n_forward_tiles, heads, p->forward.section);
+    l.rows = order_work(at += p->n_forward_tiles, p->n_row_tiles, heads, p->forward.section);
+    l.keys = order_work(at += p->n_row_tiles, c.tensors->overwrite ? p->n_key_tiles : a->open.n_key_tiles, heads,
+                        p->backward.section);
+    l.split_keys = order_work(at += p->n_key_tiles, p->backward.n_split, heads, p->backward.section);
+    l.split_forward = order_work(at + p->backward.n_split, p->forward.n_split, heads, p->forward.section);
+    return l;
+}
+
+/* A block for each tile and key head of a list. */
+cf_result launch_tiles(const char *name, void (*kernel)(fused_params), const work_order &work, int threads,
+                       int shared_bytes, const call &c, const fused_params &f) {
+    fused_params with_work = f;
+    with_work.work = work;
+    return launch(name, kernel, work.n_blocks, threads, (size_t)shared_bytes, c.stream, c.error, with_work);
+}
+
+template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
+    const tile_lists lists = lists_of(c);
+    fused_params f = fused_of(c);
+    f.part_sums = static_cast<float *>(c.tensors->workspace);
+    f.n_parts = c.problem_of->inner.forward.n_parts;
+    const cf_result code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward,
+                                        FORWARD_THREADS, forward_layout<HEAD>::BYTES, c, f);
+    return code != CF_OK ? code
+                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD>, lists.split_forward,
+                                        FORWARD_THREADS, FORWARD_ROWS * HEAD * 2, c, f);
+}
+
+/* All kernels of a backward, for one shape of its tiles. */
+template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
+cf_result launch_backward(const call &c, const fused_params &f) {
+    const tile_lists l = lists_of(c);
+    const bool deterministic = c.problem_of->inner.desc.deterministic != 0;
+    fused_params sums = f;
+    cf_result code;
+    sums.sums_of_tile = deterministic ? 0 : ROWS * HEAD;
+    code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, sums);
+    if (code == CF_OK)
+        code = launch_tiles("attention_backward", attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, l.keys,
+                            BACKWARD_THREADS, backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
+    if (code == CF_OK)
+        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS>, l.split_keys, JOIN_THREADS, 0, c, f);
+    if (code != CF_OK) return code;
+    if (deterministic)
+        return launch_tiles("attention_dq", attention_dq_kernel<T, HEAD, ROWS>, l.rows, 2 * ROWS,
+                            dq_layout<HEAD, ROWS>::BYTES, c, f);
+    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, ROWS>, l.rows, BACKWARD_THREADS,
+                        ROWS * HEAD * 2, c, f);
+}
+
+/* The rows of a tile are found by 32-bit numbers, in units of 8 elements. */
+cf_result check_tile_span(const problem *p, const view &rows, const char *name, cf_error *error) {
+    const int64_t span = (p->row_tokens - 1) * rows.row + (p->group - 1) * rows.head, most = (int64_t)1 << 35;
+    if (span < most) return CF_OK;
+    return fail(error, CF_ERROR_LIMIT, name, -1, most, span, "strides too large for this path: the rows of a tile");
+}
+
+template <typename T> cf_result fused_backward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
     char *memory = static_cast<char *>(x->workspace);
-    fused_params rows = fused_of(c);
-    rows.tiles += p->n_forward_tiles;
-    rows.n_tiles = p->n_row_tiles;
-    rows.dout = view_of(x->dout, d->n_heads, d->head_size);
-    rows.dq = view_of(x->dq, d->n_heads, d->head_size);
-    rows.stats_stride = p->n_row_tiles * ROW_TILE;
-    rows.log_sums = reinterpret_cast<float *>(memory);
-    rows.row_dots = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
-    if (!d->deterministic) rows.dq_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p));
-    fused_params keys = rows;
-    keys.part_sums = reinterpret_cast<float *>(memory + 2 * fused_stats_bytes(p) + fused_dq_bytes(p));
-    keys.n_parts = p->backward.n_parts;
+    fused_params f = fused_of(c);
+    f.dout = view_of(x->dout, d->n_heads, d->head_size);
+    f.dq = view_of(x->dq, d->n_heads, d->head_size);
+    f.q_tile = p->row_tokens * f.q.row * 2;
+    f.dout_tile = p->row_tokens * f.dout.row * 2;
+    f.n_row_tiles = p->n_row_tiles;
+    f.stats = reinterpret_cast<float *>(memory);
+    if (!d->deterministic) f.dq_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
+    f.part_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p) + fused_dq_bytes(p));
+    f.n_parts = p->backward.n_parts;
     const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
-    keys.tiles += p->n_row_tiles;
-    keys.n_tiles = x->overwrite ? p->n_key_tiles : a->open.n_key_tiles;
-    keys.dk = reinterpret_cast<float *>(dk.data);
-    keys.dv = reinterpret_cast<float *>(dv.data);
-    keys.dk_row = dk.row, keys.dk_head = dk.head, keys.dv_row = dv.row, keys.dv_head = dv.head;
-    keys.overwrite = x->overwrite != 0;
-    keys.section = heads_in_cache(p, p->rows_q * p->group * d->head_size * 8);
-
-    const int64_t row_blocks = rows.n_tiles * rows.n_kv_heads;
-    cf_result code = launch("attention_stats", attention_stats_kernel<T>, row_blocks, STATS_THREADS, 0, c.stream,
-                            c.error, rows, d->deterministic ? 0 : ROW_TILE * HEAD);
-    if (code == CF_OK) code = launch_key_tiles<T, HEAD>(c, keys);
+    f.dk = reinterpret_cast<float *>(dk.data);
+    f.dv = reinterpret_cast<float *>(dv.data);
+    f.dk_row = dk.row, f.dk_head = dk.head, f.dv_row = dv.row, f.dv_head = dv.head;
+    f.overwrite = x->overwrite != 0;
+    cf_result code = check_tile_span(p, f.q, "q", c.error);
+    if (code == CF_OK) code = check_tile_span(p, f.dout, "dout", c.error);
     if (code != CF_OK) return code;
-    if (!d->deterministic)
-        return launch("attention_round_dq", attention_round_dq_kernel<T, HEAD>, row_blocks, BACKWARD_THREADS,
-                      ROW_TILE * HEAD * 2, c.stream, c.error, rows);
-    return launch("attention_dq", attention_dq_kernel<T, HEAD>, row_blocks, DQ_THREADS, dq_layout<HEAD>::BYTES,
-                  c.stream, c.error, rows);
+    if (fused_head(p) == 64)
+        return p->row_tile == LARGE_ROW_TILE ? launch_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>(c, f)
+                                             : launch_backward<T, 64, ROW_TILE, KEY_TILE, 2>(c, f);
+    return p->key_tile == KEY_TILE ? launch_backward<T, 128, ROW_TILE, KEY_TILE, 2>(c, f)
+                                   : launch_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
 }
 
 cf_result fused_forward(const call &c) {
@@ -1987,10 +2163,8 @@ cf_result fused_forward(const call &c) {
 }
 
 cf_result fused_backward(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    if (p->desc.dtype == CF_DTYPE_BF16)
-        return fused_head(p) == 64 ? fused_backward_as<__nv_bfloat16, 64>(c) : fused_backward_as<__nv_bfloat16, 128>(c);
-    return fused_head(p) == 64 ? fused_backward_as<__half, 64>(c) : fused_backward_as<__half, 128>(c);
+    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
+    return bf16 ? fused_backward_as<__nv_bfloat16>(c) : fused_backward_as<__half>(c);
 }
 
 /* ---- unfused ---- */
@@ -2423,6 +2597,8 @@ cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size
         a->open.n_all_key_tiles = p.n_key_tiles;
         a->open.n_split_forward_tiles = p.forward.n_split;
         a->open.n_split_key_tiles = p.backward.n_split;
+        a->open.forward_section = p.forward.section;
+        a->open.backward_section = p.backward.section;
         a->open.n_key_tiles = fill_all_tiles(&p, reinterpret_cast<tile *>(base + at.tiles));
     }
     *out = &a->open;
@@ -3429,7 +3605,8 @@ bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int6
 
 namespace {
 
-const int COMPUTE = 0, COPY = 1, FIRST_LINK = 2; /* streams of a stage; then the links, see link_stream */
+const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, state to host memory, state
+                                                           from there; then the links, see link_stream */
 const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one process */
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
 
@@ -3441,7 +3618,8 @@ struct planned {
     int32_t n_waits;
     int32_t stream;
     int64_t event;         /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner;       /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
+    int64_t partner;       /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
+                              OFFLOAD: of what put the rows here, F or an earlier PREFETCH */
     int32_t peer;          /* index of the stage at the other end among the local ones, or its number with NCCL */
     int32_t overwrite;     /* the first backward that touches these rows of gradient */
     int32_t with_gradient; /* a move takes rows of gradient along */
@@ -3616,7 +3794,7 @@ int32_t link_stream(const executor *e, const cf_action &a) {
 
 int32_t stream_of(const executor *e, const cf_action &a) {
     if (a.pass < CF_COMPUTE_PASS_COUNT) return COMPUTE;
-    return is_transfer(a.pass) ? link_stream(e, a) : COPY;
+    return is_transfer(a.pass) ? link_stream(e, a) : a.pass == CF_OFFLOAD ? OUT : IN;
 }
 
 int64_t n_streams_of(const executor *e) {
@@ -3873,6 +4051,7 @@ bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t fir
         const int64_t own = plane_bytes(r->s->state[local], rows), more = plane_bytes(r->s->gradient[local], rows);
         ok = ok && record_stay(r, own + (both ? more : 0), leaves, comes);
         r->s->plan[leaves].with_gradient = r->s->plan[comes].with_gradient = both;
+        r->s->plan[leaves].partner = held;
         held = comes;
         if (both) held_gradient = comes;
     }
@@ -3914,7 +4093,7 @@ bool record_state(recording *r) {
 
 /* While the list is walked again: what was used last, and what has been waited for already. */
 struct waiting {
-    array<array<owned>> owners; /* by space; of host memory nobody asks */
+    array<array<owned>> owners; /* by space */
     array<int64_t> by_begin;    /* rectangles of all spaces by their first action, each space x 2^40 + index */
     array<int64_t> by_gone;     /* and by their last */
     array<int64_t> last_pass;   /* by cell of a group's first chunk: its latest pass ... */
@@ -3955,7 +4134,7 @@ bool start_waiting(const recording &r, waiting *w) {
         !fill<int64_t>(from, &w->seen, n_streams * 3 * n_streams, -1))
         return false;
     for (int64_t i = 0; i < r.spaces.n; i++)
-        for (int64_t j = 0; i != HOST && j < r.spaces[i].rects.n; j++)
+        for (int64_t j = 0; j < r.spaces[i].rects.n; j++)
             if (!push(from, &w->by_begin, (i << SPACE_SHIFT) + j) || !push(from, &w->by_gone, (i << SPACE_SHIFT) + j))
                 return false;
     const rect_before by_begin = {&r, false}, by_gone = {&r, true};
@@ -4039,8 +4218,9 @@ bool wait_for_data(executor *e, stage *s, waiting *w, int64_t at) {
         if (has_nccl(e) && is_send(a.pass)) ok = add_wait(e, s, w, at, self, sent_by(e, a));
         if (!has_nccl(e) && is_receive(a.pass)) ok = add_wait(e, s, w, at, p.peer, p.partner);
     } else {
+        /* A PREFETCH takes its rows over from its OFFLOAD, or from who took them over since: see wait_for_memory. */
         if (a.pass == CF_OFFLOAD)
-            ok = add_wait(e, s, w, at, self, w->last_pass[cell]);
+            ok = add_wait(e, s, w, at, self, p.partner) && add_wait(e, s, w, at, self, w->last_pass[cell]);
         else
             w->last_fetch[cell] = at;
     }
@@ -4785,7 +4965,7 @@ ncclResult_t settle(const executor *e, ncclResult_t status) {
 }
 
 cudaStream_t exchange_stream(const executor *e) {
-    return e->stages[0].streams[e->desc.n_stages == 1 ? COPY : FIRST_LINK];
+    return e->stages[0].streams[e->desc.n_stages == 1 ? OUT : FIRST_LINK];
 }
 
 void give_up(executor *e) {
@@ -5422,6 +5602,48 @@ cf_result make_streams(executor *e, stage *s, cf_error *error) {
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "streams");
 }
 
+/* ---- kernels ---- */
+
+template <typename... K> cudaError_t load_kernels(K *...kernels) {
+    cudaFuncAttributes unused;
+    const cudaError_t all[] = {cudaFuncGetAttributes(&unused, kernels)...};
+    for (const cudaError_t status : all)
+        if (status != cudaSuccess) return status;
+    return cudaSuccess;
+}
+
+template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
+    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, attention_join_kernel<HEAD, KEYS>,
+                        attention_dq_kernel<T, HEAD, ROWS>, attention_round_dq_kernel<T, HEAD, ROWS>);
+}
+
+template <typename T, int V> cudaError_t load_rows_of() {
+    return load_kernels(append_kernel<T, T, V>, append_kernel<T, float, V>);
+}
+
+template <typename T> cudaError_t load_16_bit() {
+    cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
+                                      attention_combine_kernel<T, 64>, attention_combine_kernel<T, 128>,
+                                      attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
+    if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
+    if (status == cudaSuccess) status = load_rows_of<T, 1>();
+    return status == cudaSuccess ? load_rows_of<T, 8>() : status;
+}
+
+/* All kernels of this file, on the current device. CUDA loads a kernel when it is first launched, and may wait for the
+   whole device then: for ever, where that is a receive that waits for a process which waits for this one. */
+cudaError_t load_all_kernels() {
+    cudaError_t status = load_16_bit<__nv_bfloat16>();
+    if (status == cudaSuccess) status = load_16_bit<__half>();
+    if (status == cudaSuccess) status = load_rows_of<float, 1>();
+    if (status == cudaSuccess) status = load_rows_of<float, 4>();
+    if (status != cudaSuccess) return status;
+    return load_kernels(softmax_kernel<float>, softmax_backward_kernel<float>, clear_kernel, padding_kernel);
+}
+
 /* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
 void allow_peers(const executor *e) {
     for (int64_t i = 0; i < e->stages.n; i++)
@@ -5452,6 +5674,8 @@ cf_result make_stages(executor *e, cf_error *error) {
             return bad_desc(error, "devices", s->number, n_devices - 1, s->device, "no such device");
         code = choose_set(e, s, error);
         if (code == CF_OK) code = make_streams(e, s, error);
+        if (code == CF_OK && (i == 0 || s->device != e->stages[i - 1].device)) status = load_all_kernels();
+        if (code == CF_OK && status != cudaSuccess) code = fail_cuda(error, status, "kernels");
     }
     if (code == CF_OK && !has_nccl(e)) allow_peers(e);
     return code;

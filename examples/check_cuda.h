@@ -13,8 +13,10 @@
    >>unchunked    the same passes without executor, plan or chunks: every sequence whole, one after the other
    ================================================================================================================ */
 
-/* The attention of the model; its slices come from the executor, or below. */
-static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type, cf_attention_path path) {
+/* The attention of the model; its slices come from the executor, or below. Deterministic in training, so that --check
+   can ask for the same bits from two runs. */
+static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type, cf_attention_path path,
+                                           int deterministic) {
     cf_attention_desc a;
     memset(&a, 0, sizeof a);
     a.n_heads = c->heads;
@@ -22,7 +24,7 @@ static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type,
     a.head_size = head_dim_of(c);
     a.dtype = type;
     a.path = path;
-    a.deterministic = 1; /* so that --check can ask for the same bits from two runs */
+    a.deterministic = deterministic;
     return a;
 }
 
@@ -118,8 +120,8 @@ static void download_gradient(const part *p, const weights *to, const batch *b) 
 /* The whole model on one device. Fills in `gradient` and returns the loss. */
 template <typename T>
 static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b,
-                                  int device, cf_dtype type, cf_attention_path path) {
-    const cf_attention_desc attention = attention_desc_of(c, type, path);
+                                  int device, cf_dtype type, cf_attention_path path, int deterministic) {
+    const cf_attention_desc attention = attention_desc_of(c, type, path, deterministic);
     char why[WHY_SIZE] = "";
     cublasHandle_t cublas = NULL;
     int64_t longest = 1;

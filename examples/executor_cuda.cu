@@ -208,7 +208,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.n_virtual = s->order.n_virtual;
     desc.stages = t->needs;
     desc.devices = t->devices;
-    desc.attention = attention_desc_of(&s->model, s->type, s->path);
+    desc.attention = attention_desc_of(&s->model, s->type, s->path, 1);
     desc.boundary_bytes_per_token = s->model.hidden * (int64_t)sizeof(T);
     desc.offload_gradients = s->offload > 0;
     desc.timeline = s->timeline != NULL;
@@ -447,10 +447,15 @@ template <typename T> static int check_batch(trainer *t) {
            (long long)count_passes(t->schedule, CF_W), (long long)count_passes(t->schedule, CF_OFFLOAD));
     int ok = compare_gradients("a second run, bit by bit:", &again, &own, owned, losses[1], losses[0], 0);
     const int device = t->devices[max_of(t->rank, 0)];
-    double loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, s->type, s->path);
+    double loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, s->type, s->path, 1);
     if (!has_loss) losses[0] = loss;
     ok &= compare_gradients("unchunked, without the executor:", &own, &other, owned, losses[0], loss,
                             limit_of(s->type, 0));
+    if (s->type != CF_DTYPE_FP32 && s->path != CF_ATTENTION_UNFUSED) { /* the other kernel for dq */
+        loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, s->type, s->path, 0);
+        ok &= compare_gradients("unchunked, dq by atomic sums:", &own, &other, owned, losses[0], loss,
+                                limit_of(s->type, 0));
+    }
     if (s->reference) {
         memory_meter meter;
         memset(&meter, 0, sizeof meter);

@@ -20,8 +20,9 @@ case $arch in
 esac
 mkdir -p "$out" || exit 1
 printf 'cuda: %s, built for %s\n' "$(nvidia-smi -L | head -n 1 | sed 's/ (UUID.*//')" "$code"
-"$NVCC" -O3 -std=c++17 -Xcompiler -O2 -gencode "$code" -I. -x cu chunkflow_cuda.cu tests/cuda/main.cc \
-    tests/cuda/device.cc tests/cuda/reference.cc tests/cuda/test_attention.cc tests/cuda/test_state.cc \
+sh tests/device_section.sh >"$out/device_section.h" || exit 1
+"$NVCC" -O3 -std=c++17 -Xcompiler -O2 -gencode "$code" -I. -I"$out" -x cu chunkflow_cuda.cu tests/cuda/main.cc \
+    tests/cuda/test_primitives.cc tests/cuda/device.cc tests/cuda/reference.cc tests/cuda/test_attention.cc tests/cuda/test_state.cc \
     tests/cuda/test_executor.cc tests/cuda/test_device.cu -lcublas -o "$out/cuda_tests" || {
     fail cuda_tests "they do not build"
     finish

@@ -153,6 +153,7 @@ static cf_attention_desc describe(const host_problem &p, const run_options &o) {
     d.deterministic = o.deterministic;
     d.path = o.path;
     d.n_processors = o.processors;
+    d.cache_bytes = o.cache;
 #ifdef CHUNKFLOW_CUDA_EMULATION
     d.arch = o.arch;
 #endif

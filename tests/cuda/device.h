@@ -14,6 +14,7 @@ struct run_options {
     bool backward = true;
     int arch = 80;
     int processors = 0; /* 0: as many as the device has */
+    int64_t cache = 0;  /* bytes that the heads of a section share; 0: as the library chooses */
     int spare_rows = 3;                                       /* after the last slice, in every array; full of NaN */
     const float *initial_dk = nullptr, *initial_dv = nullptr; /* where added to; NULL: a pattern of its own */
 };

@@ -7,6 +7,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -25,6 +26,25 @@ static run_options on(cf_attention_path path) {
 }
 
 static const run_options mma = on(CF_ATTENTION_MMA), unfused = on(CF_ATTENTION_UNFUSED);
+
+/* On the host alone. */
+struct prepared_problem {
+    std::vector<uint64_t> memory;
+    const cf_attention *a = nullptr;
+    cf_attention_desc d;
+
+    bool make(const host_problem &p, const run_options &o) {
+        size_t bytes = 0;
+        memset(&d, 0, sizeof d);
+        d.n_heads = p.n_heads, d.n_kv_heads = p.n_kv_heads, d.head_size = p.head_size, d.dtype = p.dtype;
+        d.n_slices = p.n_slices(), d.cu_seqlens_q = p.cu_q.data(), d.cu_seqlens_k = p.cu_k.data();
+        d.full = p.full, d.window = p.window, d.deterministic = o.deterministic, d.path = o.path;
+        d.arch = o.arch, d.n_processors = o.processors, d.cache_bytes = o.cache;
+        if (!CHECK(cf_attention_size(&d, &bytes, NULL) == CF_OK)) return false;
+        memory.resize(bytes / 8 + 2);
+        return CHECK(cf_attention_prepare(&d, memory.data(), bytes, &a, NULL) == CF_OK) != 0;
+    }
+};
 
 /* ---- shapes ---- */
 
@@ -114,6 +134,47 @@ TEST(head_128) {
         }
 }
 
+/* Row tiles hold whole tokens: of 64 or 128 places some stay empty, up to one token to a tile. More heads than places
+   are the other path's. */
+TEST(groups_that_do_not_fill_tiles) {
+    const int heads[][3] = {{7, 1, 128}, {10, 2, 64}, {28, 1, 128}, {43, 1, 64}, {64, 1, 128}, {48, 1, 40}};
+    for (int i = 0; i < 6; i++) {
+        host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
+        run_options o = mma;
+        o.deterministic = i % 2 != 0;
+        o.arch = i == 3 ? 86 : i % 3 ? 90 : 80;
+        p.window = i == 4 ? 5 : 0;
+        p.add_slice(11, 19);
+        p.add_slice(9, 4); /* queries that see nothing */
+        p.add_slice(6, 6);
+        check_problem(p, o, (uint64_t)(700 + i));
+    }
+    host_problem p = problem_of(71, 1, 64);
+    run_options o;
+    prepared_problem got;
+    p.add_slice(6, 6);
+    if (got.make(p, o)) CHECK_INT(got.a->path, CF_ATTENTION_UNFUSED);
+}
+
+/* Key heads in sections, the last one smaller: each head's tiles once, in the forward and in the backward. */
+TEST(sections_of_heads) {
+    for (int i = 0; i < 4; i++) {
+        host_problem p = problem_of(i % 2 ? 10 : 5, 5, i / 2 ? 128 : 64);
+        run_options o = mma;
+        prepared_problem made;
+        p.add_slice(70, 150);
+        p.add_slice(33, 33);
+        o.deterministic = i == 1;
+        o.processors = i == 3 ? 132 : 1;
+        o.cache = (int64_t)450 * p.head_size * 4; /* two heads of 183 keys; four, or two, of 103 or 206 rows */
+        if (!made.make(p, o)) return;
+        CHECK(made.a->forward_section > 1 && made.a->forward_section < 5);
+        CHECK(made.a->backward_section > 1 && made.a->backward_section < 5);
+        CHECK(5 % made.a->forward_section != 0 && 5 % made.a->backward_section != 0);
+        check_problem(p, o, (uint64_t)(720 + i));
+    }
+}
+
 /* Parts with 99 KB of shared memory a block take smaller key tiles. */
 TEST(little_shared_memory) {
     for (int size = 64; size <= 128; size += 64) {
@@ -200,6 +261,7 @@ TEST(split_forward_tiles) {
         check_problem(p, o, (uint64_t)(400 + i));
         whole = o;
         whole.processors = 1;
+        whole.arch = 86; /* one or two blocks at a time: nothing to be gained from parts */
         whole.backward = o.backward = false;
         const host_inputs in = random_inputs(p, (uint64_t)(400 + i));
         if (!run_on_device(p, in, o, &one) || !run_on_device(p, in, whole, &other)) return;
@@ -226,25 +288,6 @@ TEST(split_forward_tiles) {
 #endif
     }
 }
-
-/* On the host alone. */
-struct prepared_problem {
-    std::vector<uint64_t> memory;
-    const cf_attention *a = nullptr;
-    cf_attention_desc d;
-
-    bool make(const host_problem &p, const run_options &o) {
-        size_t bytes = 0;
-        memset(&d, 0, sizeof d);
-        d.n_heads = p.n_heads, d.n_kv_heads = p.n_kv_heads, d.head_size = p.head_size, d.dtype = p.dtype;
-        d.n_slices = p.n_slices(), d.cu_seqlens_q = p.cu_q.data(), d.cu_seqlens_k = p.cu_k.data();
-        d.full = p.full, d.window = p.window, d.deterministic = o.deterministic, d.path = o.path;
-        d.arch = o.arch, d.n_processors = o.processors;
-        if (!CHECK(cf_attention_size(&d, &bytes, NULL) == CF_OK)) return false;
-        memory.resize(bytes / 8 + 2);
-        return CHECK(cf_attention_prepare(&d, memory.data(), bytes, &a, NULL) == CF_OK) != 0;
-    }
-};
 
 /* Tiles in more than two parts. */
 TEST(many_parts) {
@@ -306,8 +349,14 @@ TEST(pairs_are_counted) {
 
 /* A tile in the list, as chunkflow_cuda.cu has it. */
 struct listed_tile {
-    int32_t q_start, q_length, k_start, k_length, block, begin, end, place, part;
+    int32_t q_start, q_length, k_start, k_length, block, begin, end, place, part, unused[3];
 };
+
+static std::vector<listed_tile> listed_tiles(const cf_attention *a) {
+    std::vector<listed_tile> tiles(a->tiles_bytes / sizeof(listed_tile));
+    memcpy(tiles.data(), a->tiles, a->tiles_bytes);
+    return tiles;
+}
 
 TEST(longest_tiles_first) {
     for (int i = 0; i < 8; i++) {
@@ -323,8 +372,7 @@ TEST(longest_tiles_first) {
                                            a->n_split_key_tiles) *
                                       sizeof(listed_tile));
         if (p.window == 0) CHECK_INT(a->n_split_key_tiles > 0, o.processors > 1);
-        std::vector<listed_tile> tiles(a->tiles_bytes / sizeof(listed_tile));
-        memcpy(tiles.data(), a->tiles, tiles.size() * sizeof(listed_tile));
+        const std::vector<listed_tile> tiles = listed_tiles(a);
         size_t at = 0;
         for (int kind = 0; kind < 3; kind++) {
             int64_t with_work = 0;
@@ -340,6 +388,51 @@ TEST(longest_tiles_first) {
     }
 }
 
+/* The share of the time in which blocks run, if each takes its steps and `cost` more, blocks start in the order in
+   which the kernels take them from the list (sections of heads, in each longest first), and each of n_slots takes the
+   next one when it is free. */
+static double busy_share(const listed_tile *tiles, int64_t n_tiles, int64_t n_heads, int64_t section, int64_t cost,
+                         int n_slots) {
+    std::vector<int64_t> end((size_t)n_slots, 0);
+    int64_t work = 0;
+    for (int64_t first = 0; first < n_heads; first += section)
+        for (int64_t i = 0; i < n_tiles; i++)
+            for (int64_t head = first; head < first + section && head < n_heads; head++) {
+                const int64_t steps = tiles[i].end - tiles[i].begin + cost;
+                *std::min_element(end.begin(), end.end()) += steps;
+                work += steps;
+            }
+    return (double)work / (double)(*std::max_element(end.begin(), end.end()) * n_slots);
+}
+
+/* The backward of an H200: 132 multiprocessors with a block each, which takes two steps' time beside its steps. All of
+   it hangs on the order of issue: with heads in sections of 32 MB of cache the same lists leave up to a third of the
+   device idle. */
+TEST(backward_keeps_the_device_busy) {
+    const struct {
+        int n_heads, n_kv_heads, length;
+    } cases[] = {{64, 8, 4096}, {28, 4, 8192}, {64, 8, 8192}, {64, 8, 16384}};
+    for (const auto &one : cases) {
+        double shares[2];
+        for (int sections = 0; sections < 2; sections++) {
+            host_problem p = problem_of(one.n_heads, one.n_kv_heads, 128);
+            run_options o = mma;
+            prepared_problem made;
+            p.add_slice(one.length, one.length);
+            o.arch = 90, o.processors = 132, o.cache = sections ? 32 << 20 : 0;
+            if (!made.make(p, o)) return;
+            const cf_attention *a = made.a;
+            CHECK_INT(a->backward_section < one.n_kv_heads, sections);
+            shares[sections] = busy_share(listed_tiles(a).data() + a->n_forward_tiles + a->n_row_tiles, a->n_key_tiles,
+                                          one.n_kv_heads, a->backward_section, 2, 132);
+        }
+        harness_note("%d/%d heads, %d tokens: busy %.1f %%, %.1f %% in sections of 32 MB", one.n_heads, one.n_kv_heads,
+                     one.length, 100.0 * shares[0], 100.0 * shares[1]);
+        CHECK(shares[0] >= 0.97);
+        CHECK(shares[0] >= shares[1]);
+    }
+}
+
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* The workspace to the byte, from what the header says is in it. */
@@ -347,6 +440,7 @@ TEST(workspace_is_what_it_holds) {
     for (int i = 0; i < 16; i++) {
         const bool deterministic = (i & 1) != 0, little = (i & 2) != 0, split = (i & 4) != 0;
         const int head = i & 8 ? 128 : 64, key_tile = little && head == 128 ? 64 : 128, group = 4, kv = 3;
+        const int row_tile = little || head == 128 ? 64 : 128;
         host_problem p = mixed_problem(group * kv, kv, i == 9 ? 96 : i == 0 ? 40 : head);
         run_options o = mma;
         prepared_problem got;
@@ -358,20 +452,20 @@ TEST(workspace_is_what_it_holds) {
         int64_t forward = 0, rows = 0, keys = 0;
         for (int s = 0; s < p.n_slices(); s++) {
             forward += (p.queries(s) * group + 127) / 128;
-            rows += (p.queries(s) * group + 63) / 64;
+            rows += (p.queries(s) * group + row_tile - 1) / row_tile;
             keys += (p.keys(s) + key_tile - 1) / key_tile;
         }
         const cf_attention *a = got.a;
         const int64_t forward_parts = a->n_forward_tiles - forward + a->n_split_forward_tiles;
         const int64_t key_parts = a->n_all_key_tiles - keys + a->n_split_key_tiles;
-        const size_t row_bytes = (size_t)(kv * rows * 64) * 4;
+        const size_t row_bytes = (size_t)(kv * rows * row_tile) * 4;
         CHECK_INT(a->n_row_tiles, rows);
         CHECK_INT(key_parts > 0, split);
         CHECK(split || forward_parts == 0);
         CHECK(!split || i % 3 != 0 || forward_parts > 0);
         CHECK(key_parts <= 8 * o.processors); /* 16 / least of choose_parts for each slot of the device, in all heads */
         CHECK_INT(a->forward_bytes, (size_t)(kv * forward_parts * (128 * head + 1024)) * 4);
-        CHECK_INT(a->backward_bytes, 2 * round_up(row_bytes, 256) + (deterministic ? 0 : row_bytes * (size_t)head) +
+        CHECK_INT(a->backward_bytes, round_up(2 * row_bytes, 256) + (deterministic ? 0 : row_bytes * (size_t)head) +
                                          (size_t)(kv * key_parts) * 2 * (size_t)(key_tile * head) * 4);
     }
     /* Unfused: scores of some rows of a group, in fp32 and in the problem's type; for the backward twice that. */
@@ -496,6 +590,19 @@ TEST(masks) {
         o.overwrite = i % 3 == 0;
         check_problem(p, o, (uint64_t)i);
         if (i < 10) check_problem(p, on(CF_ATTENTION_UNFUSED), (uint64_t)i);
+    }
+}
+
+/* The first row of a row tile sees all keys of a key tile but the last; with the window, the last row all but the
+   first: whether a tile needs its mask hangs on one key. */
+TEST(backward_mask_edges) {
+    for (int i = 0; i < 6; i++) {
+        host_problem p = problem_of(1, 1, i % 2 ? 128 : 64);
+        run_options o = mma;
+        p.window = i >= 2 && i < 4 ? 145 : 0;
+        o.arch = i >= 4 ? 86 : 80;
+        p.add_slice(20, i == 5 ? 82 : 146); /* its key tiles are half as long */
+        check_problem(p, o, (uint64_t)(90 + i));
     }
 }
 
@@ -845,9 +952,10 @@ TEST(no_empty_blocks_no_conflicts) {
         o.processors = 1; /* nothing to be gained from parts of key tiles */
         if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
         int64_t forward = 0, rows = 0, keys = 0;
+        const int row_tile = size == 64 ? 128 : 64;
         for (int s = 0; s < p.n_slices(); s++) {
             forward += (p.queries(s) * 2 + 127) / 128;
-            rows += (p.queries(s) * 2 + 63) / 64;
+            rows += (p.queries(s) * 2 + row_tile - 1) / row_tile;
             keys += p.queries(s) > 0 ? (p.keys(s) + 127) / 128 : 0;
         }
         CHECK_INT(cuda_emu_kernel("attention_forward").blocks, 2 * forward);
@@ -858,6 +966,8 @@ TEST(no_empty_blocks_no_conflicts) {
         CHECK_INT(got.attention.n_all_key_tiles, keys + 8);
         CHECK_INT(cuda_emu_total().conflicts, 0);
         CHECK(cuda_emu_total().wavefronts > 0);
+        for (const char *name : {"attention_forward", "attention_backward", "attention_round_dq"})
+            CHECK(cuda_emu_kernel(name).launches > 0 && cuda_emu_kernel(name).carved == cuda_emu_kernel(name).launches);
         o.deterministic = true;
         if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
         CHECK_INT(cuda_emu_kernel("attention_dq").blocks, 2 * rows);
@@ -1137,6 +1247,11 @@ TEST(bad_descriptors) {
     }
     {
         refusal x;
+        x.desc.cache_bytes = -1;
+        x.expect(CF_ERROR_ARGUMENT, "cache_bytes");
+    }
+    {
+        refusal x;
         x.desc.n_processors = 1025;
         x.expect(CF_ERROR_ARGUMENT, "n_processors");
     }
@@ -1335,10 +1450,13 @@ TEST(accuracy_rule_rejects) {
 
 SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptors), CASE(sizes_are_exact),
       CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
-      CASE(groups_of_heads), CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
+      CASE(groups_of_heads), CASE(groups_that_do_not_fill_tiles), CASE(sections_of_heads),
+      CASE(backward_keeps_the_device_busy),
+      CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
       CASE(split_forward_tiles), CASE(many_parts), CASE(pairs_are_counted), CASE(longest_tiles_first),
       CASE(workspace_is_what_it_holds), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
-      CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges), CASE(empty_slices),
+      CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges),
+      CASE(backward_mask_edges), CASE(empty_slices),
       CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys),
       CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),
       CASE(chunks_equal_one_piece), CASE(determinism));

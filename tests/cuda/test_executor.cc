@@ -1897,6 +1897,59 @@ TEST(timelines_are_the_simulated_ones) {
                                kinds[i] == CF_SCHEDULE_INTERLEAVED ? 2 : 1, costly * 0.25);
 }
 
+/* State leaves and arrives on streams of their own: where moves take long, one of each is under way at a time, and the
+   host memory that a chunk leaves is not written before it was read. */
+TEST(state_leaves_and_arrives_at_once) {
+    int64_t n_together = 0;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        setting x;
+        harness_rng rng = {seed};
+        x.lengths = {64, 40, 48, 24};
+        x.pack.chunk_size = 8;
+        x.order.kind = CF_SCHEDULE_GPIPE;
+        x.order.n_stages = x.order.n_virtual = 1;
+        x.offload = 1;
+        x.timeline = 1;
+        x.seed = seed;
+        set_stages(&x, &rng);
+        batch b;
+        cf_error error = {};
+        cf_timeline *measured = nullptr;
+        REQUIRE(make_batch(x, &b));
+        host_model host(x, b, 1);
+        host.run();
+        device_model m(x, b, 1);
+        cuda_emu_set_host_time(0.0);
+        cuda_emu_set_rule([](const cuda_emu_work &w) { return w.kind == CUDA_EMU_WORK_COPY ? 1.0 : 0.0; });
+        m.before = [](const cf_cuda_step *step) { cuda_emu_delay(step->stream, 0.25); };
+        REQUIRE(m.start(&error));
+        REQUIRE(run_and_compare(&m, host));
+        REQUIRE(CHECK_INT(cf_executor_timeline(m.executor, nullptr, &measured, &error), CF_OK));
+        const cf_schedule *s = cf_executor_schedule(m.executor);
+        for (int64_t i = 0; i < s->n_actions; i++)
+            for (int64_t j = 0; j < s->n_actions; j++)
+                n_together += s->actions[i].pass == CF_OFFLOAD && s->actions[j].pass == CF_PREFETCH &&
+                              measured->start[i] < measured->end[j] && measured->start[j] < measured->end[i];
+        cf_timeline_free(measured);
+        cuda_emu_defaults();
+    }
+    harness_note("%d pairs of moves at once", (int)n_together);
+    CHECK(n_together > 0);
+}
+
+/* CUDA loads a kernel where it is first launched, and may wait for the device then. Of all that the tests before this
+   one have launched, a new executor has loaded every kernel of the library. */
+TEST(kernels_are_loaded) {
+    setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &b));
+    device_model m(x, b, 4);
+    REQUIRE(m.start(&error));
+    for (const char *prefix : {"attention_", "append_", "softmax", "clear", "padding"})
+        CHECK_STR(cuda_emu_unloaded(prefix).c_str(), "");
+}
+
 /* ---- one stage in each process ---- */
 
 struct rank_context {
@@ -2207,7 +2260,8 @@ TEST(timelines_of_processes) {
         CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
         CASE(too_little_device_memory), \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
-        CASE(a_process_stumbles), CASE(timelines_of_processes)
+        CASE(a_process_stumbles), CASE(timelines_of_processes), CASE(state_leaves_and_arrives_at_once),                \
+        CASE(kernels_are_loaded)
 #else
 #define EMULATED_CASES
 #endif

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,7 @@ cuda_emu_counts cuda_emu_total() {
     cuda_emu_counts sum = {};
     for (auto &one : counts_by_kernel) {
         sum.launches += one.second.launches;
+        sum.carved += one.second.carved;
         sum.blocks += one.second.blocks;
         sum.barriers += one.second.barriers;
         sum.mma += one.second.mma;
@@ -673,7 +675,9 @@ void cuda_emu_cp_async_wait(int groups_left) { land_copies(now->open_group - gro
    ================================================================================================================ */
 
 static int arch = 80;
-static std::map<const void *, int> dynamic_limits;
+static std::map<const void *, int> dynamic_limits, carveouts;
+static std::set<const void *> loaded; /* by cudaFuncGetAttributes */
+static std::map<const void *, std::string> launched;
 extern "C" __attribute__((weak)) char __start_cuda_emu_shared[], __stop_cuda_emu_shared[];
 
 void cuda_emu_set_arch(int new_arch) { arch = new_arch; }
@@ -686,6 +690,16 @@ int cuda_emu_most_shared_memory() {
 }
 
 void cuda_emu_set_dynamic_limit(const void *kernel, int bytes) { dynamic_limits[kernel] = bytes; }
+
+void cuda_emu_set_carveout(const void *kernel, int percent) { carveouts[kernel] = percent; }
+
+void cuda_emu_note_loaded(const void *kernel) { loaded.insert(kernel); }
+
+std::string cuda_emu_unloaded(const char *prefix) {
+    for (const auto &one : launched)
+        if (!loaded.count(one.first) && one.second.rfind(prefix, 0) == 0) return one.second;
+    return "";
+}
 
 bool cuda_emu_launch_ok(const cuda_emu_kernel_call &call) {
     const dim3 &g = call.grid, &b = call.block;
@@ -758,6 +772,8 @@ void cuda_emu_run_kernel(const cuda_emu_kernel_call &call) {
     kernel_name = call.name;
     counts = &counts_by_kernel[kernel_name];
     counts->launches++;
+    launched[call.kernel] = call.name;
+    counts->carved += carveouts.count(call.kernel) && carveouts[call.kernel] == cudaSharedmemCarveoutMaxShared;
     running = true;
     thread_body = &call.thread;
     blockDim = call.block;

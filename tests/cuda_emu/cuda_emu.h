@@ -92,6 +92,7 @@ struct cuda_emu_counts {
     int64_t mma;                        /* m16n8k16 instructions, one per warp */
     int64_t wavefronts;                 /* of shared memory: passes that 32 banks of 4 bytes need */
     int64_t conflicts;                  /* those of them that bank conflicts added */
+    int64_t carved;                     /* launches of kernels that asked for all shared memory of a processor */
 };
 
 void cuda_emu_reset(); /* forgets faults, counts, errors (sticky ones too) and planned failures; changes no setting */
@@ -102,6 +103,8 @@ const char *cuda_emu_first_fault(); /* "" if there was none */
 cuda_emu_counts cuda_emu_total();
 cuda_emu_counts cuda_emu_kernel(const char *name); /* by the name given to cuda_emu_name_next_launch */
 void cuda_emu_name_next_launch(const char *name);
+std::string cuda_emu_unloaded(const char *prefix); /* a kernel of such a name that was launched since the program began
+                                                      and that no cudaFuncGetAttributes has loaded; "" */
 int64_t cuda_emu_calls();                 /* of the runtime, cuBLAS and NCCL, since the reset */
 int64_t cuda_emu_calls(const char *name); /* of one function: "cudaMalloc" */
 int64_t cuda_emu_pending();               /* operations that are issued and have not run */
@@ -394,8 +397,13 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
+struct cudaFuncAttributes {
+    int maxThreadsPerBlock;
+};
+enum cudaSharedCarveout { cudaSharedmemCarveoutMaxShared = 100 };
 enum cudaMemoryType {
     cudaMemoryTypeUnregistered,
     cudaMemoryTypeHost,
@@ -485,6 +493,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end);
 
+cudaError_t cuda_emu_func_get_attributes(cudaFuncAttributes *to, const void *kernel);
 cudaError_t cuda_emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value);
 /* `values`: the arguments as bytes, in which addresses of allocations are looked for. `thread` runs one thread. */
 cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel, const void *values, size_t bytes,
@@ -500,6 +509,11 @@ template <typename T> static inline cudaError_t cudaMallocHost(T **memory, size_
 
 template <typename T> static inline cudaError_t cudaHostAlloc(T **memory, size_t bytes, unsigned flags) {
     return cudaHostAlloc((void **)memory, bytes, flags);
+}
+
+template <typename K>
+static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *to, K *kernel) {
+    return cuda_emu_func_get_attributes(to, (const void *)kernel);
 }
 
 template <typename K>

@@ -39,6 +39,8 @@ void cuda_emu_run_kernel(const cuda_emu_kernel_call &call);
 void cuda_emu_reset_kernels();
 int cuda_emu_most_shared_memory();
 void cuda_emu_set_dynamic_limit(const void *kernel, int bytes);
+void cuda_emu_set_carveout(const void *kernel, int percent);
+void cuda_emu_note_loaded(const void *kernel);
 
 /* ---- queues ---- */
 

@@ -1054,9 +1054,22 @@ static std::string &next_name = *new std::string();
 
 void cuda_emu_name_next_launch(const char *name) { next_name = name; }
 
+cudaError_t cuda_emu_func_get_attributes(cudaFuncAttributes *to, const void *kernel) {
+    const cudaError_t begun = cuda_emu_begin_call("cudaFuncGetAttributes", current_device);
+    if (begun != cudaSuccess) return finish_call(begun);
+    to->maxThreadsPerBlock = 1024;
+    cuda_emu_note_loaded(kernel);
+    return cudaSuccess;
+}
+
 cudaError_t cuda_emu_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
     const cudaError_t begun = cuda_emu_begin_call("cudaFuncSetAttribute", current_device);
     if (begun != cudaSuccess) return finish_call(begun);
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
+        if (value < -1 || value > 100) return finish_call(cudaErrorInvalidValue);
+        cuda_emu_set_carveout(kernel, value);
+        return cudaSuccess;
+    }
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > cuda_emu_most_shared_memory())
         return finish_call(cudaErrorInvalidValue);
     cuda_emu_set_dynamic_limit(kernel, value);

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Plants faults in chunkflow_cuda.cu and asks which test catches each; for those who change the tests or the kernels.
+
+    python3 tests/cuda_faults.py [part of a fault's name ...]    from the top of the tree, after `make build/cuda/tests`
+
+A copy of the file has all faults in it, each behind a number that the environment gives, so that one more compilation
+does for all. For each fault the test that should catch it runs under the emulation, and must fail. Prints a line for
+each, and "N caught, N missed"; the latter sets the exit status.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+BUILD = os.environ.get("BUILD", "build")
+CXX = os.environ.get("CXX", "c++")
+
+# Name, the text to be replaced (which must be there once), what a fault puts there ({n}: its number), and the tests.
+FAULTS = (
+    ("swizzle index",
+     "(chunk ^ (row & 7)) << 4",
+     "(chunk ^ (row & (planted == {n} ? 3 : 7))) << 4",
+     "attention.no_empty_blocks_no_conflicts"),
+    ("barrier before a key block",
+     "__syncthreads();      /* ... everyone is done with V of n + 1 and K of n + 1 */",
+     "if (planted != {n}) __syncthreads();",
+     "attention.prefixes"),
+    ("barrier before V is used",
+     "        __syncthreads();\n        multiply_sums<T, ROW>(o, s",
+     "        if (planted != {n}) __syncthreads();\n        multiply_sums<T, ROW>(o, s",
+     "attention.prefixes"),
+    ("barrier before P and dS are used",
+     "        __syncthreads();\n        multiply_transposed<T, ROWS / 16, P_ROW, ROW>(dv",
+     "        if (planted != {n}) __syncthreads();\n        multiply_transposed<T, ROWS / 16, P_ROW, ROW>(dv",
+     "attention.prefixes"),
+    ("mask edge of the backward",
+     "key_end(p.visible, t, first_token) < first_key + KEYS ||",
+     "key_end(p.visible, t, first_token) < first_key + KEYS - (planted == {n}) ||",
+     "attention.backward_mask_edges"),
+    ("full blocks of the forward",
+     "load_packed_rows<FORWARD_ROWS, HEAD, FORWARD_THREADS>(\n            q,",
+     None,
+     "attention.prefixes"),
+    ("conditional commit of copies",
+     "                                                   p.n_chunks);\n        copy_async_commit();\n\n "
+     "       float s[2][KEYS / 8][4];",
+     "                                                   p.n_chunks);\n        if (planted != {n} || "
+     "n > first) copy_async_commit();\n\n        float s[2][KEYS / 8][4];",
+     "attention.prefixes"),
+    ("a dropped partial tile",
+     "n_blocks = div_up(n_rows, rows);",
+     "n_blocks = planted == {n} ? n_rows / rows : div_up(n_rows, rows);",
+     "attention.prefixes"),
+    ("log-sum of split parts",
+     "+ sums[2 * i + half] * add[i][half];",
+     "+ sums[2 * i + half] * (planted == {n} ? 1.0f : add[i][half]);",
+     "attention.split_forward_tiles"),
+    ("log-sum with a softcap",
+     "r.top[i][half] * (p.scale_log2 * LN_2)",
+     "r.top[i][half] * (planted == {n} ? p.scale : p.scale_log2 * LN_2)",
+     "attention.masks"),
+    ("a join that ignores the accumulator",
+     "t.k_length - (int)first_key, column, p.n_chunks * 8, p.overwrite);",
+     "t.k_length - (int)first_key, column, p.n_chunks * 8, planted == {n} ? true : p.overwrite != 0);",
+     "attention.split_key_tiles"),
+    ("dQ not cleared",
+     "i < p.sums_of_tile / 4; i +=",
+     "i < p.sums_of_tile / 4 && planted != {n}; i +=",
+     "attention.prefixes"),
+    ("overwrite on every backward",
+     "out.overwrite = p.overwrite;",
+     "out.overwrite = planted == {n} ? 1 : p.overwrite;",
+     "executor.random_batches"),
+    ("rows of a replay shifted",
+     "s->state_row[local_cell(e, a)], e->desc.attention.dtype);\n    if (e->has_state && is_backward",
+     "s->state_row[local_cell(e, a)] + (planted == {n} && a.pass == CF_R), "
+     "e->desc.attention.dtype);\n    if (e->has_state && is_backward",
+     "executor.random_batches"),
+    ("no wait for a prefetch",
+     "if (w->last_fetch[cell] >= 0) ok",
+     "if (w->last_fetch[cell] >= 0 && planted != {n}) ok",
+     "executor.every_order"),
+    ("no wait before an offload",
+     "p.partner) && add_wait(e, s, w, at, self, w->last_pass[cell]);",
+     "p.partner) && (planted == {n} || add_wait(e, s, w, at, self, w->last_pass[cell]));",
+     "executor.every_order"),
+    ("no wait before an NCCL send",
+     "if (has_nccl(e) && is_send(a.pass)) ok",
+     "if (has_nccl(e) && is_send(a.pass) && planted != {n}) ok",
+     "executor.processes"),
+    ("uneven sections",
+     "const bool whole = section < w.n_whole;",
+     "const bool whole = section < w.n_whole || planted == {n};",
+     "attention.sections_of_heads"),
+    ("a section that is always the first",
+     "*head = section * w.heads.by + rest",
+     "*head = (planted == {n} ? 0 : section) * w.heads.by + rest",
+     "attention.sections_of_heads"),
+    ("host memory written before it was read",
+     "for (int64_t j = 0; j < r.spaces[i].rects.n; j++)",
+     "for (int64_t j = 0; (i != HOST || planted != {n}) && j < r.spaces[i].rects.n; j++)",
+     "executor.every_order"),
+    ("state that leaves and arrives on one stream",
+     "a.pass == CF_OFFLOAD ? OUT : IN;",
+     "a.pass == CF_OFFLOAD || planted == {n} ? OUT : IN;",
+     "executor.state_leaves"),
+    ("a kernel that is not loaded",
+     "if (status == cudaSuccess) status = load_rows_of<float, 4>();",
+     "if (status == cudaSuccess && planted != {n}) status = load_rows_of<float, 4>();",
+     "executor.kernels_are_loaded state.appends"),
+)
+
+
+def plant():
+    """The file with all faults in it."""
+    text = open("chunkflow_cuda.cu").read()
+    for number, (name, right, wrong, _) in enumerate(FAULTS, 1):
+        if wrong is None:  # the first of two like lines: that of the forward
+            right = "const int full_end = key_end(p.visible, t, first_token) / KEYS;"
+            at = text.index(right)
+            text = text[:at] + right[:-1] + " + (planted == %d);" % number + text[at + len(right):]
+            continue
+        if text.count(right) != 1:
+            sys.exit("cuda_faults: %s: its place is there %d times" % (name, text.count(right)))
+        text = text.replace(right, wrong.replace("{n}", str(number)))
+    number = 'const int planted = getenv("PLANTED") ? atoi(getenv("PLANTED")) : 0;'
+    return text.replace("namespace {\n", "namespace {\n\n" + number + "\n", 1)
+
+
+def build():
+    folder = os.path.join(BUILD, "cuda_faults")
+    os.makedirs(folder, exist_ok=True)
+    source, program = os.path.join(folder, "planted.cu"), os.path.join(folder, "tests")
+    open(source, "w").write(plant())
+    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([CXX, *flags, "-DCHUNKFLOW_CUDA_EMULATION", "-DCHUNKFLOW_NCCL", "-Itests/cuda_emu", "-I.",
+                    "-x", "c++", "-c", source, "-o", os.path.join(folder, "planted.o")], check=True)
+    objects = [os.path.join(BUILD, "cuda", name) for name in os.listdir(os.path.join(BUILD, "cuda"))
+               if re.search(r"\.cc\.o$", name)]
+    subprocess.run([CXX, *flags, os.path.join(folder, "planted.o"), *sorted(objects), "-o", program], check=True)
+    return program
+
+
+def main():
+    program = build()
+    caught = missed = 0
+    for number, (name, _, _, tests) in enumerate(FAULTS, 1):
+        if len(sys.argv) > 1 and not any(part in name for part in sys.argv[1:]):
+            continue
+        run = subprocess.run([program, *tests.split()], capture_output=True, text=True, errors="replace",
+                             env=dict(os.environ, PLANTED=str(number)), timeout=900)
+        failed = re.findall(r"FAILED (\S+?),", run.stdout) or (["(stopped) " + tests] if run.returncode else [])
+        print("%-42s %s" % (name, "caught by " + ", ".join(failed) if failed else "MISSED by " + tests), flush=True)
+        caught += bool(failed)
+        missed += not failed
+    print("%d caught, %d missed" % (caught, missed))
+    return missed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

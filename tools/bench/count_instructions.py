@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Instructions of the hot loop of each fused attention kernel, counted in the compiled machine code; needs no GPU.
+
+    python3 tools/bench/count_instructions.py [sm_80 sm_86 sm_90a ...]      from the top of the tree
+
+Compiles chunkflow_cuda.cu with nvcc (NVCC names another), disassembles it with nvdisasm and prints, for each kernel:
+registers, bytes spilled, and the instructions of one turn of its main loop, on the way that an unmasked tile without
+softcap takes: of all ways through the loop the one with most products, copies and reductions, and among those the
+shortest. nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI (nvidia-cuda-nvdisasm) into build/.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+BUILD = os.environ.get("BUILD", "build")
+NVCC = os.environ.get("NVCC", "nvcc")
+
+# What a column counts: the first that matches an opcode takes it.
+COLUMNS = (
+    ("HMMA", r"HMMA"), ("LDSM", r"LDSM"), ("EX2", r"MUFU\.EX2"), ("LDGSTS", r"LDGSTS"), ("STS", r"STS"),
+    ("LDS", r"LDS"),
+    ("RED", r"(RED|ATOM)"), ("LDL/STL", r"(LDL|STL)"), ("moves", r"(MOV|IMAD\.MOV)"), ("convert", r"F2F"),
+    ("BSSY", r"BSSY"), ("BRA", r"BRA"), ("BAR", r"(BAR|WARPSYNC)"), ("FP", r"(FADD|FMUL|FFMA|FMNMX|FSEL|FSETP|FCHK)"),
+    ("integer", r"(IADD|IMAD|LEA|LOP|SHF|ISETP|SEL|VIADD|PRMT|IABS|IMNMX|VIMNMX|LOP3|PLOP3|R2P|S2R|CS2R|U[A-Z])"),
+)
+
+
+def find_nvdisasm():
+    named = os.environ.get("NVDISASM") or shutil.which("nvdisasm")
+    if named:
+        return named
+    home = os.path.join(BUILD, "disassembler")
+    python = os.path.join(home, "bin", "python3")
+    if not os.path.exists(python):
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        subprocess.run([python, "-m", "pip", "-q", "install", "nvidia-cuda-nvdisasm"], check=True)
+    for folder, _, files in os.walk(home):
+        if "nvdisasm" in files:
+            return os.path.join(folder, "nvdisasm")
+    sys.exit("count_instructions: no nvdisasm")
+
+
+def compile_for(arch):
+    """The machine code, and {mangled name: (registers, spilled bytes)} from what ptxas says."""
+    cubin = os.path.join(BUILD, "count_" + arch + ".cubin")
+    log = subprocess.run([NVCC, "-O3", "-std=c++17", "-Xptxas", "-v", "-arch=" + arch, "-cubin", "-I.",
+                          "chunkflow_cuda.cu", "-o", cubin], capture_output=True, text=True)
+    if log.returncode != 0:
+        sys.exit(log.stderr)
+    facts, name, spilled = {}, None, 0
+    for line in log.stderr.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            name = match.group(1)
+        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", line):
+            spilled = max(int(match.group(1)), int(match.group(2)))
+        elif (match := re.search(r"Used (\d+) registers", line)) and name:
+            facts[name] = (int(match.group(1)), spilled)
+    return cubin, facts
+
+
+def functions_of(text):
+    """{mangled name: [blocks]}; a block is (label, [instructions])."""
+    functions, blocks = {}, None
+    for line in text.splitlines():
+        if match := re.match(r"\.text\.(\w+):", line):
+            blocks = functions[match.group(1)] = [("entry", [])]
+        elif match := re.match(r"(\.L_\w+):", line):
+            if blocks is not None:
+                blocks.append((match.group(1), []))
+        elif (match := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line)) and blocks is not None:
+            instruction = match.group(1)
+            blocks[-1][1].append(instruction)
+            if re.search(r"\b(BRA|EXIT|BSYNC|RET)\b", instruction):
+                blocks.append(("", []))
+    return functions
+
+
+def opcode(instruction):
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
+
+
+def edges_of(blocks):
+    """For each block the indices of those that may follow it."""
+    at = {label: i for i, (label, _) in enumerate(blocks) if label}
+    joins, edges = {}, []
+    for i, (_, instructions) in enumerate(blocks):
+        for one in instructions:
+            if match := re.search(r"BSSY\S* (B\d+), `\((\.L_\w+)\)", one):
+                joins[match.group(1)] = match.group(2)  # where the next BSYNC of this barrier goes on
+        follow, last = [], instructions[-1] if instructions else "NOP"
+        kind = opcode(last).split(".")[0]
+        if kind == "BRA" and (match := re.search(r"(\.L_\w+)", last)):
+            follow.append(at[match.group(1)])
+        if kind == "BSYNC" and (match := re.search(r"(B\d+)", last)):
+            follow.append(at[joins[match.group(1)]])
+        always = not last.startswith("@") and not re.match(r"BRA(\.\w+)* !?U?P", last)
+        if not (always and kind in ("BRA", "EXIT", "RET", "BSYNC")) and i + 1 < len(blocks):
+            follow.append(i + 1)
+        edges.append(follow)
+    return edges
+
+
+def weight_of(instructions):
+    kinds = [opcode(one) for one in instructions]
+    return sum(1_000_000 if re.match(r"(HMMA|LDGSTS|RED|ATOM)", kind) else -1 for kind in kinds)
+
+
+def order_from(head, edges, body):
+    """The blocks of a loop's body in an order in which every way but a jump back goes on."""
+    order, seen, stack = [], {head}, [(head, iter(edges[head]))]
+    while stack:
+        block, rest = stack[-1]
+        to = next((to for to in rest if to in body and to not in seen), None)
+        if to is None:
+            order.append(block)
+            stack.pop()
+        else:
+            seen.add(to)
+            stack.append((to, iter(edges[to])))
+    return order[::-1]
+
+
+def body_of(head, latch, edges):
+    """All blocks from which the latch is reached without passing the head."""
+    before = [[] for _ in edges]
+    for block, follow in enumerate(edges):
+        for to in follow:
+            before[to].append(block)
+    body, todo = {head, latch}, [latch]
+    while todo:
+        block = todo.pop()
+        if block == head:
+            continue
+        for one in before[block]:
+            if one not in body:
+                body.add(one)
+                todo.append(one)
+    return body
+
+
+def hot_loop(blocks):
+    """The instructions of one turn of the loop with most products."""
+    edges = edges_of(blocks)
+    best = (0, [])
+    for latch, follow in enumerate(edges):
+        for head in follow:
+            if head > latch:
+                continue
+            body = body_of(head, latch, edges)
+            order = order_from(head, edges, body)
+            place = {block: i for i, block in enumerate(order)}
+            ways = {head: (weight_of(blocks[head][1]), None)}
+            for block in order:
+                if block not in ways:
+                    continue
+                for to in edges[block]:
+                    if to in place and place[to] > place[block]:
+                        weight = ways[block][0] + weight_of(blocks[to][1])
+                        if to not in ways or weight > ways[to][0]:
+                            ways[to] = (weight, block)
+            if latch not in ways or ways[latch][0] <= best[0]:
+                continue
+            way, block = [], latch
+            while block is not None:
+                way = blocks[block][1] + way
+                block = ways[block][1]
+            best = (ways[latch][0], way)
+    return best[1]
+
+
+def count(instructions):
+    counts = dict.fromkeys([name for name, _ in COLUMNS] + ["other"], 0)
+    for one in instructions:
+        kind = opcode(one)
+        name = next((name for name, pattern in COLUMNS if re.match(pattern, kind)), "other")
+        counts[name] += 1
+    return counts
+
+
+def short_name(mangled):
+    match = re.search(r"attention_(forward|backward|dq)_kernelI(13__nv_bfloat16|6__half)((?:Li\d+E)+)", mangled)
+    if not match or match.group(2) != "13__nv_bfloat16":  # fp16 differs in nothing but the type of the products
+        return None
+    return match.group(1) + " " + " x ".join(re.findall(r"Li(\d+)E", match.group(3)))
+
+
+def main():
+    nvdisasm = find_nvdisasm()
+    names = [name for name, _ in COLUMNS] + ["other"]
+    print("%-8s%-24s%10s%8s%6s" % ("arch", "kernel (bf16)", "registers", "spilled", "loop")
+          + "".join("%*s" % (max(len(name) + 1, 5), name) for name in names))
+    for arch in sys.argv[1:] or ["sm_80", "sm_90a"]:
+        cubin, facts = compile_for(arch)
+        text = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+        for mangled, blocks in sorted(functions_of(text).items()):
+            name = short_name(mangled)
+            if not name:
+                continue
+            loop = hot_loop(blocks)
+            counts = count(loop)
+            print("%-8s%-24s%10d%8d%6d" % ((arch, name) + facts[mangled] + (len(loop),))
+                  + "".join("%*d" % (max(len(one) + 1, 5), counts[one]) for one in names))
+
+
+if __name__ == "__main__":
+    main()
