@@ -2849,6 +2849,11 @@ static int cf__pack_lowest_bit(uint64_t word) { /* word != 0 */
 #endif
 }
 
+static void cf__pack_bins_reset(cf__pack_bins *bins) {
+    int i;
+    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
+}
+
 /* First bucket in use at or after `bucket`, -1 if none. */
 static int64_t cf__pack_bins_find(const cf__pack_bins *bins, int64_t bucket) {
     int level;
@@ -2932,9 +2937,8 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
 /* Best fit, longest first. Items of one size are placed in one go: after one of them the unit has the least room of all
    that still are large enough, so the next one would go there too. */
 static void cf__pack_best_fit(cf__packer *p) {
-    cf__pack_bins *bins = &p->bins;
     int64_t i;
-    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
+    cf__pack_bins_reset(&p->bins);
     for (i = 0; i < p->n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
@@ -8499,7 +8503,7 @@ static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const
 static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
     int32_t slot = pool->n_free > 0 ? pool->free_list[pool->n_free - 1] : (int32_t)pool->n_made;
-    int64_t stage, owner = cf__run_owner(r, what, i, &stage);
+    int64_t stage, owner = cf__run_owner(r, (int)what, i, &stage);
     int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, stage) : 0;
     if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
     if (pool->n_free > 0) pool->n_free--;
@@ -8510,7 +8514,7 @@ static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource w
 
 static void cf__run_release(cf_runner *r, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
-    int64_t stage, owner = cf__run_owner(r, what, i, &stage);
+    int64_t stage, owner = cf__run_owner(r, (int)what, i, &stage);
     if (r->desc.release != NULL) r->desc.release(r->desc.user, what, pool->slots[i], owner, stage);
     pool->free_list[pool->n_free++] = pool->slots[i];
     pool->slots[i] = CF__RUN_NONE;
