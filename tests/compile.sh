@@ -53,11 +53,12 @@ language_flags() {
     esac
 }
 
-# Optimised code, with the warnings that only an optimiser gives, once for each language: C99 and C11 are the same to it.
-mode_flags() { # mode, standard
+# Optimised code, with the warnings that only an optimiser gives, once for each language and library: C99 and C11 are the
+# same to it. Elsewhere NDEBUG is compiled without.
+mode_flags() { # mode, standard or "plain"
     case $1-$2 in
         debug-*) printf '%s' "-O0 -g" ;;
-        ndebug-c11) printf '%s' "-O0 -DNDEBUG" ;;
+        ndebug-c11 | ndebug-plain) printf '%s' "-O0 -DNDEBUG" ;;
         ndebug-*) printf '%s' "-O2 -DNDEBUG" ;;
     esac
 }
@@ -82,7 +83,7 @@ one_file() { # compiler, standard, mode
 two_files() { # compiler, mode
     name=two-files-$1-$2
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) $(mode_flags "$2" c11) $WARN -I"$TOP" "$SOURCES/user.c" \
+    build "$name" "$1" $(language_flags c99) $(mode_flags "$2" plain) $WARN -I"$TOP" "$SOURCES/user.c" \
         "$SOURCES/implementation.c" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
 }
 
@@ -99,8 +100,8 @@ cplusplus_user() { # compiler, standard of the implementation
 static_mode() { # compiler, standard, mode
     name=static-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN -I"$TOP" "$SOURCES/static_one.c" \
-        "$SOURCES/static_two.c" -o "$OUT/$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
+        "$SOURCES/static_one.c" "$SOURCES/static_two.c" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of the library is visible outside its file"
         return 0
@@ -263,15 +264,19 @@ END
 tune_files() { # compiler, standard, mode
     name=tune-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN $TUNE "$SOURCES/tune_user.c" \
-        "$SOURCES/tune_implementation.c" "$SOURCES/implementation.c" -o "$OUT/$name" &&
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN $TUNE \
+        -c "$SOURCES/tune_implementation.c" -o "$OUT/$name.tune.o" &&
+        build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
+            -c "$SOURCES/implementation.c" -o "$OUT/$name.o" &&
+        build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
+            "$SOURCES/tune_user.c" -x none "$OUT/$name.tune.o" "$OUT/$name.o" -o "$OUT/$name" &&
         run "$name" "$OUT/$name" "budget 64, h200"
 }
 
 tune_one_file() { # compiler, standard, mode
     name=tune-one-file-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3") $WARN $TUNE \
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
         "$SOURCES/tune_one_file.c" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of a library is visible outside its file"
