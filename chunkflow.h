@@ -2018,6 +2018,7 @@ static int cf__mul(int64_t a, int64_t b, int64_t *out) {
 
 static int64_t cf__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cf__max(int64_t a, int64_t b) { return a > b ? a : b; }
+static double cf__most(double a, double b) { return a > b ? a : b; }
 static int64_t cf__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 /* Packing spends its time here: no division for the usual 1. */
 static int64_t cf__round_up(int64_t a, int64_t multiple) {
@@ -2101,7 +2102,8 @@ static cf_result cf__allocator(const cf_allocator *given, cf_allocator *out, cf_
 static cf_result cf__check_memory(const void *memory, size_t bytes, size_t needed, cf_error *error) {
     uintptr_t off = (uintptr_t)memory % CF_MEMORY_ALIGNMENT;
     if (memory == NULL) return cf__fail_null(error, "memory");
-    if (off != 0) return cf__fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT, (int64_t)off, "is misaligned");
+    if (off != 0)
+        return cf__fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT, (int64_t)off, "is misaligned");
     if (bytes < needed)
         return cf__fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)needed, (int64_t)bytes, "is too small");
     return CF_OK;
@@ -3486,7 +3488,7 @@ static inline cf_result cf__plan_within(const cf__plan_check *check, const char 
 }
 
 /* Counts and pointers: what every loop over a plan relies on. */
-static cf_result cf__check_plan_counts(const cf_plan *plan, cf_error *error) {
+static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
@@ -3675,7 +3677,7 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
     cf_allocator checked;
     if (plan == NULL) return cf__fail_null(error, "plan");
     CF__TRY(cf__allocator(allocator, &checked, error));
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__plan_check_lengths(&check, n));
     return cf__make(&recipe, &check, &checked, error);
 }
@@ -3798,7 +3800,7 @@ CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int3
    ================================================================================================================ */
 
 /* From the models' published configurations; tests hold each against its published number of parameters. */
-static const cf_model cf__models[] = {
+static const cf_model cf__model_table[] = {
     /* layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate */
     {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
     {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
@@ -3830,7 +3832,7 @@ static int cf__model_same_name(const char *a, const char *b) { /* ASCII letters 
 }
 
 CHUNKFLOW_API const cf_model *cf_model_at(int64_t index) {
-    return index >= 0 && index < CF__COUNT(cf__models) ? &cf__models[index] : NULL;
+    return index >= 0 && index < CF__COUNT(cf__model_table) ? &cf__model_table[index] : NULL;
 }
 
 CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
@@ -4240,9 +4242,9 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     if (parallel->zero >= 3 && dp > 1)
         cf__add_product(&out->buffers, sums.layer_parameters, 2 * desc->parameter_bytes, overflow);
     out->runtime = cf__memory_runtime(desc, out, overflow);
-#define CF__ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);
-    CF_MEMORY_TERMS(CF__ADD_TERM)
-#undef CF__ADD_TERM
+#define CF__MEMORY_ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);
+    CF_MEMORY_TERMS(CF__MEMORY_ADD_TERM)
+#undef CF__MEMORY_ADD_TERM
     return !sums.overflow;
 }
 
@@ -4311,9 +4313,9 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
 
 /* All defaults filled in: one cost for each compute pass, by its cf_pass. The members of cf_stage_cost stand in that
    order, too. */
-typedef struct cf__costs {
+typedef struct cf__pipe_costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
-} cf__costs;
+} cf__pipe_costs;
 
 /* Whether a schedule has such passes: backwards are either B, or I and W. */
 static int cf__pipe_has_pass(cf_pass pass, int split) { return pass <= CF_R || (pass != CF_B) == (split != 0); }
@@ -4330,9 +4332,9 @@ static void cf__pipe_derive(cf_pass_cost *cost, const cf_pass_cost *a, const cf_
     cost->per_pair = (a->per_pair + b->per_pair) * scale;
 }
 
-static cf__costs cf__fill_costs(const cf_stage_cost *given) {
+static cf__pipe_costs cf__pipe_fill_costs(const cf_stage_cost *given) {
     static const cf_pass_cost none = {0, 0, 0};
-    cf__costs costs;
+    cf__pipe_costs costs;
     cf_pass_cost *of = costs.of;
     int i = 0;
     memcpy(of, given, sizeof costs);
@@ -4347,12 +4349,12 @@ static cf__costs cf__fill_costs(const cf_stage_cost *given) {
 }
 
 static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_error *error) {
-#define CF__COST_FIELDS(pass) {"timing." pass ".constant", "timing." pass ".per_token", "timing." pass ".per_pair"}
+#define CF__PIPE_COST_FIELDS(pass) {"timing." pass ".constant", "timing." pass ".per_token", "timing." pass ".per_pair"}
     static const char *const fields[CF_COMPUTE_PASS_COUNT][3] = {
-        CF__COST_FIELDS("forward"), CF__COST_FIELDS("replay"), CF__COST_FIELDS("backward"), CF__COST_FIELDS("input"),
-        CF__COST_FIELDS("weight")};
-#undef CF__COST_FIELDS
-    cf__costs costs;
+        CF__PIPE_COST_FIELDS("forward"), CF__PIPE_COST_FIELDS("replay"), CF__PIPE_COST_FIELDS("backward"),
+        CF__PIPE_COST_FIELDS("input"), CF__PIPE_COST_FIELDS("weight")};
+#undef CF__PIPE_COST_FIELDS
+    cf__pipe_costs costs;
     int i;
     memcpy(costs.of, stage, sizeof costs);
     for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
@@ -4364,7 +4366,7 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
 }
 
 /* n_v: virtual stages in all. NULL is allowed. */
-static cf_result cf__check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
+static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
     int64_t v;
     if (timing == NULL) return CF_OK;
     CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
@@ -4434,15 +4436,15 @@ static const cf__pipe_rule cf__pipe_rules[] = {
     {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
 };
 
-enum { CF__MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
+enum { CF__PIPE_MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
 
 /* A pass at the other end of a rule. */
-typedef struct cf__need {
+typedef struct cf__pipe_need {
     int32_t chunk; /* counted from the rank's first one */
     int32_t stage; /* virtual stage */
     cf_pass pass;
     cf_edge_why why;
-} cf__need;
+} cf__pipe_need;
 
 /* Which pass a rule's name stands for. */
 static cf_pass cf__pipe_resolve(int name, int split, int dropped) {
@@ -4463,7 +4465,7 @@ typedef struct cf__pipe_edge {
 } cf__pipe_edge;
 
 typedef struct cf__pipe_links {
-    cf__pipe_edge at[CF_COMPUTE_PASS_COUNT][CF__MOST_NEEDS]; /* by the pass at this end */
+    cf__pipe_edge at[CF_COMPUTE_PASS_COUNT][CF__PIPE_MOST_NEEDS]; /* by the pass at this end */
     int n[CF_COMPUTE_PASS_COUNT];
 } cf__pipe_links;
 
@@ -4487,8 +4489,8 @@ typedef struct cf__pipeline {
     int64_t n_v;        /* virtual stages */
     int64_t k;
     int local;          /* local replay */
-    cf__costs all;      /* of every virtual stage, unless there are: */
-    cf__costs *by_stage; /* (n_v) or NULL */
+    cf__pipe_costs all;      /* of every virtual stage, unless there are: */
+    cf__pipe_costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
     cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
@@ -4531,7 +4533,7 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     }
 }
 
-static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
+static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
                                     cf_replay replay, const cf_timing *timing) {
     cf__pipeline pipe;
     memset(&pipe, 0, sizeof pipe);
@@ -4548,24 +4550,24 @@ static cf__pipeline cf__pipeline_of(const cf_plan *plan, int64_t rank, int64_t n
     return pipe;
 }
 
-static const cf__costs *cf__costs_of(const cf__pipeline *pipe, int64_t v) {
+static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
     return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
 }
 
 /* Seconds of a compute pass of a chunk on a virtual stage. */
-static double cf__pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+static double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    return cf_cost_seconds(&cf__costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
+    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
 }
 
 /* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
-static double cf__transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
+static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
     if (pipe->n_stages == 1) return 0;
     return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
 }
 
 /* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
-static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error) {
+static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
     double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
     int64_t v, i;
     for (i = 0; i < pipe->n; i++) {
@@ -4574,7 +4576,7 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
     }
     for (v = 0; v < pipe->n_v; v++)
         for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-            const cf_pass_cost *cost = &cf__costs_of(pipe, v)->of[i];
+            const cf_pass_cost *cost = &cf__pipe_costs_of(pipe, v)->of[i];
             total += cf__product(cost->constant, n);
             total += cf__product(cost->per_token, tokens);
             total += cf__product(cost->per_pair, pairs);
@@ -4584,25 +4586,25 @@ static cf_result cf__check_total_time(const cf__pipeline *pipe, cf_error *error)
     return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes take too many seconds to be added up");
 }
 
-static void cf__layout_pipeline(cf__pipeline *pipe, cf__carver *carver) {
+static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
     int64_t n = pipe->timing != NULL && pipe->timing->stages != NULL ? pipe->n_v : 0;
-    pipe->by_stage = (cf__costs *)cf__take(carver, n, sizeof(cf__costs));
+    pipe->by_stage = (cf__pipe_costs *)cf__take(carver, n, sizeof(cf__pipe_costs));
     if (n == 0) pipe->by_stage = NULL;
 }
 
 /* Once the memory is there. */
-static void cf__fill_pipeline(cf__pipeline *pipe) {
+static void cf__pipe_fill(cf__pipeline *pipe) {
     static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
     int64_t v;
-    pipe->all = cf__fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
+    pipe->all = cf__pipe_fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
     for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
-        pipe->by_stage[v] = cf__fill_costs(&pipe->timing->stages[v]);
+        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing->stages[v]);
     pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
     pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
 }
 
 /* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
-static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
+static int64_t cf__pipe_unit_chunks(const cf_plan *plan, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
     const cf_group *g;
     if (c->group == -1) return 1;
@@ -4613,7 +4615,7 @@ static int64_t cf__unit_chunks(const cf_plan *plan, int64_t id) {
 }
 
 /* Chunks of the group after this one; 0 for a standalone chunk. */
-static int64_t cf__chunks_after(const cf__pipeline *pipe, int64_t chunk) {
+static int64_t cf__pipe_chunks_after(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
@@ -4638,7 +4640,7 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     const cf_chunk *c = &pipe->chunks[chunk];
     cf__pipe_unit unit;
     unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
-    unit.n = (int32_t)(chunk + cf__chunks_after(pipe, chunk) + 1 - unit.first);
+    unit.n = (int32_t)(chunk + cf__pipe_chunks_after(pipe, chunk) + 1 - unit.first);
     unit.k = (int32_t)cf__min(kept, unit.n);
     return unit;
 }
@@ -4646,7 +4648,7 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
 /* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
    many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
 static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk,
-                           cf__need needs[CF__MOST_NEEDS]) {
+                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     const cf__pipe_edge *link = links->at[pass], *end = link + links->n[pass];
     int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
@@ -4666,8 +4668,8 @@ static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__
 
 /* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
    many chunks at the end of the chunk's group keep their activations in their F. */
-static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                     cf__need needs[CF__MOST_NEEDS]) {
+static int cf__pipe_needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
+                     cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, kept);
     const cf__pipe_links *links = &pipe->links[split != 0][CF__PIPE_WAITS_FOR];
     int n = cf__pipe_follow(links, pass, &unit, chunk, needs), i, n_there = 0;
@@ -4679,8 +4681,8 @@ static int cf__needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int6
 }
 
 /* Seconds between a pass and one that waits for it. */
-static double cf__need_seconds(const cf__pipeline *pipe, const cf__need *need) {
-    return cf__pipe_crosses(need->why) ? cf__transfer_seconds(pipe, need->chunk) : 0;
+static double cf__pipe_need_seconds(const cf__pipeline *pipe, const cf__pipe_need *need) {
+    return cf__pipe_crosses(need->why) ? cf__pipe_transfer_seconds(pipe, need->chunk) : 0;
 }
 
 /* ---- tensors that cross virtual stages ----
@@ -4734,11 +4736,11 @@ static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
 /* ---- the plan's units ---- */
 
 /* All units of a rank: the chunks of each agree with their group. Everything that walks over groups counts on it. */
-static cf_result cf__check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
+static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
     int64_t id = rank * plan->n_steps, end = id + plan->n_steps, first, n;
     while (id < end) {
         first = id;
-        n = cf__unit_chunks(plan, id);
+        n = cf__pipe_unit_chunks(plan, id);
         if (n == 0)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.group", id, "the chunk and its group disagree");
         for (; id < first + n; id++) {
@@ -4796,12 +4798,12 @@ static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *
     CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
-    return cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
+    return cf__pipe_check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
 
 /* Nodes of a chunk, on one virtual stage: F, B or I and W, and R if it is dropped. */
 static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    return 2 + (g->desc.split != 0) + (cf__chunks_after(&g->pipe, chunk) >= g->desc.k);
+    return 2 + (g->desc.split != 0) + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k);
 }
 
 /* Everything but times that are not finite is refused here. */
@@ -4813,10 +4815,10 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
     g->error = error;
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
-    CF__TRY(cf__check_units(plan, g->desc.rank, error));
-    g->pipe = cf__pipeline_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
+    CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
+    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
                               g->desc.timing);
     for (i = 0; i < g->pipe.n; i++) {
         g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
@@ -4830,7 +4832,7 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
 static int64_t cf__graph_chunk_edges(const cf__graph_builder *g, int64_t chunk) {
     const cf__pipe_links *links = &g->pipe.links[g->desc.split != 0][CF__PIPE_WAITS_FOR];
     cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    cf__need needs[CF__MOST_NEEDS];
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int64_t edges = 0;
     int pass, n, i;
     for (pass = CF_F; pass <= CF_W; pass++) {
@@ -4843,14 +4845,14 @@ static int64_t cf__graph_chunk_edges(const cf__graph_builder *g, int64_t chunk) 
 }
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
-    cf__layout_pipeline(&((cf__graph_builder *)job)->pipe, carver);
+    cf__pipe_layout(&((cf__graph_builder *)job)->pipe, carver);
 }
 
 static cf_result cf__graph_prepare(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     int64_t i;
-    cf__fill_pipeline(&g->pipe);
-    CF__TRY(cf__check_total_time(&g->pipe, g->error));
+    cf__pipe_fill(&g->pipe);
+    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
     for (i = 0; i < g->pipe.n; i++) g->n_edges += cf__graph_chunk_edges(g, i);
     return CF_OK;
 }
@@ -4899,7 +4901,7 @@ static void cf__graph_put_nodes(const cf__graph_builder *g, int64_t chunk, cf_no
     for (pass = CF_F; pass <= CF_W; pass++) {
         if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
         for (v = 0; v < g->pipe.n_v; v++, next++) {
-            next->seconds = cf__pass_seconds(&g->pipe, pass, chunk, v);
+            next->seconds = cf__pipe_pass_seconds(&g->pipe, pass, chunk, v);
             next->chunk = (int32_t)(g->pipe.first_chunk + chunk);
             next->stage = (int32_t)v;
             next->pass = (int32_t)pass;
@@ -4911,13 +4913,13 @@ static void cf__graph_put_nodes(const cf__graph_builder *g, int64_t chunk, cf_no
 /* Writes what a node waits for; returns where the next edge goes. */
 static cf_edge *cf__graph_put_edges(const cf__graph_builder *g, int64_t id, cf_edge *next) {
     const cf_node *node = &g->graph->nodes[id];
-    cf__need needs[CF__MOST_NEEDS];
-    int n = cf__needs(&g->pipe, (cf_pass)node->pass, node->chunk - g->pipe.first_chunk, node->stage, g->desc.split,
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int n = cf__pipe_needs(&g->pipe, (cf_pass)node->pass, node->chunk - g->pipe.first_chunk, node->stage, g->desc.split,
                       g->desc.k, needs), i;
     for (i = 0; i < n; i++) {
         if (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT) continue;
         memset(next, 0, sizeof *next);
-        next->seconds = cf__need_seconds(&g->pipe, &needs[i]);
+        next->seconds = cf__pipe_need_seconds(&g->pipe, &needs[i]);
         next->from = (int32_t)cf_graph_node(g->graph, needs[i].pass, g->pipe.first_chunk + needs[i].chunk,
                                             needs[i].stage);
         next->to = (int32_t)id;
@@ -5074,7 +5076,7 @@ static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
 }
 
 /* Everything but cycles. */
-static cf_result cf__check_graph_arrays(const cf_graph *g, cf_error *error) {
+static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
     if (g == NULL) return cf__fail_null(error, "graph");
     CF__TRY(cf__graph_check_counts(g, error));
     CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", error));
@@ -5137,7 +5139,7 @@ static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
     static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_sort_nodes};
     cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
-    CF__TRY(cf__check_graph_arrays(graph, error));
+    CF__TRY(cf__graph_check_arrays(graph, error));
     return cf__make(&recipe, &walk, allocator, error);
 }
 
@@ -5237,7 +5239,7 @@ CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocat
                                          cf_error *error) {
     static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
     cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
-    CF__TRY(cf__check_graph_arrays(graph, error));
+    CF__TRY(cf__graph_check_arrays(graph, error));
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__make(&recipe, &walk, allocator, error));
     *out = walk.critical;
@@ -5251,7 +5253,7 @@ CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
 /* ---- for executors ---- */
 
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
-    CF__TRY(cf__check_graph_arrays(graph, error));
+    CF__TRY(cf__graph_check_arrays(graph, error));
     if (count < graph->n_nodes)
         return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
     if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
@@ -5473,7 +5475,7 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
     int is_sorted = 1;
     for (i = 0; i < m->n_units; i++) {
         double seconds = 0;
-        for (j = 0; j < m->units[i].n; j++) seconds += cf__pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
+        for (j = 0; j < m->units[i].n; j++) seconds += cf__pipe_pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
         m->unit_seconds[i] = -seconds;
         m->sorted[i] = (int32_t)i;
         if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
@@ -5506,7 +5508,7 @@ static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver)
     m->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     m->needs = (int64_t *)cf__take(carver, cf__schedule_counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
     if (!cf__schedule_counts_bytes(&m->desc)) m->needs = NULL;
-    cf__layout_pipeline(&m->pipe, carver);
+    cf__pipe_layout(&m->pipe, carver);
     pattern->items = (cf__pattern_item *)cf__take(carver, m->pipe.n + m->n_replays, sizeof(cf__pattern_item));
     pattern->backwards = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     pattern->need = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
@@ -5667,7 +5669,7 @@ static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *sched
 /* ---- what is asked for ---- */
 
 /* The bytes of all tokens at once must fit into 64 bits, on all virtual stages of a stage. */
-static cf_result cf__check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
+static cf_result cf__schedule_check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
                                  cf_error *error) {
     int64_t i, tokens = 0, per_token = 0, sum;
     int fits = cf__add(bytes->per_token_activations, bytes->per_token_state, &per_token) &&
@@ -5693,8 +5695,8 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, desc->limit_bytes, desc->limits_bytes, &desc->bytes,
                                   desc->n_stages, error));
-    CF__TRY(cf__check_timing(desc->timing, desc->n_stages * desc->n_virtual, error));
-    return cf__check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
+    CF__TRY(cf__pipe_check_timing(desc->timing, desc->n_stages * desc->n_virtual, error));
+    return cf__schedule_check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
 }
 
 /* Not even one chunk of some unit finds room: says how much is needed at least, and on which stage it is missing. */
@@ -5732,7 +5734,7 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
 }
 
 /* The arrays of a schedule; the counts are the caller's. */
-static cf_schedule *cf__layout_schedule(cf_schedule *header, cf__carver *carver) {
+static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver) {
     cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
     header->first = (int64_t *)cf__take(carver, header->n_stages + 1, sizeof(int64_t));
     header->actions = (cf_action *)cf__take(carver, header->n_actions, sizeof(cf_action));
@@ -5841,7 +5843,7 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     }
     if (a->pass == CF_R && clock->listed != NULL && !(clock->listed[cell] >> CF_R & 1)) return;
     clock->handed |= way > 0 ? CF__CLOCK_UP : CF__CLOCK_DOWN;
-    (void)cf__clock_send(clock, stage, tensor, made, cf__transfer_seconds(clock->pipe, chunk), arrival);
+    (void)cf__clock_send(clock, stage, tensor, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
 }
 
 /* When the stage can begin with a pass whose input has come to it. Without overlap it is busy with the transfer right
@@ -5850,7 +5852,7 @@ static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_
     double transfer;
     if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
     if (!clock->blocks) return begin;
-    transfer = cf__transfer_seconds(clock->pipe, chunk);
+    transfer = cf__pipe_transfer_seconds(clock->pipe, chunk);
     if (clock->crosses && transfer > 0) {
         clock->start[clock->receive[tensor][cell]] = begin;
         clock->end[clock->receive[tensor][cell]] = begin + transfer;
@@ -5875,7 +5877,7 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     if (takes) start = cf__clock_take(clock, tensor, chunk, cell, start);
     rows = cf__clock_rows(clock, a->pass, chunk, cell);
     if (rows > start) start = rows;
-    end = start + cf__pass_seconds(pipe, a->pass, chunk, a->stage);
+    end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
     clock->end[id] = clock->free_at[stage] = end;
     if (end > clock->makespan) clock->makespan = end;
@@ -5896,7 +5898,7 @@ static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     double transfer, begin, *arrival = &clock->arrival[t->tensor][cell];
     if (at_peer == clock->schedule->first[peer + 1]) return 0;
     if (!cf__pipe_is_same(&clock->schedule->actions[at_peer], &other)) return 0;
-    transfer = cf__transfer_seconds(pipe, chunk);
+    transfer = cf__pipe_transfer_seconds(pipe, chunk);
     begin = cf__clock_send(clock, t->sends ? stage : peer, t->tensor, *arrival, transfer, arrival);
     clock->start[send] = clock->start[receive] = begin;
     clock->end[send] = clock->end[receive] = begin + transfer;
@@ -6002,8 +6004,6 @@ static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, in
     }
 }
 
-static double cf__most(double a, double b) { return a > b ? a : b; }
-
 /* Seconds + tail of a pass: how long before the end it must have begun. */
 static double cf__bounds_latest_start(const cf__bounds_paths *paths, int pass, int64_t cell) {
     return paths->tail[pass][cell] + paths->seconds[pass][cell];
@@ -6015,7 +6015,8 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     int pass;
     for (pass = CF_F; pass <= CF_W; pass++)
         for (v = 0; cf__pipe_has_pass((cf_pass)pass, paths->split) && v < pipe->n_v; v++)
-            for (i = 0; i < pipe->n; i++) paths->seconds[pass][v * pipe->n + i] = cf__pass_seconds(pipe, pass, i, v);
+            for (i = 0; i < pipe->n; i++)
+                paths->seconds[pass][v * pipe->n + i] = cf__pipe_pass_seconds(pipe, pass, i, v);
 }
 
 /* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
@@ -6025,8 +6026,8 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
     double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[pass] + chunk;
-    double transfer = cf__transfer_seconds(pipe, chunk);
-    cf__need needs[CF__MOST_NEEDS];
+    double transfer = cf__pipe_transfer_seconds(pipe, chunk);
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), crosses, i;
     int rises = (pass <= CF_R) == (way == CF__PIPE_WAITS_FOR);
     int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
@@ -6101,7 +6102,7 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
             int64_t cell = v * pipe->n + i;
             for (pass = CF_F; pass <= CF_W; pass++) {
                 if (!cf__pipe_has_pass((cf_pass)pass, paths->split)) continue;
-                if (pass == CF_R && cf__chunks_after(pipe, i) < pipe->k) continue;
+                if (pass == CF_R && cf__pipe_chunks_after(pipe, i) < pipe->k) continue;
                 jobs->head[jobs->n] = paths->head[pass][cell];
                 jobs->tail[jobs->n] = paths->tail[pass][cell];
                 jobs->left[jobs->n++] = paths->seconds[pass][cell];
@@ -6201,8 +6202,8 @@ static void cf__bounds_sum_slots(const cf__bounds_paths *paths, double *sums) {
     int64_t i, v;
     for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
     for (i = 0; i < pipe->n; i++) {
-        double transfer = 2 * cf__transfer_seconds(pipe, i), seconds = -transfer;
-        int may_drop = cf__chunks_after(pipe, i) > 0;
+        double transfer = 2 * cf__pipe_transfer_seconds(pipe, i), seconds = -transfer;
+        int may_drop = cf__pipe_chunks_after(pipe, i) > 0;
         for (v = pipe->n_v - 1; v >= 0; v--) {
             int64_t cell = v * pipe->n + i;
             double forward = paths->seconds[CF_F][cell], again = paths->seconds[CF_R][cell];
@@ -6238,7 +6239,7 @@ typedef struct cf__bounds {
     double critical_path, stage_load, one_machine, memory;
 } cf__bounds;
 
-static void cf__layout_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
+static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
     cf__bounds_layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
     cf__bounds_layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * (split ? 4 : 3), carver);
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
@@ -6263,7 +6264,7 @@ static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pip
 }
 
 /* limits: most chunks on each stage, 0: any number. NULL: `limit` on all of them. */
-static void cf__find_bounds(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit,
+static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit,
                             const int64_t *limits) {
     int64_t s;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
@@ -6338,8 +6339,8 @@ typedef struct cf__dispatch_queue {
 
 /* What waits for a pass, by how far on their numbers are: the same on every virtual stage. */
 typedef struct cf__dispatch_next {
-    int32_t on[CF__MOST_NEEDS];
-    int8_t stages[CF__MOST_NEEDS]; /* virtual stages on */
+    int32_t on[CF__PIPE_MOST_NEEDS];
+    int8_t stages[CF__PIPE_MOST_NEEDS]; /* virtual stages on */
     int32_t n;
 } cf__dispatch_next;
 
@@ -6476,7 +6477,7 @@ static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
     const cf__pipe_links *links = pipe->links[d->policy.split];
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
-    cf__need needs[CF__MOST_NEEDS];
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int32_t id = cf__dispatch_id(chunk, (int)pass);
     int n, i, n_first = 0, n_last = 0; /* what the first and the last virtual stage do without */
     int64_t v;
@@ -6612,7 +6613,7 @@ static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int3
 
 /* ---- taking a pass ---- */
 
-/* Sends the result of a pass on to one on virtual stage `to`; cf__send says how. */
+/* Sends the result of a pass on to one on virtual stage `to`; cf__clock_send says how. */
 static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t to, int back, double end,
                                  double transfer) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -6638,14 +6639,15 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf
         int64_t to = v + next->stages[i];
         if (to == v) cf__dispatch_supply(d, id + next->on[i], stage, end);
         else if (to >= 0 && to < d->pipe->n_v)
-            cf__dispatch_pass_on(d, stage, id + next->on[i], to, to < v, end, cf__transfer_seconds(d->pipe, chunk));
+            cf__dispatch_pass_on(d, stage, id + next->on[i], to, to < v, end,
+                                 cf__pipe_transfer_seconds(d->pipe, chunk));
     }
 }
 
 /* Seconds that a stage is busy with taking in what a pass needs from another stage. */
 static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t v, int64_t chunk) {
     int blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
-    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[pass], v) ? cf__transfer_seconds(d->pipe, chunk) : 0;
+    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[pass], v) ? cf__pipe_transfer_seconds(d->pipe, chunk) : 0;
 }
 
 /* Runs a pass on a free stage. */
@@ -6829,8 +6831,8 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
         cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
-    if (best || m->desc.kind == CF_SCHEDULE_INTERLEAVED) cf__layout_bounds(&search->bounds[0], &m->pipe, 0, carver);
-    if (cf__schedule_splits(&m->desc)) cf__layout_bounds(&search->bounds[1], &m->pipe, 1, carver);
+    if (best || m->desc.kind == CF_SCHEDULE_INTERLEAVED) cf__bounds_layout(&search->bounds[0], &m->pipe, 0, carver);
+    if (cf__schedule_splits(&m->desc)) cf__bounds_layout(&search->bounds[1], &m->pipe, 1, carver);
     if (!dispatches) return;
     cf__dispatch_layout(&search->dispatch, m, carver);
     search->nudges = best ? (double *)cf__take(carver, cf__dispatch_passes(&m->pipe), sizeof(double)) : NULL;
@@ -7104,7 +7106,7 @@ static void cf__search_start(cf__search *search) {
     if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) cf__bounds_find_critical(&search->bounds[1], &m->pipe, 1);
     if (desc->kind != CF_SCHEDULE_BEST) return;
     for (split = 0; split <= (desc->split_backward != 0); split++) {
-        cf__find_bounds(&search->bounds[split], &m->pipe, split, desc->limit, desc->limits);
+        cf__bounds_find(&search->bounds[split], &m->pipe, split, desc->limit, desc->limits);
         if (cf__bounds_strongest(&search->bounds[split]) < search->goal)
             search->goal = cf__bounds_strongest(&search->bounds[split]);
     }
@@ -7135,7 +7137,7 @@ static cf_result cf__search_best(cf__search *search) {
 /* ---- the road, and the public functions ---- */
 
 /* Everything that can be refused without working space is refused here. */
-static cf_result cf__schedule_start(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
+static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
                                     cf_error *error) {
     cf__schedule_maker *m = &search->maker;
     memset(search, 0, sizeof *search);
@@ -7143,16 +7145,16 @@ static cf_result cf__schedule_start(cf__search *search, const cf_plan *plan, con
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
-    CF__TRY(cf__check_units(plan, m->desc.rank, error));
+    CF__TRY(cf__pipe_check_units(plan, m->desc.rank, error));
     m->tightest = cf__schedule_tightest(&m->desc);
-    m->pipe = cf__pipeline_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
+    m->pipe = cf__pipe_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
                               m->desc.timing);
     return cf__schedule_count(m);
 }
 
-static cf_block *cf__schedule_object(void *job, cf__carver *carver) {
+static cf_block *cf__search_object(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
     const cf__schedule_maker *m = &search->maker;
     cf_schedule schedule;
@@ -7165,22 +7167,22 @@ static cf_block *cf__schedule_object(void *job, cf__carver *carver) {
     schedule.rank = m->desc.rank;
     schedule.n_chunks = m->pipe.plan->n_chunks;
     schedule.n_actions = m->n_actions;
-    search->schedule = cf__layout_schedule(&schedule, carver);
+    search->schedule = cf__schedule_layout(&schedule, carver);
     if (search->schedule == NULL) return NULL;
     *search->schedule = schedule;
     return &search->schedule->block;
 }
 
 /* Writes actions and first, and sets n_actions to what was written. */
-static cf_result cf__schedule_fill(void *job) {
+static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
     if (cf__schedule_is_plain(&m->desc)) {
         cf__schedule_write_plain(m, search->schedule);
         return CF_OK;
     }
-    cf__fill_pipeline(&m->pipe);
-    CF__TRY(cf__check_total_time(&m->pipe, m->error));
+    cf__pipe_fill(&m->pipe);
+    CF__TRY(cf__pipe_check_total(&m->pipe, m->error));
     cf__search_start(search);
     if (m->desc.kind == CF_SCHEDULE_BEST) return cf__search_best(search);
     if (cf__search_dispatches(m)) cf__search_dispatch_fixed(search, m->desc.kind);
@@ -7188,22 +7190,22 @@ static cf_result cf__schedule_fill(void *job) {
     return CF_OK;
 }
 
-static const cf__recipe cf__schedule_recipe = {"n_actions", 0, cf__search_scratch, NULL, cf__schedule_object,
-                                               cf__schedule_fill};
+static const cf__recipe cf__search_recipe = {"n_actions", 0, cf__search_scratch, NULL, cf__search_object,
+                                               cf__search_fill};
 
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {
     cf__search search;
-    CF__TRY(cf__schedule_start(&search, plan, desc, error));
-    return cf__size_job(&cf__schedule_recipe, &search, bytes, error);
+    CF__TRY(cf__search_open(&search, plan, desc, error));
+    return cf__size_job(&cf__search_recipe, &search, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error) {
     cf__search search;
-    CF__TRY(cf__schedule_start(&search, plan, desc, error));
+    CF__TRY(cf__search_open(&search, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__make_into(&cf__schedule_recipe, &search, memory, bytes, error));
+    CF__TRY(cf__make_into(&cf__search_recipe, &search, memory, bytes, error));
     *out = search.schedule;
     return CF_OK;
 }
@@ -7211,9 +7213,9 @@ CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error) {
     cf__search search;
-    CF__TRY(cf__schedule_start(&search, plan, desc, error));
+    CF__TRY(cf__search_open(&search, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__make(&cf__schedule_recipe, &search, desc->allocator, error));
+    CF__TRY(cf__make(&cf__search_recipe, &search, desc->allocator, error));
     *out = search.schedule;
     return CF_OK;
 }
@@ -7234,13 +7236,13 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 
 /* ---- what a stage holds while it walks its list ---- */
 
-typedef struct cf__held {
+typedef struct cf__check_held {
     int64_t live;                           /* chunks kept */
     int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
-} cf__held;
+} cf__check_held;
 
 /* INT64_MAX where that many do not fit in 64 bits. */
-static int64_t cf__check_held_bytes(const cf__held *held, const cf_bytes *bytes) {
+static int64_t cf__check_held_bytes(const cf__check_held *held, const cf_bytes *bytes) {
     int64_t sum, state, gradient, saved;
     int fits = cf__mul(held->tokens, bytes->per_token_activations, &sum) &&
                cf__mul(held->state, bytes->per_token_state, &state) && cf__add(sum, state, &sum) &&
@@ -7250,7 +7252,7 @@ static int64_t cf__check_held_bytes(const cf__held *held, const cf_bytes *bytes)
 }
 
 /* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
-static inline void cf__check_hold(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
+static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a) {
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
     if (a->keep) {
         held->live++;
@@ -7260,12 +7262,12 @@ static inline void cf__check_hold(const cf__pipeline *pipe, cf__held *held, cons
     if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
     if (c->group < 0) return;
     if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
-    if ((a->pass == CF_B || a->pass == CF_I) && cf__chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
+    if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
         held->gradient += pipe->plan->groups[c->group].tokens;
 }
 
 /* What goes when it has ended. */
-static inline void cf__check_let_go(const cf__pipeline *pipe, cf__held *held, const cf_action *a) {
+static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a) {
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
     int backward = a->pass == CF_B || a->pass == CF_I;
     if (a->pass == CF_B || a->pass == CF_W) {
@@ -7307,7 +7309,7 @@ typedef struct cf__checker {
     int crosses;                  /* transfers between stages are in the lists */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
     int64_t n_away;               /* chunks with rows in host memory, on any virtual stage */
-    cf__held held;
+    cf__check_held held;
     uint16_t *cells;              /* (cells) the bits above */
     cf__check_tally *groups;      /* (cells) in the cell of a group's first chunk; a standalone chunk has its own */
     /* cf_schedule_validate only */
@@ -7361,7 +7363,7 @@ static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
 /* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
-static int cf__flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
+static int cf__check_flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
 
 static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
@@ -7374,7 +7376,7 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
         return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes)
         return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
-    if (!cf__flags_are_wrong(a)) return CF_OK;
+    if (!cf__check_flags_are_wrong(a)) return CF_OK;
     if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
     return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
 }
@@ -7408,7 +7410,7 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (!(*cell & CF__CHECK_KEPT))
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
-    if (cf__chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
+    if (cf__pipe_chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
     if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
@@ -7497,7 +7499,7 @@ static cf_result cf__check_room(const cf__checker *k, const cf_action *a, const 
                           "needs more bytes than the limit");
 }
 
-static void cf__check_note(const cf__checker *k, cf__held *peak, int64_t *peak_bytes) {
+static void cf__check_note(const cf__checker *k, cf__check_held *peak, int64_t *peak_bytes) {
     peak->live = cf__max(peak->live, k->held.live);
     peak->tokens = cf__max(peak->tokens, k->held.tokens);
     peak->state = cf__max(peak->state, k->held.state);
@@ -7506,7 +7508,7 @@ static void cf__check_note(const cf__checker *k, cf__held *peak, int64_t *peak_b
 
 static cf_result cf__check_list(cf__checker *k) {
     const cf_schedule *schedule = k->schedule;
-    cf__held peak = {0, 0, 0, 0, 0};
+    cf__check_held peak = {0, 0, 0, 0, 0};
     int64_t peak_bytes = 0;
     memset(&k->held, 0, sizeof k->held);
     for (k->action = schedule->first[k->stage]; k->action < schedule->first[k->stage + 1]; k->action++) {
@@ -7766,11 +7768,11 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     cf__checker k;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
-    CF__TRY(cf__check_units(plan, schedule->rank, error));
-    pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+    CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
+    pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                            schedule->replay, NULL);
     CF__TRY(cf__check_tokens(&pipe, error));
     memset(&k, 0, sizeof k);
@@ -7817,10 +7819,10 @@ static cf_block *cf__simulate_object(void *job, cf__carver *carver) {
 
 static void cf__simulate_scratch(void *job, cf__carver *carver) {
     cf__simulation *sim = (cf__simulation *)job;
-    cf__layout_pipeline(&sim->pipe, carver);
+    cf__pipe_layout(&sim->pipe, carver);
     cf__check_layout_walk(&sim->check, carver);
     cf__clock_layout(&sim->clock, &sim->pipe, sim->schedule->lowered, carver);
-    if (!sim->desc.no_bounds) cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
+    if (!sim->desc.no_bounds) cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
 /* Counts and lists of the schedule are sound, and few enough for the clock. */
@@ -7836,8 +7838,8 @@ static cf_result cf__simulate_check_schedule(const cf_plan *plan, const cf_sched
 static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule *s, const cf_simulate_desc *desc,
                                          cf_error *error) {
     CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, 0, NULL, &desc->bytes, s->n_stages, error));
-    CF__TRY(cf__check_timing(desc->timing, s->n_stages * s->n_virtual, error));
-    return cf__check_bytes(plan, s->rank, &desc->bytes, s->n_virtual, error);
+    CF__TRY(cf__pipe_check_timing(desc->timing, s->n_stages * s->n_virtual, error));
+    return cf__schedule_check_bytes(plan, s->rank, &desc->bytes, s->n_virtual, error);
 }
 
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
@@ -7847,13 +7849,13 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (desc != NULL) sim->desc = *desc;
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
-    CF__TRY(cf__check_units(plan, schedule->rank, error));
+    CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
     sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
     sim->error = sim->check.error = error;
-    sim->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+    sim->pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                                 schedule->replay, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
     if (cf__pipe_counts_bytes(&sim->desc.bytes)) sim->check.bytes = &sim->desc.bytes;
@@ -7905,7 +7907,7 @@ static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, doub
 static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) {
     const cf_simulate_desc *desc = &sim->desc;
     cf__bounds *bounds = &sim->bounds;
-    cf__find_bounds(bounds, &sim->pipe, sim->splits, desc->limit, desc->limits);
+    cf__bounds_find(bounds, &sim->pipe, sim->splits, desc->limit, desc->limits);
     cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
     cf__simulate_add_bound(timeline, "one-machine", bounds->one_machine);
@@ -7915,8 +7917,8 @@ static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) 
 static cf_result cf__simulate_fill(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     size_t cells = (size_t)(sim->pipe.n * sim->pipe.n_v);
-    cf__fill_pipeline(&sim->pipe);
-    CF__TRY(cf__check_total_time(&sim->pipe, sim->error));
+    cf__pipe_fill(&sim->pipe);
+    CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
     if (sim->schedule->lowered) memset(sim->check.groups, 0, cells * sizeof *sim->check.groups);
     sim->check.timeline = sim->timeline;
@@ -8001,8 +8003,8 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 
 static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
     cf__simulation *sim = (cf__simulation *)job;
-    cf__layout_pipeline(&sim->pipe, carver);
-    cf__layout_bounds(&sim->bounds, &sim->pipe, sim->splits, carver);
+    cf__pipe_layout(&sim->pipe, carver);
+    cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
 /* Only the bounds of the header are filled in: of all forms that this is called for, those of the lowest. */
@@ -8010,8 +8012,8 @@ static cf_result cf__simulate_fill_bounds(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     cf_timeline found;
     memset(&found, 0, sizeof found);
-    cf__fill_pipeline(&sim->pipe);
-    CF__TRY(cf__check_total_time(&sim->pipe, sim->error));
+    cf__pipe_fill(&sim->pipe);
+    CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
     cf__simulate_add_bounds(sim, &found);
     if (sim->header.n_bounds == 0 || found.bound < sim->header.bound) sim->header = found;
     return CF_OK;
@@ -8024,7 +8026,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     cf__simulation sim;
     if (bounds == NULL) return cf__fail_null(error, "bounds");
     if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
-    CF__TRY(cf__schedule_start(&search, plan, desc, error));
+    CF__TRY(cf__search_open(&search, plan, desc, error));
     memset(&sim, 0, sizeof sim);
     sim.pipe = search.maker.pipe;
     sim.desc.limit = desc->limit;
@@ -8043,7 +8045,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 
 /* What a virtual stage holds while its actions of a list are walked. */
 typedef struct cf__simulate_walk {
-    cf__held held;
+    cf__check_held held;
     cf_memory_load load;
 } cf__simulate_walk;
 
@@ -8166,7 +8168,7 @@ static void cf__lower_scratch(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t n = l->schedule->n_actions, n_stages = l->pipe.n_stages, i;
     int64_t cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? n : 0;
-    cf__layout_pipeline(&l->pipe, carver);
+    cf__pipe_layout(&l->pipe, carver);
     l->times = (double *)cf__take(carver, 2 * n, sizeof(double));
     l->end = l->times;
     l->start = l->times != NULL ? l->times + n : NULL;
@@ -8230,7 +8232,7 @@ static void cf__lower_arrive(cf__lowerer *l, int64_t action, double time) {
 static void cf__lower_begin_pass(cf__lowerer *l, int64_t action) {
     const cf_action *a = &l->schedule->actions[action];
     int64_t stage = a->stage % l->pipe.n_stages, to = cf__lower_taker(l, a);
-    double end = l->start[action] + cf__pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
+    double end = l->start[action] + cf__pipe_pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
     l->end[action] = l->free_at[stage] = end;
     l->cursor[stage]++;
     l->queued[stage] = 0;
@@ -8258,7 +8260,7 @@ static cf_result cf__lower_order(cf__lowerer *l) {
             return cf__refuse(l->error, CF_ERROR_OVERFLOW, "timing", action, "the total time is not finite");
         l->events[l->n_events++] = event;
         if (event >= n) cf__lower_begin_pass(l, action);
-        else cf__lower_arrive(l, action, l->times[event] + cf__transfer_seconds(&l->pipe, chunk));
+        else cf__lower_arrive(l, action, l->times[event] + cf__pipe_transfer_seconds(&l->pipe, chunk));
     }
     return CF_OK;
 }
@@ -8387,7 +8389,7 @@ static cf_result cf__lower_fill(void *job) {
 static cf_result cf__lower_prepare(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t n = l->schedule->n_actions;
-    cf__fill_pipeline(&l->pipe);
+    cf__pipe_fill(&l->pipe);
     CF__TRY(cf__lower_order(l));
     if (l->desc.offload) cf__lower_find_moves(l);
     l->header.n_actions = n + 2 * (l->n_events - n) + 2 * l->n_moves; /* what is no pass is a transfer, with two ends */
@@ -8397,7 +8399,7 @@ static cf_result cf__lower_prepare(void *job) {
 
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
-    l->lowered = cf__layout_schedule(&l->header, carver);
+    l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
     return &l->lowered->block;
@@ -8413,12 +8415,12 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
-    CF__TRY(cf__check_timing(l.desc.timing, schedule->n_stages * schedule->n_virtual, error));
+    CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->n_stages * schedule->n_virtual, error));
     if (schedule->n_actions > CF_MAX_ACTIONS)
         return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "is too large");
     l.schedule = schedule;
     l.error = error;
-    l.pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+    l.pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                              schedule->replay, l.desc.timing);
     l.n_cells = l.pipe.n * l.pipe.n_v;
     l.header = *schedule;
@@ -8643,7 +8645,7 @@ static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
 
 static cf_result cf__run_action(cf_runner *r) {
     const cf_action *a = &r->actions[r->stats.done];
-    cf__held *held = &r->check.held;
+    cf__check_held *held = &r->check.held;
     cf_step step;
     r->check.action = a - r->check.schedule->actions;
     CF__TRY(cf__check_fields(&r->check, a));
@@ -8705,12 +8707,12 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     memset(r, 0, sizeof *r);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__run_check_counts(plan, schedule, error));
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
-    CF__TRY(cf__check_units(plan, schedule->rank, error));
-    r->pipe = cf__pipeline_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
+    CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
+    r->pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
                               schedule->replay, NULL);
     CF__TRY(cf__check_tokens(&r->pipe, error));
     r->check.schedule = schedule;
@@ -8973,7 +8975,7 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
     int64_t i;
     if (plan == NULL) return cf__fail_null(error, "plan");
     CF__TRY(cf__write_start(&w, write, user, error));
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     cf__write_plan_counts(&w, plan);
     cf__write_text(&w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups && w.code == 0; i++) cf__write_group_json(&w, plan, i);
@@ -9087,7 +9089,7 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
                                            cf_error *error) {
     cf__writer w;
     int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
-    CF__TRY(cf__check_graph_arrays(graph, error));
+    CF__TRY(cf__graph_check_arrays(graph, error));
     CF__TRY(cf__write_start(&w, write, user, error));
     if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
     if (graph->n_nodes > most)
@@ -9146,7 +9148,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_sche
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__write_start(&w, write, user, error));
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
     CF__TRY(cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
@@ -9408,7 +9410,7 @@ static cf_result cf__csv_start(cf__csv_reader *r, const char *text, size_t bytes
     r->bytes = bytes;
     r->plan = plan;
     r->error = error;
-    CF__TRY(cf__check_plan_counts(plan, error));
+    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
     CF__TRY(cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
     CF__TRY(cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
@@ -9425,7 +9427,7 @@ static void cf__csv_scratch(void *job, cf__carver *carver) {
 
 static cf_block *cf__csv_object(void *job, cf__carver *carver) {
     cf__csv_reader *r = (cf__csv_reader *)job;
-    r->schedule = cf__layout_schedule(&r->header, carver);
+    r->schedule = cf__schedule_layout(&r->header, carver);
     if (r->schedule == NULL) return NULL;
     *r->schedule = r->header;
     return &r->schedule->block;

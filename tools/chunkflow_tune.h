@@ -192,9 +192,9 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     X(CF_TUNE_INFEASIBLE, "infeasible") /* does not fit into the limit; `bytes` says what would do */
 
 typedef enum cf_tune_status {
-#define CFT__ENUM(name, text) name,
-    CF_TUNE_STATUSES(CFT__ENUM)
-#undef CFT__ENUM
+#define CF_TUNE_ITEM(name, text) name,
+    CF_TUNE_STATUSES(CF_TUNE_ITEM)
+#undef CF_TUNE_ITEM
     CF_TUNE_STATUS_COUNT
 } cf_tune_status;
 
