@@ -83,7 +83,7 @@ refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chun
 refused memory_tp_not_dividing 2 "parallel.tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 \
     --chunk-size 4K
 refused memory_tp_nearest 2 "(wanted 4, got 8)" memory --model qwen2.5-7b --tp 8 --chunk-size 4K
-refused memory_too_many_stages 2 "parallel.pp: more stages than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
+refused memory_too_many_stages 2 "parallel.pp: must not be more than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
     --pp 29 --chunk-size 4K
 refused memory_stage_layers_sum 2 "must add up to the model's layers (wanted 28, got 27)" memory --model qwen2.5-7b \
     --pp 2 --stage-layers 14,13 --chunk-size 4K
@@ -153,7 +153,7 @@ done
 for value in 0 -0 -128 -9223372036854775808; do
     bad "head_dim_$value" 'head_dim: wanted a whole number above 0' "$llama, \"head_dim\": $value"
 done
-bad head_dim_huge 'model.head_dim: too large' "$llama, \"head_dim\": 9223372036854775807"
+bad head_dim_huge 'model.head_dim: is too large' "$llama, \"head_dim\": 9223372036854775807"
 bad huge_unread 'rope_theta: wanted a whole number' "$llama, \"rope_theta\": 99999999999999999999"
 bad huge_real 'eps: wanted a finite number' "$llama, \"rope\": {\"eps\": -1e999}"
 bad huge_element 'an element: wanted a finite number' "$llama, \"eos\": [1, [2, 1.0e309]]"

@@ -43,7 +43,7 @@ test_usage() {
     set -- --chunk-size 2 --k 1 --stages 4
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
     refuses pipeline/usage/stages 2 "--stages: got '0', wanted a whole number 1 \.\. 65536" plan "$@" --stages 0 example
-    refuses pipeline/usage/virtual 2 'n_virtual: too large for this kind' plan "$@" --virtual 2 example
+    refuses pipeline/usage/virtual 2 'n_virtual: only interleaved and best' plan "$@" --virtual 2 example
     refuses pipeline/usage/virtual/many 2 'n_virtual' plan "$@" --virtual 65536 --schedule interleaved example
     refuses pipeline/usage/limits/count 2 '--limits: got 3 numbers, wanted one for each of 4 stages' \
         plan "$@" --limits 1,2,3 example
@@ -62,7 +62,7 @@ test_usage() {
     refuses pipeline/usage/cost/zero 2 '--cost: got 0,0,0, wanted a cost above 0' plan "$@" --cost 0,0.0,0e5 example
     refuses pipeline/usage/cost/backward 2 '--backward-cost needs --cost' plan "$@" --backward-cost 1,1,1 example
     refuses pipeline/usage/cost/unit 2 '--cost and --unit-cost exclude' plan "$@" --unit-cost --cost 1,1,1 example
-    refuses pipeline/usage/cost/huge 2 'finite|overflow' plan "$@" --cost 1e308,1e308,1e308 example
+    refuses pipeline/usage/cost/huge 2 'timing: the passes take too many seconds' plan "$@" --cost 1e308,1e308,1e308 example
     refuses pipeline/usage/latency 2 "--latency: got '1,2', wanted S: a decimal number" plan "$@" --latency 1,2 example
     refuses pipeline/usage/width 2 "--width: got '19'" plan "$@" --width 19 example
     refuses pipeline/usage/same-output 2 '--json and --trace both name x' plan "$@" --json x --trace x example

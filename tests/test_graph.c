@@ -611,21 +611,30 @@ TEST(graphs_lie_in_an_arena) {
     cf_arena arena;
     cf_allocator allocator = cf_arena_allocator(&arena);
     void *memory;
+    int tries;
     REQUIRE(own != NULL);
+    memory = harness_guard_new(1);
     memset(&desc, 0, sizeof desc);
     memset(&arena, 0, sizeof arena);
     desc.n_stages = 3;
     desc.split = 1;
     desc.allocator = &allocator;
+    /* Each failure says how much would have been needed up to there; there are two pieces at most. */
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
-    memory = harness_guard_new(arena.peak);
-    arena.memory = memory;
-    arena.bytes = arena.peak - 1;
-    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
-    CHECK(g == NULL);
-    CHECK_POISON(memory, arena.peak);
-    arena.bytes = arena.peak;
-    REQUIRE(cf_graph_make(plan, &desc, &g, &error) == CF_OK);
+    for (tries = 0; g == NULL && tries < 3; tries++) {
+        harness_guard_free(memory);
+        memory = harness_guard_new(arena.peak);
+        arena.memory = memory;
+        arena.bytes = arena.peak - 1;
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
+        CHECK(g == NULL);
+        CHECK_INT(arena.used, 0);
+        CHECK(harness_guard_ok(memory));
+        if (arena.peak > arena.bytes + 1) continue;
+        arena.bytes = arena.peak;
+        (void)cf_graph_make(plan, &desc, &g, &error);
+    }
+    REQUIRE(g != NULL);
     CHECK(memcmp(g->nodes, own->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
     CHECK(memcmp(g->edges, own->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
     CHECK_INT(cf_critical_make(g, &allocator, &c, &error), CF_ERROR_MEMORY);
