@@ -2202,6 +2202,12 @@ struct product {
     float beta;
 };
 
+cf_result check_cublas(const call &c, cublasStatus_t status) {
+    if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
+    return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
+                cublasGetStatusName(status));
+}
+
 cudaDataType cuda_type(const problem *p) {
     if (p->desc.dtype == CF_DTYPE_FP32) return CUDA_R_32F;
     return p->desc.dtype == CF_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
@@ -2217,9 +2223,7 @@ cf_result multiply_heads(const call &c, const product &x) {
         c.tensors->cublas, x.op_a, x.op_b, (int)x.m, (int)x.n, (int)x.k, &one, x.data_a, type, (int)x.ld_a, x.step_a,
         x.data_b, type, (int)x.ld_b, x.step_b, &x.beta, x.data_c, x.type_c, (int)x.ld_c, x.step_c, (int)x.batch,
         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
-    return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
-                cublasGetStatusName(status));
+    return check_cublas(c, status);
 }
 
 /* A view that starts `rows` rows and `heads` heads on. */
@@ -2354,9 +2358,7 @@ cf_result use_stream(const call &c) {
     cublasStatus_t status = cublasGetStream(c.tensors->cublas, &now);
     /* Setting a stream throws the handle's workspace away, so not without need. */
     if (status == CUBLAS_STATUS_SUCCESS && now != c.stream) status = cublasSetStream(c.tensors->cublas, c.stream);
-    if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
-    return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
-                cublasGetStatusName(status));
+    return check_cublas(c, status);
 }
 
 cf_result unfused_pass(const call &c, int backward, block_fn *work) {
@@ -2391,8 +2393,9 @@ cf_result unfused_pass(const call &c, int backward, block_fn *work) {
     s.lse_stride = x->lse_stride != 0 ? x->lse_stride : p->rows_q;
     s.scale = (float)d->scale;
     s.cap = (float)d->softcap;
-    (void)cublasGetPointerMode(x->cublas, &mode);
-    (void)cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST);
+    code = check_cublas(c, cublasGetPointerMode(x->cublas, &mode));
+    if (code == CF_OK) code = check_cublas(c, cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST));
+    if (code != CF_OK) return code;
     for (int64_t i = 0; i < d->n_slices && code == CF_OK; i++) {
         s.slice = slice_tile(d, i);
         const int64_t blind = first_seeing(s.visible, s.slice);
@@ -2407,8 +2410,8 @@ cf_result unfused_pass(const call &c, int backward, block_fn *work) {
         }
         if (code == CF_OK) code = unfused_slice(c, s, all, work);
     }
-    (void)cublasSetPointerMode(x->cublas, mode);
-    return code;
+    const cublasStatus_t restored = cublasSetPointerMode(x->cublas, mode);
+    return code == CF_OK ? check_cublas(c, restored) : code;
 }
 
 cf_result unfused_forward(const call &c) {
