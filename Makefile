@@ -120,13 +120,18 @@ TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g -O1 $(SANITIZE)
 TEST_LIBRARY := $(TEST_BUILD)/implementation.o
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
-TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o)
-TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard tests/*.h)
+CSV_SOURCES  := tools/schedule_csv.c tools/schedule_new.c
+CSV_OBJECTS  := $(CSV_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
+TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(CSV_OBJECTS)
+TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(CSV_SOURCES:.c=.h) $(wildcard tests/*.h)
 
 $(TEST_BUILD):
 	mkdir -p $@
 
 $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+
+$(CSV_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
@@ -149,8 +154,8 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
-$(BUILD)/record: tests/record.c chunkflow.h | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/record: tests/record.c $(CSV_SOURCES) $(TEST_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) -DRECORD_TUNE_HEADER $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
 # a program of their own, without; "best" and others run the same search with them.

@@ -34,8 +34,7 @@
        run them                cf_run, cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
-       write                   cf_write_plan_json, cf_write_schedule_json, cf_write_schedule_csv, cf_write_graph_dot
-       read                    cf_read_schedule_csv
+       write                   cf_write_plan_json, cf_write_schedule_json, cf_write_graph_dot
        errors                  cf_result_name, cf_result_text, the cf_error record
        memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
        cost numbers            cf_cost_seconds
@@ -210,7 +209,8 @@ typedef struct cf_arena {
 
 CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena);
 
-/* Private: the block of memory that an object lies in. */
+/* The block of memory that an object lies at the start of, which its free function gives back. All zero: the memory is
+   the caller's, and nothing is given back. Fill it in if you make an object yourself, say from a file. */
 typedef struct cf_block {
     cf_allocator allocator; /* all zero where the memory is the caller's */
     size_t bytes;
@@ -348,7 +348,7 @@ typedef struct cf_plan {
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
     cf_group *groups;       /* (n_groups) */
-    cf_block block;         /* private: the memory that it lies in */
+    cf_block block;         /* the memory that it lies in */
 } cf_plan;
 
 /* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
@@ -830,7 +830,7 @@ typedef struct cf_graph {
     cf_edge *edges;         /* (n_edges) by rising `to` */
     int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
     int32_t *out;           /* (n_edges) */
-    cf_block block;         /* private: the memory that it lies in */
+    cf_block block;         /* the memory that it lies in */
 } cf_graph;
 
 /* Which graph. Zero means default in every member. */
@@ -879,7 +879,7 @@ typedef struct cf_critical {
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
     double *earliest;       /* (n_nodes) when a node can start at the earliest */
     double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
-    cf_block block;         /* private: the memory that it lies in */
+    cf_block block;         /* the memory that it lies in */
 } cf_critical;
 
 /* Finds the longest path in linear time, after the checks of cf_graph_validate. *out: as for cf_graph_make. Errors:
@@ -949,7 +949,7 @@ typedef struct cf_schedule {
     int lowered;            /* 1: the lists hold SEND_*, RECV_*, OFFLOAD and PREFETCH actions too (cf_schedule_lower) */
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
-    cf_block block;         /* private: the memory that it lies in */
+    cf_block block;         /* the memory that it lies in */
 } cf_schedule;
 
 /* Bytes that a stage holds for each token. All zero: bytes are not counted. */
@@ -1101,7 +1101,7 @@ typedef struct cf_timeline {
     int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
     int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once; none in host memory */
     int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
-    cf_block block;              /* private: the memory that it lies in */
+    cf_block block;              /* the memory that it lies in */
 } cf_timeline;
 
 /* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
@@ -1317,7 +1317,7 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
-   >>write    plans, schedules and graphs as text; schedules from text
+   >>write    plans, schedules and graphs as text
    ================================================================================================================ */
 
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
@@ -1343,46 +1343,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
    CF_ERROR_LIMIT, and nothing is written. */
 CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
                                            cf_error *error);
-
-/* Schedules as CSV in the form that PyTorch's pipelining reads and writes: a row per stage and no header; a cell is
-   <virtual stage><pass><chunk of the rank, from 0>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without
-   work. */
-typedef enum cf_csv_format {
-    CF_CSV_AUTO = 0,       /* writing: COMMS if the schedule is lowered. Reading: if a transfer is in the text */
-    CF_CSV_COMPUTE_ONLY,   /* passes and empty cells */
-    CF_CSV_COMPUTE_COMMS,  /* passes and transfers; no empty cells */
-    CF_CSV_FORMAT_COUNT
-} cf_csv_format;
-
-typedef struct cf_csv_desc {
-    int extensions;        /* writing: 1: passes that PyTorch does not know may be written: R, SEND_R, RECV_R, OFFLOAD,
-                              PREFETCH. Reading takes them always */
-    cf_csv_format format;  /* 0: auto */
-    int legacy;            /* reading: 1: B is the gradient of the inputs only (now I), BW the whole backward (now B) */
-    cf_schedule_kind kind; /* reading: the label that the schedule gets; 0 says that it is nobody's */
-    cf_replay replay;      /* reading: how an R comes back. 0: pipeline */
-    int64_t k;             /* reading: the schedule's K. 0: the least that allows what is in the text */
-    int64_t rank;          /* reading: which rank of the plan this is */
-    const cf_allocator *allocator;
-} cf_csv_desc;
-
-/* Writes a schedule, with CRLF line ends and without empty cells. COMPUTE_ONLY leaves the transfers of a lowered
-   schedule out; COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT. A pass that needs `extensions` is
-   CF_ERROR_ARGUMENT without them, with its index in error->item, and nothing is written: PyTorch runs no forward twice,
-   so such a file is only for this library and for people. desc: NULL for all zero. */
-CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
-                                              cf_write_fn write, void *user, cf_error *error);
-
-/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one
-   action from its first character to its last, spaces and tabs around it apart. The number of rows is the number of
-   stages, the virtual stages lie on them in loops (v on row v mod rows); an F keeps its activations unless R of that
-   chunk is in the row.
-
-   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure.
-   Errors: CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of
-   cf_schedule_validate, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
-                                             const cf_csv_desc *desc, cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -9107,349 +9067,6 @@ CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_no
     for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
     cf__write_text(&w, "}\n");
     return cf__write_end(&w, error);
-}
-
-/* ---- schedules as CSV ---- */
-
-static int cf__csv_is_extension(int64_t pass) {
-    return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R || pass == CF_OFFLOAD || pass == CF_PREFETCH;
-}
-
-/* Everything that can be refused, before the first character is written. */
-static cf_result cf__csv_check_actions(const cf_plan *plan, const cf_schedule *s, const cf_csv_desc *desc,
-                                       cf_error *error) {
-    int64_t i, first = s->rank * plan->n_steps, n_stages = s->n_stages * s->n_virtual;
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        if (a->chunk < first || a->chunk >= first + plan->n_steps)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.chunk", i, first, a->chunk,
-                            "this rank has no such chunk");
-        if (a->stage < 0 || a->stage >= n_stages)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.stage", i, n_stages - 1, a->stage,
-                            "there is no such virtual stage");
-        if (a->pass >= CF_PASS_COUNT)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "actions.pass", i, CF_PASS_COUNT - 1, a->pass,
-                            "there is no such pass");
-        if (a->pass >= CF_COMPUTE_PASS_COUNT && desc->format == CF_CSV_COMPUTE_ONLY) continue;
-        if (cf__csv_is_extension(a->pass) && !desc->extensions)
-            return cf__refuse(error, CF_ERROR_ARGUMENT, "extensions", i, "PyTorch's files do not have such a pass");
-    }
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_write_schedule_csv(const cf_plan *plan, const cf_schedule *schedule, const cf_csv_desc *desc,
-                                              cf_write_fn write, void *user, cf_error *error) {
-    cf__writer w;
-    cf_csv_desc full;
-    int64_t stage, i;
-    int written;
-    memset(&full, 0, sizeof full);
-    if (desc != NULL) full = *desc;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    CF__TRY(cf__write_start(&w, write, user, error));
-    CF__TRY(cf__plan_check_counts(plan, error));
-    CF__TRY(cf__check_schedule_counts(plan, schedule, error));
-    CF__TRY(cf__check_schedule_lists(schedule, error));
-    CF__TRY(cf__choice((int64_t)full.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
-    if (full.format == CF_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "format", -1,
-                          "the schedule has no transfers to write; lower it first");
-    CF__TRY(cf__csv_check_actions(plan, schedule, &full, error));
-    for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) {
-        for (i = schedule->first[stage], written = 0; i < schedule->first[stage + 1] && w.code == 0; i++) {
-            const cf_action *a = &schedule->actions[i];
-            if (a->pass >= CF_COMPUTE_PASS_COUNT && full.format == CF_CSV_COMPUTE_ONLY) continue;
-            cf__write_text(&w, "%s%d%s%lld", written ? "," : "", (int)a->stage, cf_pass_name((cf_pass)a->pass),
-                      (long long)(a->chunk - schedule->rank * plan->n_steps));
-            written = 1;
-        }
-        cf__write_text(&w, "\r\n");
-    }
-    return cf__write_end(&w, error);
-}
-
-/* The reader goes through the text twice: once to count, once to fill in the schedule. */
-typedef struct cf__csv_reader {
-    const char *text;
-    size_t bytes, at;         /* length; where the next cell begins */
-    int more;                 /* 1: there is a next cell */
-    cf_csv_desc desc;
-    const cf_plan *plan;
-    cf_error *error;
-    int64_t line;             /* of the next cell, from 1 */
-    size_t line_begin;
-    int64_t row;              /* of the cell last read, from 0 */
-    const char *cell;         /* that cell without the blanks around it */
-    size_t cell_bytes;
-    int64_t cell_line, cell_column;
-    int64_t n_rows, n_actions, last_stage; /* counted */
-    int has_transfers;
-    int64_t empty_line, empty_column;      /* of the first empty cell; 0: there is none */
-    cf_schedule header, *schedule;         /* what is made */
-    int32_t *live;                         /* (chunks x virtual stages) working space of cf__csv_find_keeps */
-} cf__csv_reader;
-
-static cf_result cf__csv_bad_text(const cf__csv_reader *r, int64_t line, int64_t column, const char *why) {
-    cf_error *error = r->error;
-    char excerpt[25];
-    size_t i;
-    if (error == NULL) return CF_ERROR_TEXT;
-    for (i = 0; i < r->cell_bytes && i + 1 < sizeof excerpt; i++)
-        excerpt[i] = (char)(r->cell[i] >= ' ' && r->cell[i] <= '~' ? r->cell[i] : '?');
-    excerpt[i] = 0;
-    memset(error, 0, sizeof *error);
-    error->code = CF_ERROR_TEXT;
-    error->field = "csv";
-    error->item = line;
-    error->got = column;
-    (void)snprintf(error->text, sizeof error->text, "csv line %lld, column %lld: %s: \"%s\"", (long long)line,
-                   (long long)column, why, excerpt);
-    return CF_ERROR_TEXT;
-}
-
-static cf_result cf__csv_bad_cell(const cf__csv_reader *r, const char *why) {
-    return cf__csv_bad_text(r, r->cell_line, r->cell_column, why);
-}
-
-static int cf__csv_is_blank(char c) { return c == ' ' || c == '\t'; }
-
-/* The next cell, in ->cell. Returns 0 at the end of the text. A line without any character has no cells, not an empty
-   one; *none says so. */
-static int cf__csv_next_cell(cf__csv_reader *r, int *none) {
-    size_t begin = r->at, end = begin;
-    if (!r->more) return 0;
-    if (begin == r->line_begin) r->row++;
-    while (end < r->bytes && r->text[end] != ',' && r->text[end] != '\n') end++;
-    r->at = end < r->bytes ? end + 1 : end;
-    r->more = end < r->bytes && (r->text[end] == ',' || r->at < r->bytes); /* there is a cell behind the last comma */
-    r->cell_line = r->line;
-    if (end < r->bytes && r->text[end] == '\n') {
-        if (end > begin && r->text[end - 1] == '\r') end--;
-        *none = end == r->line_begin;
-        r->line++;
-    } else {
-        *none = 0;
-    }
-    while (begin < end && cf__csv_is_blank(r->text[begin])) begin++;
-    while (end > begin && cf__csv_is_blank(r->text[end - 1])) end--;
-    r->cell = r->text + begin;
-    r->cell_bytes = end - begin;
-    r->cell_column = (int64_t)(begin - r->line_begin) + 1;
-    if (r->line != r->cell_line) r->line_begin = r->at;
-    return 1;
-}
-
-/* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
-static size_t cf__csv_read_number(const char *text, size_t bytes, int64_t *value) {
-    size_t n = 0;
-    int64_t sum = 0;
-    while (n < bytes && text[n] >= '0' && text[n] <= '9') {
-        sum = sum * 10 + (text[n++] - '0');
-        if (sum > INT32_MAX) return 0;
-    }
-    *value = sum;
-    return n > 1 && text[0] == '0' ? 0 : n;
-}
-
-static int cf__csv_is_word(const char *text, size_t bytes, const char *word) {
-    return strlen(word) == bytes && memcmp(text, word, bytes) == 0;
-}
-
-/* The pass of that name, as this file means it; CF_PASS_COUNT: there is none. */
-static cf_pass cf__csv_read_pass(const cf__csv_reader *r, const char *text, size_t bytes) {
-    int pass;
-    if (r->desc.legacy && cf__csv_is_word(text, bytes, "BW")) return CF_B;
-    for (pass = 0; pass < CF_PASS_COUNT; pass++)
-        if (cf__csv_is_word(text, bytes, cf_pass_name((cf_pass)pass))) break;
-    return r->desc.legacy && pass == CF_B ? CF_I : (cf_pass)pass;
-}
-
-/* The cell as an action; chunk counts within the rank. */
-static cf_result cf__csv_read_cell(const cf__csv_reader *r, cf_action *action) {
-    static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
-    int64_t stage, chunk;
-    size_t used = cf__csv_read_number(r->cell, r->cell_bytes, &stage), word = used, i;
-    cf_pass pass;
-    if (used == 0) return cf__csv_bad_cell(r, "an action starts with the number of its virtual stage");
-    while (word < r->cell_bytes && ((r->cell[word] >= 'A' && r->cell[word] <= 'Z') || r->cell[word] == '_')) word++;
-    pass = cf__csv_read_pass(r, r->cell + used, word - used);
-    for (i = 0; i < 3; i++)
-        if (cf__csv_is_word(r->cell + used, word - used, foreign[i]))
-            return cf__csv_bad_cell(r, "sharding is not scheduled here");
-    if (pass == CF_PASS_COUNT && cf__csv_is_word(r->cell + used, word - used, "BW"))
-        return cf__csv_bad_cell(r, "BW stands in older files; read them with `legacy`");
-    if (pass == CF_PASS_COUNT) return cf__csv_bad_cell(r, "there is no such pass");
-    used = cf__csv_read_number(r->cell + word, r->cell_bytes - word, &chunk);
-    if (used == 0 || word + used != r->cell_bytes)
-        return cf__csv_bad_cell(r, "an action ends with the number of its chunk");
-    if (chunk >= r->plan->n_steps) return cf__csv_bad_cell(r, "the rank has no such chunk");
-    memset(action, 0, sizeof *action);
-    action->chunk = (int32_t)chunk;
-    action->stage = (int32_t)stage;
-    action->pass = (uint8_t)pass;
-    return CF_OK;
-}
-
-static void cf__csv_rewind(cf__csv_reader *r) {
-    r->at = r->line_begin = 0;
-    r->more = r->bytes > 0;
-    r->line = 1;
-    r->row = -1;
-}
-
-/* First time through: every cell must be an action, and the dialect must be one. */
-static cf_result cf__csv_count_cells(cf__csv_reader *r) {
-    int none;
-    cf__csv_rewind(r);
-    while (cf__csv_next_cell(r, &none)) {
-        cf_action action;
-        if (none) continue;
-        if (r->cell_bytes == 0) {
-            if (r->empty_line == 0) {
-                r->empty_line = r->cell_line;
-                r->empty_column = r->cell_column;
-            }
-            continue;
-        }
-        CF__TRY(cf__csv_read_cell(r, &action));
-        if (action.pass >= CF_COMPUTE_PASS_COUNT && r->desc.format == CF_CSV_COMPUTE_ONLY)
-            return cf__csv_bad_cell(r, "there is a transfer in a file that is said to hold passes only");
-        if (r->n_actions == CF_MAX_ACTIONS)
-            return cf__fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, r->n_actions + 1,
-                            "is too large");
-        r->has_transfers |= action.pass >= CF_COMPUTE_PASS_COUNT;
-        r->last_stage = cf__max(r->last_stage, action.stage);
-        r->n_actions++;
-    }
-    r->n_rows = r->row + 1;
-    r->cell_bytes = 0;
-    if (r->n_rows == 0) return cf__csv_bad_text(r, 1, 1, "there are no rows");
-    if (r->empty_line > 0 && (r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS))
-        return cf__csv_bad_text(r, r->empty_line, r->empty_column, "a file with transfers has no empty cells");
-    return CF_OK;
-}
-
-/* Fills in what follows from the counts. A text with fewer than two actions for each chunk and stage is refused here,
-   before any memory is asked for. */
-static cf_result cf__csv_fill_header(cf__csv_reader *r) {
-    cf_schedule *header = &r->header;
-    int64_t needed = 0, n_stages = r->n_actions > 0 ? r->last_stage + 1 : r->n_rows;
-    memset(header, 0, sizeof *header);
-    header->kind = r->desc.kind;
-    header->replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
-    header->n_stages = r->n_rows;
-    header->n_virtual = n_stages / r->n_rows;
-    header->k = cf__max(1, r->desc.k);
-    header->rank = r->desc.rank;
-    header->n_chunks = r->plan->n_chunks;
-    header->n_actions = r->n_actions;
-    header->lowered = r->has_transfers || r->desc.format == CF_CSV_COMPUTE_COMMS;
-    if (n_stages % r->n_rows != 0)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, r->n_rows, n_stages,
-                        "the number of virtual stages is no multiple of the number of rows");
-    if (!cf__mul(2 * n_stages, r->plan->n_steps, &needed) || r->n_actions < needed)
-        return cf__fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, r->n_actions,
-                        "every chunk needs two passes on every virtual stage");
-    return CF_OK;
-}
-
-/* Second time: the actions, with chunks as the plan numbers them. */
-static cf_result cf__csv_fill_actions(cf__csv_reader *r, cf_schedule *schedule) {
-    int64_t n = 0, row = 0;
-    int none;
-    cf__csv_rewind(r);
-    schedule->first[0] = 0;
-    while (cf__csv_next_cell(r, &none)) {
-        cf_action *action = &schedule->actions[n];
-        for (; row < r->row; row++) schedule->first[row + 1] = n;
-        if (none || r->cell_bytes == 0) continue;
-        (void)cf__csv_read_cell(r, action); /* it could be read the first time */
-        if (action->stage % r->n_rows != r->row)
-            return cf__csv_bad_cell(r, "this virtual stage lies on another row (v mod rows)");
-        action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
-        n++;
-    }
-    for (; row < r->n_rows; row++) schedule->first[row + 1] = n;
-    return CF_OK;
-}
-
-/* R keeps, and so does F unless there is an R; then K, if it was left open. live: a zero per chunk and virtual
-   stage. */
-static void cf__csv_find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live, int64_t given_k) {
-    int64_t i, first = schedule->rank * plan->n_steps;
-    for (i = 0; i < schedule->n_actions; i++) {
-        cf_action *a = &schedule->actions[i];
-        if (a->pass == CF_R) live[a->stage * plan->n_steps + a->chunk - first] = 1;
-    }
-    for (i = 0; i < schedule->n_actions; i++) {
-        cf_action *a = &schedule->actions[i];
-        if (a->pass == CF_R) a->keep = 1;
-        if (a->pass == CF_F) a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
-    }
-    if (given_k > 0) return;
-    memset(live, 0, (size_t)(schedule->n_stages * schedule->n_virtual * plan->n_steps) * sizeof *live);
-    for (i = 0; i < schedule->n_actions; i++) {
-        const cf_action *a = &schedule->actions[i];
-        int64_t index = plan->chunks[a->chunk].index, unit = a->chunk - first - index;
-        int32_t *count;
-        if (unit < 0 || unit >= plan->n_steps) continue; /* the plan is not sound, which the validator will say */
-        count = &live[a->stage * plan->n_steps + unit];
-        *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
-        schedule->k = cf__max(schedule->k, *count);
-    }
-}
-
-static cf_result cf__csv_start(cf__csv_reader *r, const char *text, size_t bytes, const cf_plan *plan,
-                               const cf_csv_desc *desc, cf_error *error) {
-    memset(r, 0, sizeof *r);
-    if (text == NULL && bytes > 0) return cf__fail_null(error, "text");
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (desc != NULL) r->desc = *desc;
-    r->text = text != NULL ? text : "";
-    r->bytes = bytes;
-    r->plan = plan;
-    r->error = error;
-    CF__TRY(cf__plan_check_counts(plan, error));
-    CF__TRY(cf__choice((int64_t)r->desc.format, 0, CF_CSV_FORMAT_COUNT - 1, "format", error));
-    CF__TRY(cf__choice((int64_t)r->desc.kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
-    CF__TRY(cf__choice((int64_t)r->desc.replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
-    CF__TRY(cf__range(r->desc.k, 0, INT64_MAX, "k", error));
-    CF__TRY(cf__choice(r->desc.rank, 0, plan->n_ranks - 1, "rank", error));
-    return cf__csv_count_cells(r);
-}
-
-static void cf__csv_scratch(void *job, cf__carver *carver) {
-    cf__csv_reader *r = (cf__csv_reader *)job;
-    int64_t n_cells = r->header.n_stages * r->header.n_virtual * r->plan->n_steps;
-    r->live = (int32_t *)cf__take(carver, n_cells, sizeof(int32_t));
-}
-
-static cf_block *cf__csv_object(void *job, cf__carver *carver) {
-    cf__csv_reader *r = (cf__csv_reader *)job;
-    r->schedule = cf__schedule_layout(&r->header, carver);
-    if (r->schedule == NULL) return NULL;
-    *r->schedule = r->header;
-    return &r->schedule->block;
-}
-
-static cf_result cf__csv_fill(void *job) {
-    cf__csv_reader *r = (cf__csv_reader *)job;
-    CF__TRY(cf__csv_fill_actions(r, r->schedule));
-    cf__csv_find_keeps(r->plan, r->schedule, r->live, r->desc.k);
-    return cf_schedule_validate(r->plan, r->schedule, NULL, r->desc.allocator, r->error);
-}
-
-CHUNKFLOW_API cf_result cf_read_schedule_csv(const char *text, size_t bytes, const cf_plan *plan,
-                                             const cf_csv_desc *desc, cf_schedule **out, cf_error *error) {
-    static const cf__recipe recipe = {"bytes", 1, cf__csv_scratch, NULL, cf__csv_object, cf__csv_fill};
-    cf__csv_reader r;
-    CF__TRY(cf__csv_start(&r, text, bytes, plan, desc, error));
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__csv_fill_header(&r));
-    CF__TRY(cf__make(&recipe, &r, r.desc.allocator, error));
-    *out = r.schedule;
-    return CF_OK;
 }
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* record.c - writes down what the library does with seeded inputs, so that two versions of it can be compared.
 
-       cc -std=c99 -O2 -I. tests/record.c -o record -lm
+       cc -std=c99 -O2 -I. -DRECORD_TUNE_HEADER tests/record.c tools/schedule_csv.c tools/schedule_new.c -o record -lm
        record [FIRST COUNT]    cases FIRST .. FIRST + COUNT - 1 (0 2000), one line for each thing made
        record --full CASE      everything of one case in full
        record --hash COUNT     one number over plans, schedules and timelines of so many cases
@@ -9,8 +9,8 @@
    differs. The wording of errors is in lines of its own, "CASE text:NAME ..."; grep -v ' text:' leaves them out. A case
    depends on its number only, and each part of it draws from a row of its own, so that one difference does not spread.
 
-   RECORD_HASH_ONLY leaves out all but --hash, to compile faster. RECORD_TUNE_HEADER: cost fits, estimates and the tuner
-   are in tools/chunkflow_tune.h; RECORD_NO_TUNE: they are left out.
+   RECORD_HASH_ONLY leaves out all but --hash, to compile faster and from this file alone. RECORD_TUNE_HEADER: cost
+   fits, estimates and the tuner are in tools/chunkflow_tune.h; RECORD_NO_TUNE: they are left out.
 
    The record must not depend on the compiler either: no two draws in one expression, no sums of doubles, and divisions
    by powers of two only. */
@@ -21,6 +21,9 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #endif
 #include "chunkflow.h"
+#ifndef RECORD_HASH_ONLY
+#include "tools/schedule_csv.h"
+#endif
 
 #if defined(RECORD_TUNE_HEADER) && !defined(RECORD_HASH_ONLY)
 #define CHUNKFLOW_TUNE_IMPLEMENTATION
@@ -833,11 +836,11 @@ static void record_dot(const cf_graph *graph) {
     finish_text(code, &c, &error);
 }
 
-static void record_read(const cf_plan *plan, const cf_csv_desc *desc, const char *data, size_t bytes,
+static void record_read(const cf_plan *plan, const schedule_csv_desc *desc, const char *data, size_t bytes,
                         const char *name) {
     cf_schedule *schedule = NULL;
     cf_error error = no_error();
-    cf_result code = cf_read_schedule_csv(data, bytes, plan, desc, &schedule, &error);
+    cf_result code = schedule_csv_read(data, bytes, plan, desc, &schedule, &error);
     begin("read.%s", name);
     if (code == CF_OK) add_schedule(schedule);
     finish(code, &error);
@@ -845,18 +848,18 @@ static void record_read(const cf_plan *plan, const cf_csv_desc *desc, const char
 }
 
 static void record_csv(const cf_plan *plan, const cf_schedule *schedule, const char *name) {
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     collector c = new_collector();
     cf_error error = no_error();
     cf_result code;
     memset(&desc, 0, sizeof desc);
     desc.extensions = !one_in(5);
-    desc.format = (cf_csv_format)between(0, 2);
-    code = cf_write_schedule_csv(plan, schedule, &desc, collect, &c, &error);
+    desc.format = (schedule_csv_format)between(0, 2);
+    code = schedule_csv_write(plan, schedule, &desc, collect, &c, &error);
     begin("csv.%s", name);
     if (code == CF_OK) text("text", c.data);
     finish(code, &error);
-    desc.format = CF_CSV_AUTO;
+    desc.format = SCHEDULE_CSV_AUTO;
     desc.replay = schedule->replay;
     desc.kind = one_in(2) ? schedule->kind : CF_SCHEDULE_DEFAULT;
     desc.k = one_in(2) ? schedule->k : 0;
@@ -1515,9 +1518,10 @@ static const member validate_members[] = {
     MEMBER(cf_validate_desc, bytes.per_token_boundary, INTEGER), MEMBER(cf_validate_desc, limit_bytes, INTEGER)};
 
 static const member csv_members[] = {
-    MEMBER(cf_csv_desc, extensions, SMALL), MEMBER(cf_csv_desc, format, SMALL), MEMBER(cf_csv_desc, legacy, SMALL),
-    MEMBER(cf_csv_desc, kind, SMALL),       MEMBER(cf_csv_desc, replay, SMALL), MEMBER(cf_csv_desc, k, INTEGER),
-    MEMBER(cf_csv_desc, rank, INTEGER)};
+    MEMBER(schedule_csv_desc, extensions, SMALL), MEMBER(schedule_csv_desc, format, SMALL),
+    MEMBER(schedule_csv_desc, legacy, SMALL),     MEMBER(schedule_csv_desc, kind, SMALL),
+    MEMBER(schedule_csv_desc, replay, SMALL),     MEMBER(schedule_csv_desc, k, INTEGER),
+    MEMBER(schedule_csv_desc, rank, INTEGER)};
 
 static const member model_members[] = {
     MEMBER(cf_model, layers, INTEGER),   MEMBER(cf_model, hidden, INTEGER), MEMBER(cf_model, heads, INTEGER),
@@ -1916,11 +1920,11 @@ static void spoil_text(collector *c) {
 }
 
 static void wrong_text(const cf_plan *plan, const cf_schedule *schedule) {
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     collector c = new_collector();
     memset(&desc, 0, sizeof desc);
     desc.extensions = 1;
-    if (cf_write_schedule_csv(plan, schedule, &desc, collect, &c, NULL) == CF_OK && c.data) {
+    if (schedule_csv_write(plan, schedule, &desc, collect, &c, NULL) == CF_OK && c.data) {
         desc.replay = schedule->replay;
         desc.rank = schedule->rank;
         spoil_text(&c);
@@ -1939,7 +1943,7 @@ static void wrong_write(const cf_plan *plan, const cf_schedule *schedule) {
     c.pieces = between(0, 3);
     error = no_error();
     begin("csv.refused");
-    finish(cf_write_schedule_csv(plan, schedule, NULL, collect, &c, &error), &error);
+    finish(schedule_csv_write(plan, schedule, NULL, collect, &c, &error), &error);
     free(c.data);
 }
 
@@ -1984,10 +1988,10 @@ static void record_null_makers(const batch *b, const cf_plan *plan, const cf_sch
     REFUSED("run.desc", cf_run(plan, schedule, 0, NULL, NULL, &error));
     REFUSED("next", cf_run_next(NULL, &error));
     REFUSED("close", cf_run_close(NULL, NULL, &error));
-    REFUSED("csv.text", cf_read_schedule_csv(NULL, 4, plan, NULL, &ordered, &error));
-    REFUSED("csv.empty", cf_read_schedule_csv("", 0, plan, NULL, &ordered, &error));
-    REFUSED("csv.plan", cf_read_schedule_csv("0F0", 3, NULL, NULL, &ordered, &error));
-    REFUSED("csv.out", cf_read_schedule_csv("0F0", 3, plan, NULL, NULL, &error));
+    REFUSED("csv.text", schedule_csv_read(NULL, 4, plan, NULL, &ordered, &error));
+    REFUSED("csv.empty", schedule_csv_read("", 0, plan, NULL, &ordered, &error));
+    REFUSED("csv.plan", schedule_csv_read("0F0", 3, NULL, NULL, &ordered, &error));
+    REFUSED("csv.out", schedule_csv_read("0F0", 3, plan, NULL, NULL, &error));
     cf_plan_free(made); /* of a batch without chunks something may have been made */
     cf_schedule_free(ordered);
     cf_timeline_free(timeline);
@@ -2024,7 +2028,7 @@ static void record_null_readers(const batch *b, const cf_plan *plan, const cf_sc
     REFUSED("json.write", cf_write_plan_json(plan, NULL, &c, &error));
     REFUSED("json.schedule", cf_write_schedule_json(NULL, NULL, collect, &c, &error));
     REFUSED("dot.graph", cf_write_graph_dot(NULL, 0, collect, &c, &error));
-    REFUSED("csv.schedule", cf_write_schedule_csv(plan, NULL, NULL, collect, &c, &error));
+    REFUSED("csv.schedule", schedule_csv_write(plan, NULL, NULL, collect, &c, &error));
     cf_plan_measure(NULL, NULL, &stats);
     begin("null.measure");
     real("fill", stats.fill);
@@ -2180,7 +2184,7 @@ static cf_result allocate_run(const batch *b, const cf_plan *plan, const cf_sche
 }
 
 static cf_result allocate_read(const batch *b, const cf_plan *plan, const cf_schedule *s, const cf_allocator *a) {
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     collector c = new_collector();
     cf_schedule *made = NULL;
     cf_result code;
@@ -2190,8 +2194,8 @@ static cf_result allocate_read(const batch *b, const cf_plan *plan, const cf_sch
     desc.replay = s->replay;
     desc.rank = s->rank;
     desc.allocator = a;
-    code = cf_write_schedule_csv(plan, s, &desc, collect, &c, NULL);
-    if (code == CF_OK) code = cf_read_schedule_csv(c.data ? c.data : "", c.used, plan, &desc, &made, NULL);
+    code = schedule_csv_write(plan, s, &desc, collect, &c, NULL);
+    if (code == CF_OK) code = schedule_csv_read(c.data ? c.data : "", c.used, plan, &desc, &made, NULL);
     cf_schedule_free(made);
     free(c.data);
     return code;

@@ -1,8 +1,9 @@
-/* >>write: schedules as CSV, out and in. */
+/* tools/schedule_csv.h: schedules as CSV, out and in. */
 
 #include "chunkflow.h"
 #include "harness.h"
 #include "naive.h"
+#include "tools/schedule_csv.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,11 +42,11 @@ static cf_plan *plan_of(int64_t n_dependent, int64_t n) {
     return plan;
 }
 
-static cf_schedule *read(const cf_plan *plan, const char *csv, const cf_csv_desc *desc) {
+static cf_schedule *read(const cf_plan *plan, const char *csv, const schedule_csv_desc *desc) {
     cf_schedule *s = NULL;
     cf_error error;
     memset(&error, 0, sizeof error);
-    if (cf_read_schedule_csv(csv, strlen(csv), plan, desc, &s, &error) != CF_OK) FAIL("%s", error.text);
+    if (schedule_csv_read(csv, strlen(csv), plan, desc, &s, &error) != CF_OK) FAIL("%s", error.text);
     return s;
 }
 
@@ -69,7 +70,7 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     static const char csv[] = "0F0,0F1,2F0,,2F1,2B0,2W0,2B1,0B0,0W0,2W1,0B1,0W1\r\n"
                               ",1F0,1F1,3F0,3B0,3F1,3B1,3W0,1B0,1W0,3W1,1B1,1W1\r\n";
     cf_plan *plan = plan_of(0, 2);
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_schedule *s;
     cf_error error;
     memset(&desc, 0, sizeof desc);
@@ -82,7 +83,7 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     cf_schedule_free(s);
     s = NULL;
     /* Today's B is whole, and a W after it is one too many. */
-    CHECK_INT(cf_read_schedule_csv(csv, strlen(csv), plan, NULL, &s, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, &s, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "actions.pass");
     CHECK(s == NULL);
     cf_plan_free(plan);
@@ -91,11 +92,11 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
 TEST(bw_is_the_whole_backward_of_older_files) {
     static const char csv[] = "0F0,0BW0,0F1,0B1,0W1\n";
     cf_plan *plan = plan_of(0, 2);
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_schedule *s = NULL;
     cf_error error;
     memset(&desc, 0, sizeof desc);
-    CHECK_INT(cf_read_schedule_csv(csv, strlen(csv), plan, &desc, &s, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0BW0\"") != NULL && strstr(error.text, "legacy") != NULL);
     desc.legacy = 1;
     s = read(plan, csv, &desc);
@@ -113,15 +114,15 @@ TEST(reads_and_writes_both_dialects) {
     cf_plan *plan = plan_of(0, 2);
     cf_schedule *s = read(plan, compute, NULL), *low = NULL, *again;
     text t = {NULL, 0, 0, -1};
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_error error;
     REQUIRE(s != NULL);
     memset(&desc, 0, sizeof desc);
-    CHECK_INT(cf_write_schedule_csv(plan, s, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
     CHECK_STR(t.at, compute);
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
     t.n = 0;
-    CHECK_INT(cf_write_schedule_csv(plan, low, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, low, NULL, collect, &t, &error), CF_OK);
     CHECK_STR(t.at, comms);
     again = read(plan, comms, NULL);
     REQUIRE(again != NULL);
@@ -129,12 +130,12 @@ TEST(reads_and_writes_both_dialects) {
     CHECK(memcmp(again->actions, low->actions, (size_t)low->n_actions * sizeof *low->actions) == 0);
     cf_schedule_free(again);
     t.n = 0;
-    desc.format = CF_CSV_COMPUTE_ONLY;
-    CHECK_INT(cf_write_schedule_csv(plan, low, &desc, collect, &t, &error), CF_OK);
+    desc.format = SCHEDULE_CSV_COMPUTE_ONLY;
+    CHECK_INT(schedule_csv_write(plan, low, &desc, collect, &t, &error), CF_OK);
     CHECK_STR(t.at, compute);
     t.n = 0;
-    desc.format = CF_CSV_COMPUTE_COMMS;
-    CHECK_INT(cf_write_schedule_csv(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "format");
     CHECK_INT((int64_t)t.n, 0);
     free(t.at);
@@ -148,18 +149,18 @@ TEST(replay_is_an_extension) {
     cf_plan *plan = plan_of(2, 1);
     cf_schedule_desc order;
     cf_schedule *s = NULL, *again;
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     text t = {NULL, 0, 0, -1};
     cf_error error;
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
     REQUIRE(cf_schedule_make(plan, &order, &s, &error) == CF_OK);
-    CHECK_INT(cf_write_schedule_csv(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "extensions");
     CHECK_INT(error.item, 3);
     CHECK_INT((int64_t)t.n, 0);
     desc.extensions = 1;
-    CHECK_INT(cf_write_schedule_csv(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
     CHECK_STR(t.at, csv);
     desc.replay = CF_REPLAY_LOCAL;
     desc.kind = CF_SCHEDULE_PAPER;
@@ -206,7 +207,7 @@ TEST(an_empty_plan_has_empty_lines) {
     s = read(plan, "\r\n\r\n", NULL);
     REQUIRE(s != NULL);
     CHECK(s->n_stages == 2 && s->n_actions == 0 && s->n_virtual == 1);
-    CHECK_INT(cf_write_schedule_csv(plan, s, NULL, collect, &t, NULL), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, NULL), CF_OK);
     CHECK_STR(t.at, "\r\n\r\n");
     free(t.at);
     cf_schedule_free(s);
@@ -260,7 +261,7 @@ TEST(bad_text_is_refused_with_its_place) {
         memcpy(exact, bad[i].csv, n);
         memset(&error, 0, sizeof error);
         harness_note("%s", bad[i].csv);
-        CHECK_INT(cf_read_schedule_csv(exact, n, plan, NULL, &s, &error), CF_ERROR_TEXT);
+        CHECK_INT(schedule_csv_read(exact, n, plan, NULL, &s, &error), CF_ERROR_TEXT);
         CHECK_STR(error.field, "csv");
         CHECK_INT(error.item, bad[i].line);
         CHECK_INT(error.got, bad[i].column);
@@ -292,7 +293,7 @@ TEST(sound_text_of_an_unsound_schedule_is_refused) {
         cf_result result;
         memset(&error, 0, sizeof error);
         harness_note("%s", bad[i].csv);
-        result = cf_read_schedule_csv(bad[i].csv, strlen(bad[i].csv), plan, NULL, &s, &error);
+        result = schedule_csv_read(bad[i].csv, strlen(bad[i].csv), plan, NULL, &s, &error);
         if (bad[i].field == NULL) {
             CHECK_INT(result, CF_OK);
             cf_schedule_free(s);
@@ -311,20 +312,20 @@ TEST(formats_are_enforced_when_asked_for) {
     static const char comms[] = "0F0,0SEND_F0,0RECV_B0,0B0,0F1,0SEND_F1,0RECV_B1,0B1\n"
                                 "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
     cf_plan *plan = plan_of(0, 2);
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_schedule *s = NULL;
     cf_error error;
     memset(&desc, 0, sizeof desc);
-    desc.format = CF_CSV_COMPUTE_COMMS;
-    CHECK_INT(cf_read_schedule_csv(compute, strlen(compute), plan, &desc, &s, &error), CF_ERROR_TEXT);
+    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "empty cell") != NULL);
-    CHECK_INT(cf_read_schedule_csv(comms, strlen(comms), plan, &desc, &s, &error), CF_OK);
+    CHECK_INT(schedule_csv_read(comms, strlen(comms), plan, &desc, &s, &error), CF_OK);
     cf_schedule_free(s);
     s = NULL;
-    desc.format = CF_CSV_COMPUTE_ONLY;
-    CHECK_INT(cf_read_schedule_csv(comms, strlen(comms), plan, &desc, &s, &error), CF_ERROR_TEXT);
+    desc.format = SCHEDULE_CSV_COMPUTE_ONLY;
+    CHECK_INT(schedule_csv_read(comms, strlen(comms), plan, &desc, &s, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0SEND_F0\"") != NULL);
-    CHECK_INT(cf_read_schedule_csv(compute, strlen(compute), plan, &desc, &s, &error), CF_OK);
+    CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, &error), CF_OK);
     cf_schedule_free(s);
     cf_plan_free(plan);
 }
@@ -332,7 +333,7 @@ TEST(formats_are_enforced_when_asked_for) {
 TEST(csv_arguments_are_checked) {
     static const char csv[] = "0F0,0B0,0F1,0B1\n";
     cf_plan *plan = plan_of(0, 2);
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_schedule *s = NULL, *good = read(plan, csv, NULL);
     cf_error error;
     text t = {NULL, 0, 0, 0};
@@ -346,41 +347,44 @@ TEST(csv_arguments_are_checked) {
     do {                                                                                                                   \
         memset(&desc, 0, sizeof desc);                                                                                     \
         desc.member = value;                                                                                               \
-        CHECK(cf_read_schedule_csv(csv, strlen(csv), plan, &desc, &s, &error) != CF_OK && strcmp(error.field, name) == 0); \
+        CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error) != CF_OK && strcmp(error.field, name) == 0); \
     } while (0)
-    REFUSE(format, CF_CSV_FORMAT_COUNT, "format");
+    REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
     REFUSE(kind, CF_SCHEDULE_COUNT, "kind");
     REFUSE(replay, CF_REPLAY_COUNT, "replay");
     REFUSE(k, -1, "k");
     REFUSE(rank, 1, "rank");
     REFUSE(rank, -1, "rank");
-    CHECK_INT(cf_read_schedule_csv(NULL, 4, plan, NULL, &s, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_read_schedule_csv(csv, strlen(csv), NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_read_schedule_csv(csv, strlen(csv), plan, NULL, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_read_schedule_csv(NULL, 0, plan, NULL, &s, &error), CF_ERROR_TEXT);
-    CHECK_INT(cf_write_schedule_csv(NULL, good, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_write_schedule_csv(plan, NULL, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_write_schedule_csv(plan, good, NULL, NULL, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_write_schedule_csv(plan, good, NULL, collect, &t, &error), CF_ERROR_WRITE);
+    CHECK_INT(schedule_csv_read(NULL, 4, plan, NULL, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(NULL, 0, plan, NULL, &s, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_write(NULL, good, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, NULL, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, good, NULL, NULL, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, good, NULL, collect, &t, &error), CF_ERROR_WRITE);
     CHECK_INT(error.got, 9);
     good->actions[2].chunk = 2;
     t.pieces_left = -1;
-    CHECK_INT(cf_write_schedule_csv(plan, good, NULL, collect, &t, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(schedule_csv_write(plan, good, NULL, collect, &t, &error), CF_ERROR_SCHEDULE);
     CHECK(error.item == 2 && strcmp(error.field, "actions.chunk") == 0 && t.n == 0);
     allocator.alloc = harness_alloc;
     allocator.release = harness_release;
     allocator.user = &heap;
     memset(&desc, 0, sizeof desc);
     desc.allocator = &allocator;
-    for (fail = 1; fail <= 2; fail++) { /* the schedule, the validator's scratch */
+    for (fail = 1; fail <= 3; fail++) { /* the schedule, the scratch of the reader and of the validator */
         heap.calls = 0;
         heap.fail_at = fail;
-        CHECK_INT(cf_read_schedule_csv(csv, strlen(csv), plan, &desc, &s, &error), CF_ERROR_MEMORY);
+        CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error), CF_ERROR_MEMORY);
         CHECK_INT(heap.live, 0);
     }
     CHECK(s == NULL);
     heap.fail_at = 0;
-    CHECK_INT(cf_read_schedule_csv(csv, strlen(csv), plan, &desc, &s, &error), CF_OK);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error), CF_OK);
+    heap.fail_at = heap.calls + 1; /* the validator's, once more: what is written is sound */
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_MEMORY);
+    CHECK_INT((int64_t)t.n, 0);
     cf_schedule_free(s);
     CHECK_INT(heap.live, 0);
     free(t.at);
@@ -414,7 +418,7 @@ TEST(round_trips) {
     for (round = 0; round < 1000; round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         cf_schedule *s = draw(&rng, plan), *again = NULL;
-        cf_csv_desc desc;
+        schedule_csv_desc desc;
         text t = {NULL, 0, 0, -1};
         cf_error error;
         REQUIRE(s != NULL);
@@ -425,9 +429,9 @@ TEST(round_trips) {
         desc.rank = s->rank;
         desc.replay = s->replay;
         desc.kind = s->kind;
-        if (s->lowered) desc.format = CF_CSV_COMPUTE_COMMS;
-        CHECK_INT(cf_write_schedule_csv(plan, s, &desc, collect, &t, &error), CF_OK);
-        if (!CHECK_INT(cf_read_schedule_csv(t.at, t.n, plan, &desc, &again, &error), CF_OK)) FAIL("%s\n%s", error.text, t.at);
+        if (s->lowered) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        if (!CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &error), CF_OK)) FAIL("%s\n%s", error.text, t.at);
         REQUIRE(again != NULL);
         CHECK(again->n_stages == s->n_stages && again->n_actions == s->n_actions && again->k == s->k && again->rank == s->rank);
         CHECK(again->replay == s->replay && again->kind == s->kind && again->lowered == s->lowered);
@@ -437,7 +441,7 @@ TEST(round_trips) {
         cf_schedule_free(again);
         again = NULL;
         desc.k = 0; /* the least K that will do */
-        CHECK_INT(cf_read_schedule_csv(t.at, t.n, plan, &desc, &again, &error), CF_OK);
+        CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &error), CF_OK);
         REQUIRE(again != NULL);
         CHECK(again->k >= 1 && again->k <= s->k);
         if (again->k > 1) {
@@ -460,7 +464,7 @@ TEST(damaged_text_is_survived) {
     for (round = 0; round < 6000; round++) {
         cf_plan *plan = naive_plan(&rng, 4, 1);
         cf_schedule *s = draw(&rng, plan), *again = NULL;
-        cf_csv_desc desc;
+        schedule_csv_desc desc;
         text t = {NULL, 0, 0, -1};
         cf_error error;
         cf_result result;
@@ -472,7 +476,7 @@ TEST(damaged_text_is_survived) {
         memset(&desc, 0, sizeof desc);
         desc.extensions = 1;
         desc.replay = s->replay;
-        CHECK_INT(cf_write_schedule_csv(plan, s, &desc, collect, &t, &error), CF_OK);
+        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
         desc.legacy = harness_chance(&rng, 0.2);
         n = t.n;
         exact = (char *)malloc(n + 5);
@@ -493,7 +497,7 @@ TEST(damaged_text_is_survived) {
             if (!cut) abort();
             memcpy(cut, exact, n);
             memset(&error, 0, sizeof error);
-            result = cf_read_schedule_csv(cut, n, plan, &desc, &again, &error);
+            result = schedule_csv_read(cut, n, plan, &desc, &again, &error);
             free(cut);
         }
         if (result == CF_OK) {

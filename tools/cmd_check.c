@@ -3,6 +3,7 @@
 #include "chart.h"
 #include "pipeline.h"
 #include "saved.h"
+#include "schedule_csv.h"
 #include "trace.h"
 
 #include <stdlib.h>
@@ -193,7 +194,7 @@ static int print_chart(const check_options *asked, const saved_schedule *saved) 
     int code;
 
     putchar('\n');
-    code = chart_draw(&saved->schedule, &saved->timeline, &asked->chart);
+    code = chart_draw(saved->schedule, &saved->timeline, &asked->chart);
     putchar('\n');
     if (code == CLI_OK) pipeline_print_times(&saved->timeline, asked->unit_cost);
     return code;
@@ -209,9 +210,9 @@ static int show_schedule(const check_options *asked, const source *file, const c
     memset(&trace, 0, sizeof trace);
     code = cli_output_open(&trace, asked->trace);
     if (code == CLI_OK && trace.stream)
-        code = trace_write(plan, &saved->schedule, &saved->timeline, asked->unit_cost ? 1 : 1e6, &trace);
+        code = trace_write(plan, saved->schedule, &saved->timeline, asked->unit_cost ? 1 : 1e6, &trace);
     if (code == CLI_OK && trace.stream != stdout) {
-        say_schedule(file, &saved->schedule, saved->has_times ? "; its times hold" : "");
+        say_schedule(file, saved->schedule, saved->has_times ? "; its times hold" : "");
         if (asked->draw_chart) code = print_chart(asked, saved);
     }
     return cli_outputs_finish(&trace, 1, code);
@@ -226,14 +227,14 @@ static int check_json_schedule(const check_options *asked, const source *file, c
     code = saved_schedule_read(&file->document, &saved);
     if (code != CLI_OK) return code;
     if (wants_drawing(asked) && !saved.has_times) code = nothing_to_draw(file);
-    if (code == CLI_OK) code = validate_schedule(asked, file, plan, &saved.schedule, &saved);
+    if (code == CLI_OK) code = validate_schedule(asked, file, plan, saved.schedule, &saved);
     if (code == CLI_OK) code = show_schedule(asked, file, plan, &saved);
     saved_schedule_free(&saved);
     return code;
 }
 
 static int check_csv_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_schedule *schedule = NULL;
     cf_error error;
     cf_result result;
@@ -248,7 +249,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     if (desc.rank >= plan->n_ranks)
         return cli_usage("check", "--rank: got %lld, wanted 0 .. %lld", (long long)desc.rank,
                          (long long)plan->n_ranks - 1);
-    result = cf_read_schedule_csv(file->text, file->bytes, plan, &desc, &schedule, &error);
+    result = schedule_csv_read(file->text, file->bytes, plan, &desc, &schedule, &error);
     switch (result) {
     case CF_OK: break;
     case CF_ERROR_TEXT:

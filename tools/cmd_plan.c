@@ -2,6 +2,7 @@
 
 #include "chart.h"
 #include "pipeline.h"
+#include "schedule_csv.h"
 #include "trace.h"
 
 #include <stdlib.h>
@@ -290,12 +291,12 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
 }
 
 static cf_result write_csv(const planned *made, cli_output *to, cf_error *error) {
-    cf_csv_desc desc;
+    schedule_csv_desc desc;
     cf_result result;
 
     memset(&desc, 0, sizeof desc);
     desc.extensions = made->asked->csv_extensions;
-    result = cf_write_schedule_csv(made->packed.plan, made->run.schedule, &desc, cli_write, to, error);
+    result = schedule_csv_write(made->packed.plan, made->run.schedule, &desc, cli_write, to, error);
     if (result == CF_ERROR_ARGUMENT && !desc.extensions)
         snprintf(error->text, sizeof error->text,
                  "--csv: PyTorch cannot run this schedule: it has replays or offloads; --csv-extensions writes it all "

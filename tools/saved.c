@@ -1,6 +1,7 @@
 /* saved.c - plans and schedules from JSON. */
 
 #include "saved.h"
+#include "schedule_new.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static int no_memory(const json_document *document) {
 
 /* At least one byte, so that NULL always means that there is no memory. */
 static void *new_array(int64_t n, size_t size) {
-    return (uint64_t)n < SIZE_MAX / size ? calloc((size_t)n + 1, size) : NULL;
+    return (uint64_t)n < PTRDIFF_MAX / size ? calloc((size_t)n + 1, size) : NULL;
 }
 
 static const char *format_word(int64_t place) {
@@ -279,7 +280,7 @@ static const json_field action_fields[] = {
 
 static int read_action(const json_document *document, uint32_t node, saved_schedule *saved, int64_t n) {
     const uint64_t times = (uint64_t)1 << ACTION_START | (uint64_t)1 << ACTION_END | (uint64_t)1 << ACTION_LIVE;
-    cf_action *action = &saved->schedule.actions[n];
+    cf_action *action = &saved->schedule->actions[n];
     action_object object;
     uint64_t seen;
     int code, keeps;
@@ -305,7 +306,7 @@ static int read_action(const json_document *document, uint32_t node, saved_sched
 }
 
 static int read_lists(const json_document *document, uint32_t array, saved_schedule *saved) {
-    cf_schedule *schedule = &saved->schedule;
+    cf_schedule *schedule = saved->schedule;
     uint32_t list, node;
     int64_t stage = 0, n = 0;
     int code;
@@ -377,7 +378,7 @@ static int read_summary(const json_document *document, const schedule_object *ob
     int code = read_bounds(document, object->bounds, timeline), i;
 
     for (i = 0; i < 4 && code == CLI_OK; i++)
-        code = read_peaks(document, peaks[i].array, peaks[i].name, saved->schedule.n_stages, peaks[i].out);
+        code = read_peaks(document, peaks[i].array, peaks[i].name, saved->schedule->n_stages, peaks[i].out);
     return code;
 }
 
@@ -398,13 +399,10 @@ static int check_lists(const json_document *document, const schedule_object *obj
     return CLI_OK;
 }
 
-static int allocate_schedule(const json_document *document, saved_schedule *saved) {
-    cf_schedule *schedule = &saved->schedule;
+static int allocate_schedule(const json_document *document, const cf_schedule *schedule, saved_schedule *saved) {
     cf_timeline *timeline = &saved->timeline;
 
-    schedule->first = (int64_t *)new_array(schedule->n_stages, sizeof *schedule->first); /* one more than asked */
-    schedule->actions = (cf_action *)new_array(schedule->n_actions, sizeof *schedule->actions);
-    if (!schedule->first || !schedule->actions) return no_memory(document);
+    if (schedule_new(schedule, NULL, &saved->schedule, NULL) != CF_OK) return no_memory(document);
     if (!saved->has_times) return CLI_OK;
     timeline->n_actions = schedule->n_actions;
     timeline->n_stages = schedule->n_stages;
@@ -432,13 +430,12 @@ int saved_schedule_read(const json_document *document, saved_schedule *out) {
         return json_wrong(document, 0, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
     code = check_lists(document, &object);
     if (code != CLI_OK) return code;
-    fresh.schedule = object.schedule;
-    fresh.schedule.kind = (cf_schedule_kind)object.kind;
-    fresh.schedule.replay = (cf_replay)object.replay;
-    fresh.schedule.lowered = (int)object.lowered;
+    object.schedule.kind = (cf_schedule_kind)object.kind;
+    object.schedule.replay = (cf_replay)object.replay;
+    object.schedule.lowered = (int)object.lowered;
     fresh.timeline = object.timeline;
     fresh.has_times = (seen & all_times) != 0;
-    code = allocate_schedule(document, &fresh);
+    code = allocate_schedule(document, &object.schedule, &fresh);
     if (code == CLI_OK) code = read_lists(document, object.actions, &fresh);
     if (code == CLI_OK && fresh.has_times) code = read_summary(document, &object, &fresh);
     if (code == CLI_OK) *out = fresh;
@@ -447,8 +444,7 @@ int saved_schedule_read(const json_document *document, saved_schedule *out) {
 }
 
 void saved_schedule_free(saved_schedule *saved) {
-    free(saved->schedule.first);
-    free(saved->schedule.actions);
+    cf_schedule_free(saved->schedule);
     free(saved->timeline.start);
     free(saved->timeline.end);
     free(saved->timeline.live);
@@ -633,7 +629,7 @@ static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
 
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
                      size_t size) {
-    const cf_schedule *schedule = &saved->schedule;
+    const cf_schedule *schedule = saved->schedule;
     time_check c;
     int64_t i;
     int holds = 1;

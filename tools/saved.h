@@ -24,7 +24,7 @@ void saved_plan_free(saved_plan *saved);
 /* A schedule that nobody has validated yet, with its timeline if the file has one. The counts are those of the
    arrays. */
 typedef struct saved_schedule {
-    cf_schedule schedule;
+    cf_schedule *schedule;
     int has_times;
     cf_timeline timeline; /* all but `bound`; of what the file leaves out, peaks in tokens or bytes are NULL and there
                              are no bounds */
