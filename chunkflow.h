@@ -1847,6 +1847,13 @@ extern "C" {
 /* One case of a switch that names the items of an enum. */
 #define CF__NAME(name, text) case name: return text;
 
+/* A public function that returns the text of each item of an enum, and `unknown` for any other value. */
+#define CF__NAMES(function, type, ITEMS, unknown) \
+    CHUNKFLOW_API const char *function(type item) { \
+        switch ((int)item) { ITEMS(CF__NAME) }    \
+        return unknown;                           \
+    }
+
 CHUNKFLOW_API const char *cf_result_name(cf_result code) {
 #define CF__SPELL(name, text) case name: return #name;
     switch ((int)code) { CF_RESULTS(CF__SPELL) }
@@ -1854,10 +1861,7 @@ CHUNKFLOW_API const char *cf_result_name(cf_result code) {
     return "?";
 }
 
-CHUNKFLOW_API const char *cf_result_text(cf_result code) {
-    switch ((int)code) { CF_RESULTS(CF__NAME) }
-    return "unknown result code";
-}
+CF__NAMES(cf_result_text, cf_result, CF_RESULTS, "unknown result code")
 
 /* ---- failing ---- */
 
@@ -1958,28 +1962,40 @@ static inline cf_result cf__too_large(cf_error *error, const char *field) {
 
 #define CF__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* A whole number and the range that it must lie in. */
+/* A number and the range that it must lie in. past, why: the code, and the words, for one above it. */
+static cf_result cf__within(int64_t value, int64_t least, int64_t most, const char *field, cf_result code,
+                            cf_result past, const char *why, cf_error *error) {
+    if (value < least) return cf__fail(error, code, field, -1, least, value, "is too small");
+    if (value > most) return cf__fail(error, past, field, -1, most, value, why);
+    return CF_OK;
+}
+
+/* Past a documented limit. */
+static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
+    return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, "is too large", error);
+}
+
+/* Past what something else bounds, which `why` names. */
+static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
+                             cf_error *error) {
+    return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_ARGUMENT, why, error);
+}
+
+/* One of many numbers that are checked one after the other. */
 typedef struct cf__member {
     const char *field;
     int64_t value, least, most;
     cf_result past; /* the code for a value above the range */
 } cf__member;
 
-/* Checks one after the other. code: for a value below its range. */
+/* code: for a value below its range. */
 static cf_result cf__check_members(const cf__member *members, int64_t n, cf_result code, cf_error *error) {
     int64_t i;
     for (i = 0; i < n; i++) {
         const cf__member *m = &members[i];
-        if (m->value < m->least) return cf__fail(error, code, m->field, -1, m->least, m->value, "is too small");
-        if (m->value > m->most) return cf__fail(error, m->past, m->field, -1, m->most, m->value, "is too large");
+        CF__TRY(cf__within(m->value, m->least, m->most, m->field, code, m->past, "is too large", error));
     }
     return CF_OK;
-}
-
-/* One number by itself: above the range is past a documented limit. */
-static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
-    const cf__member member = {field, value, least, most, CF_ERROR_LIMIT};
-    return cf__check_members(&member, 1, CF_ERROR_ARGUMENT, error);
 }
 
 /* A choice among things that there are: above the last one is no limit, but a mistake. */
@@ -2148,56 +2164,50 @@ static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes
     return CF_OK;
 }
 
-/* Runs the road in memory that is there; the object lies at its start. */
-static void cf__lay_out_scratch(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
-    cf__carver space = {NULL, 0, 0};
-    space.base = (unsigned char *)memory;
-    if (recipe->scratch == NULL) return;
-    if (recipe->zeroed) memset(memory, 0, bytes);
-    recipe->scratch(job, &space);
+/* The road up to the object, in working space that is there. */
+static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
+    cf__carver space = {(unsigned char *)memory, 0, 0};
+    if (recipe->zeroed && bytes > 0) memset(memory, 0, bytes);
+    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
-static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator) {
-    cf__carver block = {NULL, 0, 0};
+/* The rest of it. memory: where the object goes; NULL: it is asked of the allocator, now that its size is known. */
+static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator,
+                                  cf_error *error) {
+    cf__carver size = {NULL, 0, 0}, block = {(unsigned char *)memory, 0, 0};
     cf_block *own;
-    block.base = (unsigned char *)memory;
+    cf_result result;
+    if (recipe->object == NULL) return recipe->fill(job);
+    if (memory == NULL) {
+        (void)recipe->object(job, &size);
+        if (size.overflow) return cf__too_large(error, recipe->field);
+        block.base = (unsigned char *)allocator->alloc(size.used, allocator->user);
+        if (block.base == NULL) return cf__fail_memory(error, size.used);
+    }
     own = recipe->object(job, &block);
     memset(own, 0, sizeof *own);
     own->bytes = block.used;
-    if (allocator != NULL) own->allocator = *allocator;
-    return recipe->fill(job);
+    if (memory == NULL) own->allocator = *allocator;
+    result = recipe->fill(job);
+    if (result == CF_OK) return CF_OK;
+    cf__unpoison(block.base, block.used);
+    if (memory == NULL) allocator->release(block.base, allocator->user);
+    return result;
 }
 
-/* For a *_into function: everything in the caller's memory. */
+/* For a *_into function: everything in the caller's memory, the object at its start. */
 static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory, size_t bytes, cf_error *error) {
     size_t object, scratch;
+    unsigned char *space;
     cf_result result;
     CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
     CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
     cf__unpoison(memory, object + scratch); /* what lay there before need not have been given back */
-    cf__lay_out_scratch(recipe, job, (unsigned char *)memory + object, scratch);
-    result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
-    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL);
-    cf__unpoison((unsigned char *)memory + object, scratch);
-    if (result != CF_OK) cf__unpoison(memory, object);
-    return result;
-}
-
-/* Allocates the object and writes it, once the working space is prepared. */
-static cf_result cf__allocate_object(const cf__recipe *recipe, void *job, const cf_allocator *allocator,
-                                     cf_error *error) {
-    cf__carver block = {NULL, 0, 0};
-    void *memory;
-    cf_result result;
-    (void)recipe->object(job, &block);
-    if (block.overflow) return cf__too_large(error, recipe->field);
-    memory = allocator->alloc(block.used, allocator->user);
-    if (memory == NULL) return cf__fail_memory(error, block.used);
-    result = cf__write_object(recipe, job, memory, allocator);
-    if (result != CF_OK) {
-        cf__unpoison(memory, block.used);
-        allocator->release(memory, allocator->user);
-    }
+    space = (unsigned char *)memory + object;
+    result = cf__prepare_job(recipe, job, space, scratch);
+    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL, error);
+    cf__unpoison(space, scratch);
     return result;
 }
 
@@ -2213,11 +2223,9 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     if (space.used > 0) {
         scratch = allocator.alloc(space.used, allocator.user);
         if (scratch == NULL) return cf__fail_memory(error, space.used);
-        cf__lay_out_scratch(recipe, job, scratch, space.used);
     }
-    result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
-    if (result == CF_OK)
-        result = recipe->object != NULL ? cf__allocate_object(recipe, job, &allocator, error) : recipe->fill(job);
+    result = cf__prepare_job(recipe, job, scratch, space.used);
+    if (result == CF_OK) result = cf__write_object(recipe, job, NULL, &allocator, error);
     if (scratch != NULL) {
         cf__unpoison(scratch, space.used);
         allocator.release(scratch, allocator.user);
@@ -2275,18 +2283,101 @@ CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
     return allocator;
 }
 
-/* A value that something else bounds, which `why` names. */
-static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
-                             cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "is too small");
-    if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
-    return CF_OK;
-}
-
 /* Adds a x b, sizes that are not negative, to a sum. *overflow is set, and stays set, once something does not fit. */
 static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
     if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
+}
+
+/* ---- a set of bits, a radix sort, a heap ---- */
+
+/* A set of the numbers below n that finds its next member fast: a tree of bits, 64 ways. */
+typedef struct cf__bits {
+    uint64_t *words[6]; /* words[0]: a bit for each number; words[i]: a bit for each word of words[i - 1] */
+    int64_t n_words[6];
+    int n_levels;
+} cf__bits;
+
+static void cf__bits_layout(cf__bits *bits, int64_t n, cf__carver *carver) {
+    bits->n_levels = 0;
+    do {
+        n = cf__div_up(n, 64);
+        bits->n_words[bits->n_levels] = n;
+        bits->words[bits->n_levels++] = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
+    } while (n > 1);
+}
+
+static void cf__bits_clear(cf__bits *bits) {
+    int i;
+    for (i = 0; i < bits->n_levels; i++) memset(bits->words[i], 0, (size_t)bits->n_words[i] * sizeof(uint64_t));
+}
+
+static int cf__bits_lowest(uint64_t word) { /* word != 0 */
+#if defined(__GNUC__) || defined(__clang__)
+    return __builtin_ctzll(word);
+#else
+    int n = 0;
+    while ((word & 255) == 0) word >>= 8, n += 8;
+    while ((word & 1) == 0) word >>= 1, n++;
+    return n;
+#endif
+}
+
+static int cf__bits_has(const cf__bits *bits, int64_t i) { return (int)(bits->words[0][i >> 6] >> (i & 63) & 1); }
+
+/* The first member at or after i, -1 if there is none. */
+static int64_t cf__bits_next(const cf__bits *bits, int64_t i) {
+    int level;
+    for (level = 0; level < bits->n_levels; level++) {
+        int64_t word = i >> 6;
+        uint64_t rest = word < bits->n_words[level] ? bits->words[level][word] >> (i & 63) : 0;
+        if (rest != 0) {
+            i += cf__bits_lowest(rest);
+            while (level-- > 0) i = i << 6 | cf__bits_lowest(bits->words[level][i]);
+            return i;
+        }
+        i = word + 1;
+    }
+    return -1;
+}
+
+static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
+    int level;
+    for (level = 0; level < bits->n_levels; level++, i >>= 6) {
+        uint64_t *word = &bits->words[level][i >> 6], bit = (uint64_t)1 << (i & 63), before = *word;
+        *word = is_member ? before | bit : before & ~bit;
+        if (is_member ? before != 0 : *word != 0) return; /* the levels above know already */
+    }
+}
+
+/* What an item is sorted by: its upper 32 bits, or else keys[item], whose bits rise with it as it is not negative. */
+static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
+    uint64_t bits = item >> 32;
+    if (keys != NULL) memcpy(&bits, &keys[item], sizeof bits);
+    return bits;
+}
+
+/* Sorts items by rising bits, or falling where flip is all ones; equal ones keep their order. A radix sort over those
+   bits that differ; the two arrays change places with every pass. */
+static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double *keys, uint64_t flip) {
+    int64_t start[1 << 11], i, sum;
+    uint64_t differ = 0, mask = n < 4096 ? 255 : 2047;
+    int shift, width = n < 4096 ? 8 : 11;
+    for (i = 1; i < n; i++) differ |= cf__sort_bits((*items)[i], keys) ^ cf__sort_bits((*items)[0], keys);
+    for (shift = 0; shift < 64 && differ >> shift != 0; shift += (differ >> shift & 1) != 0 ? width : 1) {
+        uint64_t *from = *items, *to = *spare;
+        if ((differ >> shift & 1) == 0) continue;
+        memset(start, 0, (size_t)(mask + 1) * sizeof start[0]);
+        for (i = 0; i < n; i++) start[(cf__sort_bits(from[i], keys) ^ flip) >> shift & mask]++;
+        for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
+            int64_t count = start[i];
+            start[i] = sum;
+            sum += count;
+        }
+        for (i = 0; i < n; i++) to[start[(cf__sort_bits(from[i], keys) ^ flip) >> shift & mask]++] = from[i];
+        *items = to;
+        *spare = from;
+    }
 }
 
 /* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
@@ -2349,11 +2440,9 @@ CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, i
 }
 
 CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
-    int64_t before, own, sum;
-    if (prefix < 0 || length < 0) return -1;
-    if (!cf__mul(length, prefix, &before)) return -1;
-    if (length == INT64_MAX) return -1;
-    if (length % 2 == 0 ? !cf__mul(length / 2, length + 1, &own) : !cf__mul(length, length / 2 + 1, &own)) return -1;
+    int64_t before, own, sum, odd = length % 2;
+    if (prefix < 0 || length < 0 || length == INT64_MAX || !cf__mul(length, prefix, &before)) return -1;
+    if (!cf__mul(odd ? length : length / 2, odd ? length / 2 + 1 : length + 1, &own)) return -1;
     return cf__add(before, own, &sum) ? sum : -1;
 }
 
@@ -2363,16 +2452,10 @@ typedef struct cf__pack_unit {
     int32_t n_items;     /* short sequences in it */
     int32_t n_chunks;
     int32_t rank;
+    int32_t next;        /* in the bins: first unit of the next larger room in the bucket, -1: none */
+    int32_t same;        /* in the bins: next unit with the same room, -1: none */
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices */
 } cf__pack_unit;
-
-typedef struct cf__pack_split {
-    int64_t sequence;
-    int64_t length;    /* tokens of the sequence */
-    int64_t n_slices;
-    int64_t first_cut; /* its slices' lengths are cuts[first_cut .. first_cut + n_slices) */
-    double target;     /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
-} cf__pack_split;
 
 /* Items of one padded size, next to each other after sorting. */
 typedef struct cf__pack_run {
@@ -2382,18 +2465,13 @@ typedef struct cf__pack_run {
     int32_t size;  /* padded tokens of each */
 } cf__pack_run;
 
-/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a
-   bitmap tree (64 ways) finds the next bucket in use, and within a bucket the distinct rooms form an ascending list,
-   each with a stack of chunks. With shift 0, the usual case, a bucket is one room. Very large chunks get wider buckets,
-   so that space stays in proportion to the items. */
+/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, and
+   within a bucket the distinct rooms form an ascending list, each with a stack of chunks. With shift 0, the usual case,
+   a bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
 typedef struct cf__pack_bins {
-    uint64_t *words[6]; /* words[0]: a bit per bucket; words[i]: a bit per word of words[i - 1] */
-    int64_t n_words[6];
-    int n_levels;
+    cf__bits used; /* buckets with a chunk in them */
+    int32_t *head; /* (buckets) unit with the least room; valid where the bucket is used */
     int shift;
-    int32_t *head;      /* (buckets) unit with the least room; valid where the bit is set */
-    int32_t *next;      /* (max_units) first unit of the next larger room in the bucket, -1: none */
-    int32_t *same;      /* (max_units) next unit with the same room, -1: none */
 } cf__pack_bins;
 
 typedef struct cf__packer {
@@ -2402,18 +2480,19 @@ typedef struct cf__packer {
     int64_t n;
     cf_error *error;
     cf_pass_cost weights;
+    double target;         /* CF_SPLIT_COST: no slice of the sequence at hand is dearer, unless it is one alignment unit */
+    cf_result answer;      /* CF_OK while slice_cost has given costs */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     /* measured */
     int64_t n_empty, n_tokens, n_groups, n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t longest_item;
     /* working space */
-    cf__pack_split *splits; /* (n_groups) */
+    cf_group *groups;       /* (n_groups) here first_chunk counts dependent chunks alone, as cuts does */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
-    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
-                               and spare have room for 2 x n_groups more, which the lower bound uses */
-    uint64_t *spare;
+    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. There is
+                               room for n_groups more, which the lower bound uses */
+    uint64_t *spare;        /* as large as items */
     cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less */
     int32_t *unit_of;       /* (n_items) the unit of each item */
     cf__pack_unit *units;   /* (max_units) */
@@ -2447,15 +2526,8 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     return full;
 }
 
-CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method) {
-    switch ((int)method) { CF_PACK_METHODS(CF__NAME) }
-    return "?";
-}
-
-CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split) {
-    switch ((int)split) { CF_SPLIT_METHODS(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_pack_method_name, cf_pack_method, CF_PACK_METHODS, "?")
+CF__NAMES(cf_split_method_name, cf_split_method, CF_SPLIT_METHODS, "?")
 
 static int64_t cf__pack_common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
@@ -2484,25 +2556,24 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
 
 /* ---- cutting long sequences ---- */
 
-/* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is reported. */
-static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
+/* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is noted. */
+static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length) {
     double cost;
     if (p->desc.slice_cost == NULL) return cf_cost_seconds(&p->weights, length, cf_slice_pairs(begin, length));
     cost = p->desc.slice_cost(begin, length, p->desc.slice_cost_user);
     if (cf__is_cost(cost)) return cost;
-    *result = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
-                            "the callback must return a cost that is finite and not negative");
+    p->answer = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
+                              "the callback must return a cost that is finite and not negative");
     return 0;
 }
 
 /* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
-static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, int64_t begin, cf_result *result) {
-    int64_t rest = split->length - begin, unit = p->desc.align;
+static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_t begin) {
+    int64_t rest = group->tokens - begin, unit = p->desc.align;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     while (low < high) { /* in units: low fits (or is the least there is), high + 1 does not */
         int64_t middle = low + (high - low + 1) / 2;
-        double cost = cf__pack_slice_cost(p, split->sequence, begin, cf__min(middle * unit, rest), result);
-        if (cost <= split->target) low = middle;
+        if (cf__pack_slice_cost(p, group->sequence, begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
         else high = middle - 1;
     }
     return cf__min(low * unit, rest);
@@ -2510,15 +2581,14 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, 
 
 /* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
    be NULL. */
-static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, int32_t *lengths,
-                                  cf_result *result) {
-    int64_t begin = 0, i, n = split->n_slices, units = cf__div_up(split->length, p->desc.align);
-    for (i = 0; begin < split->length && i <= most; i++) {
+static int64_t cf__pack_make_cuts(cf__packer *p, const cf_group *group, int64_t most, int32_t *lengths) {
+    int64_t begin = 0, i, n = group->n_chunks, units = cf__div_up(group->tokens, p->desc.align);
+    for (i = 0; begin < group->tokens && i <= most; i++) {
         int64_t length = p->desc.chunk_size;
-        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, split, begin, result);
+        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, group, begin);
         /* The last slices get the units left over: the very last one may lack part of a unit. */
         if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
-        length = cf__min(length, split->length - begin);
+        length = cf__min(length, group->tokens - begin);
         if (lengths != NULL && i < most) lengths[i] = (int32_t)length;
         begin += length;
     }
@@ -2529,42 +2599,38 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, in
    under the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean,
    so there are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped
    so that a sequence of millions of slices does not take seconds. */
-static cf_result cf__pack_find_target(cf__packer *p, cf__pack_split *split) {
-    int64_t full = split->n_slices, i, n, steps;
+static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
+    int64_t full = group->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
-    cf_result result = CF_OK;
     if (full > CF__PACK_MAX_COST_SLICES)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", split->sequence, CF__PACK_MAX_COST_SLICES, full,
+        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", group->sequence, CF__PACK_MAX_COST_SLICES, full,
                         "makes more slices than the cost can be evened out over");
-    for (i = 0; i < full; i++) {
-        int64_t begin = i * p->desc.chunk_size, rest = split->length - begin;
-        sum += cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, rest), &result);
-    }
+    for (i = 0; i < full; i++)
+        sum += cf__pack_slice_cost(p, group->sequence, i * size, cf__min(size, group->tokens - i * size));
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
-    split->target = high;
-    n = cf__pack_make_cuts(p, split, INT64_MAX - 1, NULL, &result);
+    p->target = high;
+    n = cf__pack_make_cuts(p, group, INT64_MAX - 1, NULL);
     steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
-    for (i = 0; i < steps && result == CF_OK && high - low > cf__product(high, 1e-7); i++) {
-        split->target = low + (high - low) / 2;
-        if (cf__pack_make_cuts(p, split, n, NULL, &result) <= n) high = split->target;
-        else low = split->target;
+    for (i = 0; i < steps && p->answer == CF_OK && high - low > cf__product(high, 1e-7); i++) {
+        p->target = low + (high - low) / 2;
+        if (cf__pack_make_cuts(p, group, n, NULL) <= n) high = p->target;
+        else low = p->target;
     }
-    split->target = high;
-    split->n_slices = n;
-    return result;
+    p->target = high;
+    group->n_chunks = n;
+    return p->answer;
 }
 
 /* Decides how many slices a long sequence gets. */
-static cf_result cf__pack_plan_split(cf__packer *p, int64_t sequence, cf__pack_split *split) {
-    split->sequence = sequence;
-    split->length = p->lengths[sequence];
-    split->n_slices = cf__div_up(split->length, p->desc.chunk_size);
-    split->target = 0;
-    if (split->n_slices > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, split->n_slices,
+static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, cf_group *group) {
+    group->sequence = sequence;
+    group->tokens = p->lengths[sequence];
+    group->n_chunks = cf__div_up(group->tokens, p->desc.chunk_size);
+    if (group->n_chunks > CF_MAX_CHUNKS)
+        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, group->n_chunks,
                         "makes too many chunks");
-    return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, split) : CF_OK;
+    return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, group) : CF_OK;
 }
 
 /* ---- measuring ---- */
@@ -2634,19 +2700,18 @@ static cf_result cf__pack_measure(cf__packer *p) {
     CF__TRY(cf__pack_check_lengths(p));
     if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__pack_choose_weights(p);
     for (i = 0; i < p->n; i++) {
-        cf__pack_split split;
+        cf_group group;
         int64_t length = p->lengths[i];
         if (length == 0) {
             p->n_empty++;
         } else if (length <= p->desc.chunk_size) {
             p->n_items++;
-            p->longest_item = cf__max(p->longest_item, length);
             p->item_tokens += cf__round_up(length, p->desc.align);
         } else {
-            CF__TRY(cf__pack_plan_split(p, i, &split));
+            CF__TRY(cf__pack_plan_group(p, i, &group));
             p->n_groups++;
-            p->n_dependent += split.n_slices;
-            p->largest_group = cf__max(p->largest_group, split.n_slices);
+            p->n_dependent += group.n_chunks;
+            p->largest_group = cf__max(p->largest_group, group.n_chunks);
         }
     }
     return cf__pack_bound_counts(p);
@@ -2659,23 +2724,16 @@ static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
     for (bins->shift = 0; (p->desc.chunk_size >> bins->shift) >= most; bins->shift++) continue;
     n = (p->desc.chunk_size >> bins->shift) + 1;
     bins->head = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    bins->next = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
-    bins->same = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
-    bins->n_levels = 0;
-    do {
-        n = cf__div_up(n, 64);
-        bins->n_words[bins->n_levels] = n;
-        bins->words[bins->n_levels++] = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
-    } while (n > 1);
+    cf__bits_layout(&bins->used, n, carver);
 }
 
 static void cf__pack_scratch(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
-    p->splits = (cf__pack_split *)cf__take(carver, p->n_groups, sizeof(cf__pack_split));
+    p->groups = (cf_group *)cf__take(carver, p->n_groups, sizeof(cf_group));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
-    p->items = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
-    p->spare = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
+    p->items = (uint64_t *)cf__take(carver, p->n_items + p->n_groups, sizeof(uint64_t));
+    p->spare = (uint64_t *)cf__take(carver, p->n_items + p->n_groups, sizeof(uint64_t));
     p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size) + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
@@ -2708,9 +2766,9 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
     unit.n_chunks = 1;
     if (id < p->n_groups) {
-        const cf__pack_split *split = &p->splits[id];
-        unit.n_chunks = (int32_t)split->n_slices;
-        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[split->first_cut + split->n_slices - 1]);
+        const cf_group *group = &p->groups[id];
+        unit.n_chunks = (int32_t)group->n_chunks;
+        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[group->first_chunk + group->n_chunks - 1]);
         unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
     }
     return unit;
@@ -2721,21 +2779,20 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Fills splits and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
+/* Fills groups and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
    caught here. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
-    cf_result result = CF_OK;
     int64_t i, n_cuts = 0;
     for (i = 0; i < p->n && p->n_units < p->n_groups; i++) {
-        cf__pack_split *split = &p->splits[p->n_units];
+        cf_group *group = &p->groups[p->n_units];
         int fits;
         if (p->lengths[i] <= p->desc.chunk_size) continue;
-        CF__TRY(cf__pack_plan_split(p, i, split));
-        split->first_cut = n_cuts;
-        n_cuts += split->n_slices;
+        CF__TRY(cf__pack_plan_group(p, i, group));
+        group->first_chunk = n_cuts;
+        n_cuts += group->n_chunks;
         fits = n_cuts <= p->n_dependent &&
-               cf__pack_make_cuts(p, split, split->n_slices, &p->cuts[split->first_cut], &result) == split->n_slices;
-        CF__TRY(result);
+               cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]) == group->n_chunks;
+        CF__TRY(p->answer);
         if (!fits)
             return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", i,
                               "the callback must give the same answer every time");
@@ -2751,35 +2808,6 @@ static void cf__pack_collect_items(cf__packer *p) {
     for (i = 0; i < p->n; i++) {
         int64_t length = p->lengths[i];
         if (length > 0 && length <= p->desc.chunk_size) p->items[n++] = (uint64_t)length << 32 | (uint64_t)i;
-    }
-}
-
-/* ---- sorting items, longest first ---- */
-
-static void cf__pack_sort_pass(const uint64_t *from, uint64_t *to, int64_t n, int shift, int bits) {
-    int64_t start[2048], i, sum = 0;
-    uint64_t mask = ((uint64_t)1 << bits) - 1;
-    memset(start, 0, sizeof start[0] << bits);
-    for (i = 0; i < n; i++) start[~from[i] >> shift & mask]++;
-    for (i = 0; i <= (int64_t)mask; i++) {
-        int64_t count = start[i];
-        start[i] = sum;
-        sum += count;
-    }
-    for (i = 0; i < n; i++) to[start[~from[i] >> shift & mask]++] = from[i];
-}
-
-/* Radix sort by falling length; equal lengths keep their order. The two arrays change places with every pass. */
-static void cf__pack_sort_items(uint64_t **items, uint64_t **spare, int64_t n, int64_t longest) {
-    int bits = 0, passes, width, i;
-    while (bits < 32 && longest >> bits != 0) bits++;
-    passes = (bits + 10) / 11;
-    width = passes > 0 ? (bits + passes - 1) / passes : 0;
-    for (i = 0; i < passes; i++) {
-        uint64_t *sorted = *spare;
-        cf__pack_sort_pass(*items, sorted, n, 32 + i * width, width);
-        *spare = *items;
-        *items = sorted;
     }
 }
 
@@ -2800,120 +2828,74 @@ static void cf__pack_find_runs(cf__packer *p) {
 
 /* ---- lower bound ---- */
 
-/* Puts into p->spare the sizes that must share chunks, largest first: the items, which are sorted, and, where tails may
-   be filled, the tails. Returns how many they are. */
-static int64_t cf__pack_bound_sizes(cf__packer *p) {
-    int64_t i, j = 0, n = 0, n_tails = p->desc.no_tails ? 0 : p->n_groups;
-    uint64_t *tails = p->spare + p->n_items; /* behind all that the merge below can have written when it reads them */
-    uint64_t *spare = tails + n_tails;
-    for (i = 0; i < n_tails; i++) tails[i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32;
-    cf__pack_sort_items(&tails, &spare, n_tails, p->desc.chunk_size);
-    for (i = 0; i < p->n_items || j < n_tails;) {
-        int64_t from_item = j == n_tails || (i < p->n_items && p->items[i] >> 32 >= tails[j] >> 32);
-        p->spare[n++] = from_item ? (uint64_t)cf__pack_item_size(p, i++) : tails[j++] >> 32;
-    }
-    return n;
-}
-
 /* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C /
-   2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
-static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
-    int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
-    while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
-    alone = big; /* sizes[alone .. big) share with sizes of at least the threshold */
+   2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. The first n items, longest
+   first. */
+static int64_t cf__pack_l2_bound(const cf__packer *p, int64_t n) {
+    int64_t big = 0, alone, i, size, chunk_size = p->desc.chunk_size, free_space = 0, best = 0, small_sum = 0;
+    while (big < n && (int64_t)cf__pack_item_size(p, big) * 2 > chunk_size) big++;
+    alone = big; /* items alone .. big - 1 share with sizes of at least the threshold */
     for (i = big; i < n; i++) {
-        int64_t t = (int64_t)sizes[i];
+        int64_t t = cf__pack_item_size(p, i);
         small_sum += t;
-        while (alone > 0 && (int64_t)sizes[alone - 1] <= chunk_size - t)
-            free_space += chunk_size - (int64_t)sizes[--alone];
+        for (; alone > 0 && (size = cf__pack_item_size(p, alone - 1)) <= chunk_size - t; alone--)
+            free_space += chunk_size - size;
         if (small_sum > free_space) best = cf__max(best, cf__div_up(small_sum - free_space, chunk_size));
     }
     return big + best;
 }
 
-static int64_t cf__pack_lower_bound(cf__packer *p) {
-    int64_t full = p->n_dependent - (p->desc.no_tails ? 0 : p->n_groups);
-    int64_t n = cf__pack_bound_sizes(p), bound = cf__pack_l2_bound(p->spare, n, p->desc.chunk_size);
+#define CF__PACK_TAIL ((uint64_t)1 << 31) /* no sequence has this bit */
+
+/* Sorts the items, longest first, and finds the lower bound. What must share chunks are the items and, where tails may
+   be filled, the tails, which stand among the items meanwhile. */
+static void cf__pack_sort_and_bound(cf__packer *p) {
+    int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->n_groups, n = p->n_items + n_tails, bound;
+    for (i = 0; i < n_tails; i++)
+        p->items[p->n_items + i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32 | CF__PACK_TAIL;
+    cf__sort(&p->items, &p->spare, n, NULL, ~(uint64_t)0);
+    bound = cf__pack_l2_bound(p, n);
     if (p->desc.max_slices > 0) bound = cf__max(bound, cf__div_up(n, p->desc.max_slices));
-    return cf__max(full + bound, p->n_dependent);
+    p->lower_bound = cf__max(p->n_dependent - n_tails + bound, p->n_dependent);
+    for (i = 0; i < n && n_tails > 0; i++)
+        if ((p->items[i] & CF__PACK_TAIL) == 0) p->items[kept++] = p->items[i];
 }
 
 /* ---- bins: open chunks by room ---- */
 
-static int cf__pack_lowest_bit(uint64_t word) { /* word != 0 */
-#if defined(__GNUC__) || defined(__clang__)
-    return __builtin_ctzll(word);
-#else
-    int n = 0;
-    while ((word & 255) == 0) word >>= 8, n += 8;
-    while ((word & 1) == 0) word >>= 1, n++;
-    return n;
-#endif
-}
-
-static void cf__pack_bins_reset(cf__pack_bins *bins) {
-    int i;
-    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
-}
-
-/* First bucket in use at or after `bucket`, -1 if none. */
-static int64_t cf__pack_bins_find(const cf__pack_bins *bins, int64_t bucket) {
-    int level;
-    for (level = 0; level < bins->n_levels; level++) {
-        int64_t word = bucket >> 6;
-        uint64_t bits = word < bins->n_words[level] ? bins->words[level][word] >> (bucket & 63) : 0;
-        if (bits != 0) {
-            bucket += cf__pack_lowest_bit(bits);
-            while (level-- > 0) bucket = bucket << 6 | cf__pack_lowest_bit(bins->words[level][bucket]);
-            return bucket;
-        }
-        bucket = word + 1;
-    }
-    return -1;
-}
-
-static void cf__pack_bins_mark(cf__pack_bins *bins, int64_t bucket, int used) {
-    int level;
-    for (level = 0; level < bins->n_levels; level++, bucket >>= 6) {
-        uint64_t *word = &bins->words[level][bucket >> 6], bit = (uint64_t)1 << (bucket & 63), before = *word;
-        *word = used ? before | bit : before & ~bit;
-        if (used ? before != 0 : *word != 0) return; /* the levels above know already */
-    }
-}
-
 /* A unit that is full does not come in. */
-static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
-    cf__pack_bins *bins = &p->bins;
-    int32_t room = p->units[unit].room, *link;
-    int64_t bucket = room >> bins->shift;
+static void cf__pack_bins_insert(cf__packer *p, int32_t id) {
+    cf__pack_unit *unit = &p->units[id], *units = p->units;
+    int32_t room = unit->room, *link;
+    int64_t bucket = room >> p->bins.shift;
     int is_known;
-    if (room == 0 || p->units[unit].slices_left == 0) return;
-    link = &bins->head[bucket];
-    if ((bins->words[0][bucket >> 6] >> (bucket & 63) & 1) == 0) {
+    if (room == 0 || unit->slices_left == 0) return;
+    link = &p->bins.head[bucket];
+    if (!cf__bits_has(&p->bins.used, bucket)) {
         *link = -1;
-        cf__pack_bins_mark(bins, bucket, 1);
+        cf__bits_put(&p->bins.used, bucket, 1);
     }
-    while (*link >= 0 && p->units[*link].room < room) link = &bins->next[*link];
-    is_known = *link >= 0 && p->units[*link].room == room;
-    bins->same[unit] = is_known ? *link : -1;
-    bins->next[unit] = is_known ? bins->next[*link] : *link;
-    *link = unit;
+    while (*link >= 0 && units[*link].room < room) link = &units[*link].next;
+    is_known = *link >= 0 && units[*link].room == room;
+    unit->same = is_known ? *link : -1;
+    unit->next = is_known ? units[*link].next : *link;
+    *link = id;
 }
 
 /* Takes out the unit with the least room of at least `size`; -1 if there is none. */
 static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
-    cf__pack_bins *bins = &p->bins;
-    int64_t bucket = cf__pack_bins_find(bins, size >> bins->shift);
-    for (; bucket >= 0; bucket = cf__pack_bins_find(bins, bucket + 1)) {
-        int32_t *link = &bins->head[bucket], unit, same;
-        while (*link >= 0 && p->units[*link].room < size) link = &bins->next[*link];
-        unit = *link;
-        if (unit < 0) continue; /* all rooms of the first bucket may be too small */
-        same = bins->same[unit];
-        if (same >= 0) bins->next[same] = bins->next[unit];
-        *link = same >= 0 ? same : bins->next[unit];
-        if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
-        return unit;
+    cf__pack_unit *units = p->units;
+    int64_t bucket = cf__bits_next(&p->bins.used, size >> p->bins.shift);
+    for (; bucket >= 0; bucket = cf__bits_next(&p->bins.used, bucket + 1)) {
+        int32_t *link = &p->bins.head[bucket], id, same;
+        while (*link >= 0 && units[*link].room < size) link = &units[*link].next;
+        id = *link;
+        if (id < 0) continue; /* all rooms of the first bucket may be too small */
+        same = units[id].same;
+        if (same >= 0) units[same].next = units[id].next;
+        *link = same >= 0 ? same : units[id].next;
+        if (p->bins.head[bucket] < 0) cf__bits_put(&p->bins.used, bucket, 0);
+        return id;
     }
     return -1;
 }
@@ -2940,7 +2922,7 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
    that still are large enough, so the next one would go there too. */
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
-    cf__pack_bins_reset(&p->bins);
+    cf__bits_clear(&p->bins.used);
     for (i = 0; i < p->n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
@@ -3017,8 +2999,7 @@ static void cf__pack_next_fit(cf__packer *p) {
 static void cf__pack_assign_items(cf__packer *p) {
     int64_t i, n_closed = p->n_dependent - p->n_groups; /* chunks that take no items: all but the last of each group */
     cf__pack_collect_items(p);
-    cf__pack_sort_items(&p->items, &p->spare, p->n_items, p->longest_item);
-    p->lower_bound = cf__pack_lower_bound(p);
+    cf__pack_sort_and_bound(p);
     if (p->desc.method == CF_PACK_NEXT_FIT) {
         cf__pack_collect_items(p);
         cf__pack_next_fit(p);
@@ -3040,21 +3021,20 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* Cost of each item and of each unit. */
 static cf_result cf__pack_cost_units(cf__packer *p) {
-    cf_result result = CF_OK;
     int64_t i, j;
     for (i = 0; i < p->n_items; i++)
         p->item_costs[i] =
-            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
+            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]));
     for (i = 0; i < p->n_units; i++) {
-        const cf__pack_split *split = i < p->n_groups ? &p->splits[i] : NULL;
+        const cf_group *group = i < p->n_groups ? &p->groups[i] : NULL;
         int64_t begin = 0;
         p->costs[i] = 0;
-        for (j = 0; split != NULL && j < split->n_slices; begin += p->cuts[split->first_cut + j++])
-            p->costs[i] += cf__pack_slice_cost(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+        for (j = 0; group != NULL && j < group->n_chunks; begin += p->cuts[group->first_chunk + j++])
+            p->costs[i] += cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
         p->costs[i] += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
     for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
-    return result;
+    return p->answer;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
@@ -3239,25 +3219,22 @@ static cf_result cf__pack_spread(cf__packer *p) {
 
 /* ---- writing the plan ---- */
 
-/* A group, its chunks and its slices; the first of these is `slice`. */
-static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slice) {
-    const cf__pack_split *split = &p->splits[id];
+/* A group, its chunks and its slices. */
+static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slices) {
     cf_group *group = &p->plan->groups[id];
+    const int32_t *cuts = &p->cuts[p->groups[id].first_chunk];
     int64_t i, begin = 0;
-    group->sequence = split->sequence;
+    *group = p->groups[id];
     group->first_chunk = first_chunk;
-    group->n_chunks = split->n_slices;
-    group->tokens = split->length;
-    for (i = 0; i < split->n_slices; i++, slice++) {
+    for (i = 0; i < group->n_chunks; begin += cuts[i++]) {
         cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
-        slice->sequence = split->sequence;
-        slice->begin = begin;
-        slice->length = p->cuts[split->first_cut + i];
+        slices[i].sequence = group->sequence;
+        slices[i].begin = begin;
+        slices[i].length = cuts[i];
         chunk->index = i;
         chunk->prefix = begin;
         chunk->group = id;
         chunk->n_slices = 1;
-        begin += slice->length;
     }
 }
 
@@ -3874,10 +3851,7 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 
 /* ---- splitting ---- */
 
-CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
-    switch ((int)recompute) { CF_RECOMPUTES(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_recompute_name, cf_recompute, CF_RECOMPUTES, "?")
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
     cf_parallel full = *parallel;
@@ -4044,10 +4018,7 @@ static cf__memory_loss_bytes cf__memory_loss_bytes_of(cf_loss loss, int64_t logi
     return bytes;
 }
 
-CHUNKFLOW_API const char *cf_loss_name(cf_loss loss) {
-    switch ((int)loss) { CF_LOSSES(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_loss_name, cf_loss, CF_LOSSES, "?")
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     cf_memory_desc full = *desc;
@@ -6071,25 +6042,20 @@ typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *tail;      /* (most jobs) */
     double *left;             /* (most jobs) seconds still to run */
-    int32_t *by_head;         /* (most jobs) */
-    int32_t *by_tail;         /* (most jobs) longest first */
-    int32_t *place;           /* (most jobs) in by_tail */
-    cf__pack_bins waiting;    /* its set of bits alone: by place in by_tail, the jobs that can run */
+    uint64_t *by_head;        /* (most jobs) */
+    uint64_t *by_tail;        /* (most jobs) longest first */
+    uint64_t *place;          /* (most jobs) in by_tail */
+    cf__bits waiting;         /* by place in by_tail, the jobs that can run */
 } cf__bounds_jobs;
 
 static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
     jobs->head = (double *)cf__take(carver, most, sizeof(double));
     jobs->tail = (double *)cf__take(carver, most, sizeof(double));
     jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->by_tail = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->place = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->waiting.n_levels = 0;
-    do {
-        most = cf__div_up(most, 64);
-        jobs->waiting.n_words[jobs->waiting.n_levels] = most;
-        jobs->waiting.words[jobs->waiting.n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    } while (most > 1);
+    jobs->by_head = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->by_tail = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->place = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    cf__bits_layout(&jobs->waiting, most, carver);
 }
 
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
@@ -6122,48 +6088,14 @@ static double cf__bounds_load(const cf__bounds_jobs *jobs) {
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
-/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over
-   the bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as
-   ids. */
-static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const double *keys, uint64_t flip) {
-    int64_t start[1 << 11], i, sum;
-    uint64_t bits, first = 0, differ = 0, mask = n < 4096 ? 255 : 2047;
-    int shift, width = n < 4096 ? 8 : 11;
-    for (i = 0; i < n; i++) {
-        (*ids)[i] = (int32_t)i;
-        memcpy(&bits, &keys[i], sizeof bits);
-        if (i == 0) first = bits;
-        differ |= bits ^ first;
-    }
-    for (shift = 0; shift < 64 && differ >> shift != 0; shift += (differ >> shift & 1) != 0 ? width : 1) {
-        int32_t *swap = *ids;
-        if ((differ >> shift & 1) == 0) continue;
-        memset(start, 0, (size_t)(mask + 1) * sizeof start[0]);
-        for (i = 0; i < n; i++) {
-            memcpy(&bits, &keys[i], sizeof bits);
-            start[(bits ^ flip) >> shift & mask]++;
-        }
-        for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
-            int64_t count = start[i];
-            start[i] = sum;
-            sum += count;
-        }
-        for (i = 0; i < n; i++) {
-            memcpy(&bits, &keys[swap[i]], sizeof bits);
-            (*spare)[start[(bits ^ flip) >> shift & mask]++] = swap[i];
-        }
-        *ids = *spare;
-        *spare = swap;
-    }
-}
-
 /* By head, and by tail with the longest first; of equal tails the lower job is first. */
 static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
     int64_t i;
-    cf__bounds_sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
-    cf__bounds_sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
-    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (int32_t)i;
-    cf__pack_bins_reset(&jobs->waiting);
+    for (i = 0; i < jobs->n; i++) jobs->by_tail[i] = jobs->by_head[i] = (uint64_t)i;
+    cf__sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
+    cf__sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
+    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (uint64_t)i;
+    cf__bits_clear(&jobs->waiting);
 }
 
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
@@ -6174,19 +6106,19 @@ static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
     cf__bounds_sort_jobs(jobs);
     for (;;) {
         double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
-        place = release <= now ? -1 : cf__pack_bins_find(&jobs->waiting, 0);
+        place = release <= now ? -1 : cf__bits_next(&jobs->waiting, 0);
         if (place < 0 && i == jobs->n) return bound;
-        job = place < 0 ? -1 : jobs->by_tail[place];
+        job = place < 0 ? -1 : (int64_t)jobs->by_tail[place];
         if (job < 0) {
             now = cf__most(now, release);
-            cf__pack_bins_mark(&jobs->waiting, jobs->place[jobs->by_head[i++]], 1);
+            cf__bits_put(&jobs->waiting, (int64_t)jobs->place[jobs->by_head[i++]], 1);
         } else if (now + jobs->left[job] > release) {
             jobs->left[job] -= release - now;
             now = release;
         } else {
             now += jobs->left[job];
             bound = cf__most(bound, now + jobs->tail[job]);
-            cf__pack_bins_mark(&jobs->waiting, place, 0);
+            cf__bits_put(&jobs->waiting, place, 0);
         }
     }
 }
