@@ -2361,13 +2361,16 @@ static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
    bits that differ; the two arrays change places with every pass. */
 static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double *keys, uint64_t flip) {
     int64_t start[1 << 11], i, sum;
-    uint64_t differ = 0, mask = n < 4096 ? 255 : 2047;
-    int shift, width = n < 4096 ? 8 : 11;
+    uint64_t differ = 0, mask;
+    int shift, end = 0, width = n < 4096 ? 8 : 11;
     for (i = 1; i < n; i++) differ |= cf__sort_bits((*items)[i], keys) ^ cf__sort_bits((*items)[0], keys);
-    for (shift = 0; shift < 64 && differ >> shift != 0; shift += (differ >> shift & 1) != 0 ? width : 1) {
+    while (end < 64 && differ >> end != 0) end++;
+    width = (int)cf__div_up(end, cf__max(1, cf__div_up(end, width))); /* as many passes, of one width */
+    mask = ((uint64_t)1 << width) - 1;
+    for (shift = 0; shift < end; shift += (differ >> shift & 1) != 0 ? width : 1) {
         uint64_t *from = *items, *to = *spare;
         if ((differ >> shift & 1) == 0) continue;
-        memset(start, 0, (size_t)(mask + 1) * sizeof start[0]);
+        memset(start, 0, sizeof start[0] << width);
         for (i = 0; i < n; i++) start[(cf__sort_bits(from[i], keys) ^ flip) >> shift & mask]++;
         for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
             int64_t count = start[i];
@@ -2829,17 +2832,16 @@ static void cf__pack_find_runs(cf__packer *p) {
 /* ---- lower bound ---- */
 
 /* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C /
-   2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. The first n items, longest
-   first. */
-static int64_t cf__pack_l2_bound(const cf__packer *p, int64_t n) {
-    int64_t big = 0, alone, i, size, chunk_size = p->desc.chunk_size, free_space = 0, best = 0, small_sum = 0;
-    while (big < n && (int64_t)cf__pack_item_size(p, big) * 2 > chunk_size) big++;
-    alone = big; /* items alone .. big - 1 share with sizes of at least the threshold */
+   2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
+static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
+    int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
+    while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
+    alone = big; /* sizes[alone .. big) share with sizes of at least the threshold */
     for (i = big; i < n; i++) {
-        int64_t t = cf__pack_item_size(p, i);
+        int64_t t = (int64_t)sizes[i];
         small_sum += t;
-        for (; alone > 0 && (size = cf__pack_item_size(p, alone - 1)) <= chunk_size - t; alone--)
-            free_space += chunk_size - size;
+        while (alone > 0 && (int64_t)sizes[alone - 1] <= chunk_size - t)
+            free_space += chunk_size - (int64_t)sizes[--alone];
         if (small_sum > free_space) best = cf__max(best, cf__div_up(small_sum - free_space, chunk_size));
     }
     return big + best;
@@ -2854,11 +2856,13 @@ static void cf__pack_sort_and_bound(cf__packer *p) {
     for (i = 0; i < n_tails; i++)
         p->items[p->n_items + i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32 | CF__PACK_TAIL;
     cf__sort(&p->items, &p->spare, n, NULL, ~(uint64_t)0);
-    bound = cf__pack_l2_bound(p, n);
+    for (i = 0; i < n; i++) {
+        p->spare[i] = (uint64_t)cf__pack_item_size(p, i);
+        if ((p->items[i] & CF__PACK_TAIL) == 0) p->items[kept++] = p->items[i];
+    }
+    bound = cf__pack_l2_bound(p->spare, n, p->desc.chunk_size);
     if (p->desc.max_slices > 0) bound = cf__max(bound, cf__div_up(n, p->desc.max_slices));
     p->lower_bound = cf__max(p->n_dependent - n_tails + bound, p->n_dependent);
-    for (i = 0; i < n && n_tails > 0; i++)
-        if ((p->items[i] & CF__PACK_TAIL) == 0) p->items[kept++] = p->items[i];
 }
 
 /* ---- bins: open chunks by room ---- */
