@@ -3385,40 +3385,44 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) 
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
-/* Fullest rank / mean, in tokens and in pairs. */
+/* Counts the chunks by kind, and finds the fullest rank / mean, in tokens and in pairs. */
 static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     double most_tokens = 0, most_pairs = 0;
     int64_t rank, i;
     for (rank = 0; rank < plan->n_ranks; rank++) {
         double tokens = 0, pairs = 0;
         for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) {
-            tokens += (double)plan->chunks[i].tokens;
-            pairs += (double)plan->chunks[i].pairs;
+            const cf_chunk *chunk = &plan->chunks[i];
+            stats->most_slices = cf__max(stats->most_slices, chunk->n_slices);
+            if (chunk->group < 0) stats->n_standalone += chunk->n_slices > 0;
+            else if (chunk->n_slices > 1) stats->n_hybrid++;
+            else stats->n_dependent++;
+            tokens += (double)chunk->tokens;
+            pairs += (double)chunk->pairs;
         }
-        if (tokens > most_tokens) most_tokens = tokens;
-        if (pairs > most_pairs) most_pairs = pairs;
+        most_tokens = cf__most(most_tokens, tokens);
+        most_pairs = cf__most(most_pairs, pairs);
         stats->pairs += pairs;
     }
     stats->rank_token_spread = cf__plan_spread(most_tokens, (double)plan->n_tokens, plan->n_ranks);
     stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-static void cf__plan_measure_costs(const cf_plan *plan, const cf_pass_cost *given, cf_plan_stats *stats) {
-    cf_pass_cost cost = {0, 0, 0};
+static double cf__plan_cost_spread(const cf_plan *plan, cf_pass_cost cost, double pairs) {
     double most = 0, sum = 0;
     int64_t i;
-    if (given != NULL) cost = *given;
-    if (stats->pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, stats->pairs);
+    if (pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, pairs);
     for (i = 0; i < plan->n_chunks; i++) {
         double seconds = cf_cost_seconds(&cost, plan->chunks[i].tokens, plan->chunks[i].pairs);
         if (plan->chunks[i].n_slices == 0) continue;
         sum += seconds;
-        if (seconds > most) most = seconds;
+        most = cf__most(most, seconds);
     }
-    stats->chunk_cost_spread = cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
+    return cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
+    const cf_pass_cost none = {0, 0, 0};
     int64_t i, n_used;
     if (stats == NULL) return;
     memset(stats, 0, sizeof *stats);
@@ -3426,20 +3430,13 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
     n_used = plan->n_chunks - plan->n_idle;
     stats->n_idle = plan->n_idle;
     stats->excess = n_used - plan->lower_bound;
-    for (i = 0; i < plan->n_chunks; i++) {
-        const cf_chunk *chunk = &plan->chunks[i];
-        stats->most_slices = cf__max(stats->most_slices, chunk->n_slices);
-        if (chunk->group >= 0 && chunk->n_slices > 1) stats->n_hybrid++;
-        else if (chunk->group >= 0) stats->n_dependent++;
-        else stats->n_standalone += chunk->n_slices > 0;
-    }
     for (i = 0; i < plan->n_slices; i++)
         stats->longest_sequence = cf__max(stats->longest_sequence, plan->slices[i].begin + plan->slices[i].length);
     for (i = 0; i < plan->n_groups; i++)
         stats->largest_group = cf__max(stats->largest_group, plan->groups[i].n_chunks);
     if (n_used > 0) stats->fill = (double)plan->n_tokens / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
-    cf__plan_measure_costs(plan, cost, stats);
+    stats->chunk_cost_spread = cf__plan_cost_spread(plan, cost != NULL ? *cost : none, stats->pairs);
 }
 
 /* ---- checking a plan ---- */
@@ -3548,16 +3545,14 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
         CF__TRY(cf__plan_check_slice(check, first + i, !(c->group >= 0 && i == 0), padded));
-        if (slice->length > plan->chunk_size)
-            return cf__plan_bad(check, "slices.length", first + i, plan->chunk_size, slice->length,
-                                "is more than chunk_size");
+        CF__TRY(cf__plan_within(check, "slices.length", first + i, 1, plan->chunk_size, slice->length,
+                                "is more than chunk_size"));
         own = cf_slice_pairs(slice->begin, slice->length);
         if (own < 0 || !cf__add(pairs, own, &pairs))
             return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
         tokens += slice->length;
         padded += cf__round_up(slice->length, plan->align);
-        if (padded > plan->chunk_size)
-            return cf__plan_bad(check, "chunks.padded", id, plan->chunk_size, padded, "is more than chunk_size");
+        CF__TRY(cf__plan_within(check, "chunks.padded", id, 1, plan->chunk_size, padded, "is more than chunk_size"));
     }
     CF__TRY(cf__plan_is(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum"));
     CF__TRY(cf__plan_is(check, "chunks.padded", id, padded, c->padded, "is the wrong sum"));
@@ -3579,8 +3574,7 @@ static cf_result cf__plan_check_membership(const cf__plan_check *check, int64_t 
         return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.group", id,
                           "names a group that does not hold this chunk");
     CF__TRY(cf__plan_is(check, "chunks.index", id, id - g->first_chunk, c->index, "is the wrong place in its group"));
-    if (c->n_slices < 1)
-        return cf__plan_bad(check, "chunks.n_slices", id, 1, c->n_slices, "must have its group's slice");
+    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 1, INT64_MAX, c->n_slices, "must have its group's slice"));
     if (c->index == g->n_chunks - 1) return CF_OK;
     return cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
                        "is more than one, and only a group's last chunk may be hybrid");
@@ -3914,11 +3908,6 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
     return cf__model_resolve(model, parallel, &full, error);
 }
 
-static cf_result cf__model_check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
-    return cf__bounded(stage, 0, parallel->pp * parallel->n_virtual - 1, "stage", "there is no such virtual stage",
-                       error);
-}
-
 /* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
 static int64_t cf__model_even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
     int64_t left = layers % n_stages;
@@ -3971,7 +3960,7 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
     cf_parallel full;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__model_resolve(model, parallel, &full, error));
-    CF__TRY(cf__model_check_stage(&full, stage, error));
+    CF__TRY(cf__bounded(stage, 0, full.pp * full.n_virtual - 1, "stage", "there is no such virtual stage", error));
     *out = cf__model_shard(model, &full, stage);
     return CF_OK;
 }
@@ -4005,22 +3994,6 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 /* ================================================================================================================
    >>memory
    ================================================================================================================ */
-
-typedef struct cf__memory_loss_bytes {
-    int64_t kept; /* for each logit, until backward */
-    int64_t peak; /* for each logit, at the worst moment */
-} cf__memory_loss_bytes;
-
-/* logit: bytes of a logit as the head makes it. */
-static cf__memory_loss_bytes cf__memory_loss_bytes_of(cf_loss loss, int64_t logit) {
-    cf__memory_loss_bytes bytes;
-    bytes.kept = 4;         /* a float softmax */
-    bytes.peak = logit + 8; /* beside it the logits and their float copy */
-    if (loss == CF_LOSS_EAGER) bytes.peak = logit + 12;
-    if (loss == CF_LOSS_FUSED) bytes.kept = bytes.peak = logit;
-    if (loss == CF_LOSS_CHUNKED) bytes.kept = bytes.peak = 0;
-    return bytes;
-}
 
 CF__NAMES(cf_loss_name, cf_loss, CF_LOSSES, "?")
 
@@ -4084,9 +4057,17 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
     return bytes;
 }
 
+/* For each logit: what the loss keeps of it until backward, and at its peak. logit: bytes of one as the head makes it. */
+static int64_t cf__memory_loss_bytes(cf_loss loss, int64_t logit, int at_peak) {
+    if (loss == CF_LOSS_FUSED) return logit;
+    if (loss == CF_LOSS_CHUNKED) return 0;
+    if (!at_peak) return 4;                          /* a float softmax */
+    return logit + (loss == CF_LOSS_EAGER ? 12 : 8); /* beside it the logits, and their float copy or gradients */
+}
+
 static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
-    cf__memory_loss_bytes loss = cf__memory_loss_bytes_of(desc->loss, element);
+    int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0), peak = cf__memory_loss_bytes(desc->loss, element, 1);
     int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
     cf_token_bytes bytes;
     memset(&bytes, 0, sizeof bytes);
@@ -4095,9 +4076,9 @@ static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const c
     bytes.activations *= shard->layers;
     if (shard->first) bytes.activations += 8;
     if (shard->last) {
-        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + loss.kept * shard->vocab;
+        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab;
         if (desc->loss == CF_LOSS_CHUNKED) bytes.activations += row;
-        bytes.logits = (loss.peak - loss.kept) * shard->vocab;
+        bytes.logits = (peak - kept) * shard->vocab;
     }
     bytes.state = 2 * shard->kv * shard->layers * desc->state_bytes;
     bytes.state_gradient = 2 * shard->kv * shard->layers * desc->state_gradient_bytes;
@@ -4114,8 +4095,7 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
     cf_shard shard;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__memory_check_desc(desc, &full, error));
-    CF__TRY(cf__model_check_stage(&full.parallel, stage, error));
-    shard = cf__model_shard(full.model, &full.parallel, stage);
+    CF__TRY(cf_stage_shard(full.model, &full.parallel, stage, &shard, error));
     *out = cf__memory_token_bytes(&full, &shard);
     return CF_OK;
 }
