@@ -1872,15 +1872,16 @@ CF__NAMES(cf_result_text, cf_result, CF_RESULTS, "unknown result code")
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. */
-static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
-                       const char *found) {
+/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like, or "". */
+static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
+                       const char *why, const char *found) {
     char place[32] = "";
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
     error->field = field;
-    error->wanted = error->got = 0;
+    error->wanted = wanted;
+    error->got = got;
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
 }
 
@@ -1888,9 +1889,7 @@ static void cf__record_numbers(cf_error *error, cf_result code, const char *fiel
                                int64_t got, const char *why) {
     char found[64];
     (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
-    cf__record(error, code, field, item, why, found);
-    error->wanted = wanted;
-    error->got = got;
+    cf__record(error, code, field, item, wanted, got, why, found);
 }
 
 /* Each of these returns the code, so that a failing function can return in one line. They are inline so that compilers
@@ -1905,7 +1904,7 @@ static inline cf_result cf__fail(cf_error *error, cf_result code, const char *fi
 
 /* For what no pair of numbers describes. */
 static inline cf_result cf__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
-    if (error != NULL) cf__record(error, code, field, item, why, "");
+    if (error != NULL) cf__record(error, code, field, item, 0, 0, why, "");
     return code;
 }
 
@@ -1919,7 +1918,7 @@ static void cf__record_real(cf_error *error, cf_result code, const char *field, 
     if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
     else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
     else (void)snprintf(found, sizeof found, " (got NaN)");
-    cf__record(error, code, field, item, why, found);
+    cf__record(error, code, field, item, 0, 0, why, found);
 }
 
 /* For a real number. */
@@ -1940,8 +1939,7 @@ static inline cf_result cf__check_real(double x, const char *field, int64_t item
 static void cf__record_memory(cf_error *error, size_t bytes) {
     char found[48];
     (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
-    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
-    error->wanted = (int64_t)bytes;
+    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "gave no memory", found);
 }
 
 static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
@@ -2276,10 +2274,7 @@ static void cf__arena_release(void *memory, void *user) {
 }
 
 CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
-    cf_allocator allocator;
-    allocator.alloc = cf__arena_alloc;
-    allocator.release = cf__arena_release;
-    allocator.user = arena;
+    const cf_allocator allocator = {cf__arena_alloc, cf__arena_release, arena};
     return allocator;
 }
 
@@ -2483,7 +2478,7 @@ typedef struct cf__packer {
     int64_t n;
     cf_error *error;
     cf_pass_cost weights;
-    double target;         /* CF_SPLIT_COST: no slice of the sequence at hand is dearer, unless it is one alignment unit */
+    double target;         /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
     cf_result answer;      /* CF_OK while slice_cost has given costs */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     /* measured */
@@ -3997,23 +3992,24 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 
 CF__NAMES(cf_loss_name, cf_loss, CF_LOSSES, "?")
 
+/* Bytes of one element of each kind, and how many they are unless the caller says so. */
+#define CF__MEMORY_ELEMENTS(X)                                     \
+    X(activation_bytes, 2) X(parameter_bytes, 2) X(gradient_bytes, 4) \
+    X(optimizer_bytes, 12) X(state_bytes, 2) X(state_gradient_bytes, 4)
+
+#define CF__MEMORY_MAX_ELEMENT 1024
+
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     cf_memory_desc full = *desc;
     full.parallel = cf_parallel_defaults(&desc->parallel);
     if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_PARALLEL;
-    if (full.activation_bytes == 0) full.activation_bytes = 2;
-    if (full.parameter_bytes == 0) full.parameter_bytes = 2;
-    if (full.gradient_bytes == 0) full.gradient_bytes = 4;
-    if (full.optimizer_bytes == 0) full.optimizer_bytes = 12;
-    if (full.state_bytes == 0) full.state_bytes = 2;
-    if (full.state_gradient_bytes == 0) full.state_gradient_bytes = 4;
+#define CF__MEMORY_DEFAULT(name, usual) if (full.name == 0) full.name = usual;
+    CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
     if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;
     if (full.fragmentation == 0) full.fragmentation = CF_FRAGMENTATION;
     if (full.fragmentation == -1) full.fragmentation = 0;
     return full;
 }
-
-#define CF__MEMORY_MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
 
 static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
     if (given == NULL) return cf__fail_null(error, "desc");
@@ -4021,12 +4017,8 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__range(given->fragmentation, -1, 1000, "fragmentation", error));
     *full = cf_memory_defaults(given);
     CF__TRY(cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
-    CF__TRY(cf__range(full->activation_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "activation_bytes", error));
-    CF__TRY(cf__range(full->parameter_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "parameter_bytes", error));
-    CF__TRY(cf__range(full->gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "gradient_bytes", error));
-    CF__TRY(cf__range(full->optimizer_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "optimizer_bytes", error));
-    CF__TRY(cf__range(full->state_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_bytes", error));
-    CF__TRY(cf__range(full->state_gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_gradient_bytes", error));
+#define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
+    CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
@@ -4067,7 +4059,8 @@ static int64_t cf__memory_loss_bytes(cf_loss loss, int64_t logit, int at_peak) {
 
 static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
-    int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0), peak = cf__memory_loss_bytes(desc->loss, element, 1);
+    int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0);
+    int64_t peak = cf__memory_loss_bytes(desc->loss, element, 1);
     int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
     cf_token_bytes bytes;
     memset(&bytes, 0, sizeof bytes);
