@@ -2482,7 +2482,8 @@ typedef struct cf__packer {
     cf_result answer;      /* CF_OK while slice_cost has given costs */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     /* measured */
-    int64_t n_empty, n_tokens, n_groups, n_items, n_dependent, largest_group;
+    cf_plan head; /* what is known of the plan; n_chunks is the most that there may be, until the ranks have theirs */
+    int64_t n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
     /* working space */
@@ -2504,8 +2505,7 @@ typedef struct cf__packer {
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* results */
-    int64_t n_runs, n_units, n_steps, lower_bound;
-    int64_t n_chunks; /* the most that there may be, until the units are spread over the ranks */
+    int64_t n_runs, n_units;
     cf_plan *plan;
 } cf__packer;
 
@@ -2649,7 +2649,7 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
         int64_t length = p->lengths[i];
         if (length > CF_MAX_LENGTH)
             return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", i, CF_MAX_LENGTH, length, "is too long");
-        CF__TRY(cf__pack_add_length(p->lengths, i, &p->n_tokens, p->error));
+        CF__TRY(cf__pack_add_length(p->lengths, i, &p->head.n_tokens, p->error));
         if (length > p->desc.chunk_size && cf_slice_pairs(length, p->desc.chunk_size) < 0)
             return cf__refuse(p->error, CF_ERROR_OVERFLOW, "pairs", i,
                               "the attention pairs of a chunk of this sequence do not fit in 64 bits");
@@ -2666,48 +2666,45 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double tokens, d
     return weights;
 }
 
-static void cf__pack_choose_weights(cf__packer *p) {
-    double pairs = 0;
-    int64_t i;
-    for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
-    p->weights = cf__pack_weights(&p->desc.cost, (double)p->n_tokens, pairs);
-}
-
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins;
     /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
        so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
-    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->n_groups + 1;
+    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_groups + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
     if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
     n_bins = cf__min(n_bins, p->n_items);
-    p->max_units = p->n_groups + n_bins;
+    p->max_units = p->head.n_groups + n_bins;
     if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
                         "the batch may need too many chunks");
-    p->n_chunks = p->n_dependent + n_bins;
+    p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
-    if (ranks > 1) p->n_chunks = ranks * (cf__div_up(p->n_chunks, ranks) + p->largest_group);
-    p->n_chunks = cf__min(p->n_chunks, CF_MAX_CHUNKS);
+    if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
+    p->head.n_chunks = cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
     return CF_OK;
 }
 
 static cf_result cf__pack_measure(cf__packer *p) {
+    double pairs = 0;
     int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
-    if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__pack_choose_weights(p);
+    if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) {
+        for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
+        p->weights = cf__pack_weights(&p->desc.cost, (double)p->head.n_tokens, pairs);
+    }
     for (i = 0; i < p->n; i++) {
         cf_group group;
         int64_t length = p->lengths[i];
         if (length == 0) {
-            p->n_empty++;
+            p->head.n_empty++;
         } else if (length <= p->desc.chunk_size) {
             p->n_items++;
             p->item_tokens += cf__round_up(length, p->desc.align);
         } else {
             CF__TRY(cf__pack_plan_group(p, i, &group));
-            p->n_groups++;
+            p->head.n_groups++;
             p->n_dependent += group.n_chunks;
             p->largest_group = cf__max(p->largest_group, group.n_chunks);
         }
@@ -2728,10 +2725,10 @@ static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
 static void cf__pack_scratch(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
-    p->groups = (cf_group *)cf__take(carver, p->n_groups, sizeof(cf_group));
+    p->groups = (cf_group *)cf__take(carver, p->head.n_groups, sizeof(cf_group));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
-    p->items = (uint64_t *)cf__take(carver, p->n_items + p->n_groups, sizeof(uint64_t));
-    p->spare = (uint64_t *)cf__take(carver, p->n_items + p->n_groups, sizeof(uint64_t));
+    p->items = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
+    p->spare = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
     p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size) + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
@@ -2763,7 +2760,7 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     unit.room = (int32_t)p->desc.chunk_size;
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
     unit.n_chunks = 1;
-    if (id < p->n_groups) {
+    if (id < p->head.n_groups) {
         const cf_group *group = &p->groups[id];
         unit.n_chunks = (int32_t)group->n_chunks;
         unit.room -= (int32_t)cf__pack_padded(p, p->cuts[group->first_chunk + group->n_chunks - 1]);
@@ -2781,7 +2778,7 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
    caught here. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
     int64_t i, n_cuts = 0;
-    for (i = 0; i < p->n && p->n_units < p->n_groups; i++) {
+    for (i = 0; i < p->n && p->n_units < p->head.n_groups; i++) {
         cf_group *group = &p->groups[p->n_units];
         int fits;
         if (p->lengths[i] <= p->desc.chunk_size) continue;
@@ -2847,7 +2844,7 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
 /* Sorts the items, longest first, and finds the lower bound. What must share chunks are the items and, where tails may
    be filled, the tails, which stand among the items meanwhile. */
 static void cf__pack_sort_and_bound(cf__packer *p) {
-    int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->n_groups, n = p->n_items + n_tails, bound;
+    int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_groups, n = p->n_items + n_tails, bound;
     for (i = 0; i < n_tails; i++)
         p->items[p->n_items + i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32 | CF__PACK_TAIL;
     cf__sort(&p->items, &p->spare, n, NULL, ~(uint64_t)0);
@@ -2857,7 +2854,7 @@ static void cf__pack_sort_and_bound(cf__packer *p) {
     }
     bound = cf__pack_l2_bound(p->spare, n, p->desc.chunk_size);
     if (p->desc.max_slices > 0) bound = cf__max(bound, cf__div_up(n, p->desc.max_slices));
-    p->lower_bound = cf__max(p->n_dependent - n_tails + bound, p->n_dependent);
+    p->head.lower_bound = cf__max(p->n_dependent - n_tails + bound, p->n_dependent);
 }
 
 /* ---- bins: open chunks by room ---- */
@@ -2922,7 +2919,7 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
     cf__bits_clear(&p->bins.used);
-    for (i = 0; i < p->n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
+    for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
         while (left > 0) {
@@ -2956,7 +2953,7 @@ static int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
    that is all it does. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
-    for (id = 0; placed < p->n_items || id < p->n_groups; id++) {
+    for (id = 0; placed < p->n_items || id < p->head.n_groups; id++) {
         cf__pack_unit unit = cf__pack_empty_unit(p, id);
         int32_t at;
         while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, unit.room)) < p->n_runs) {
@@ -2996,7 +2993,8 @@ static void cf__pack_next_fit(cf__packer *p) {
 /* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
    chunks, which it is asked only if there is something to win. */
 static void cf__pack_assign_items(cf__packer *p) {
-    int64_t i, n_closed = p->n_dependent - p->n_groups; /* chunks that take no items: all but the last of each group */
+    /* Chunks that take no items: all but the last of each group. */
+    int64_t i, n_closed = p->n_dependent - p->head.n_groups;
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     if (p->desc.method == CF_PACK_NEXT_FIT) {
@@ -3007,7 +3005,7 @@ static void cf__pack_assign_items(cf__packer *p) {
     cf__pack_find_runs(p);
     if (p->desc.method == CF_PACK_BEST_FIT) {
         cf__pack_best_fit(p);
-        if (n_closed + p->n_units > p->lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
+        if (n_closed + p->n_units > p->head.lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
             p->desc.method = CF_PACK_FIRST_FIT;
             cf__pack_find_runs(p);
         }
@@ -3025,7 +3023,7 @@ static cf_result cf__pack_cost_units(cf__packer *p) {
         p->item_costs[i] =
             cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]));
     for (i = 0; i < p->n_units; i++) {
-        const cf_group *group = i < p->n_groups ? &p->groups[i] : NULL;
+        const cf_group *group = i < p->head.n_groups ? &p->groups[i] : NULL;
         int64_t begin = 0;
         p->costs[i] = 0;
         for (j = 0; group != NULL && j < group->n_chunks; begin += p->cuts[group->first_chunk + j++])
@@ -3052,8 +3050,8 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
         int64_t n_aside = 0;
         for (unit->rank = -1; unit->rank < 0 && n_heap > 0;) {
             int32_t rank = cf__heap_pop(p->heap, n_heap--, p->loads);
-            if (p->steps[rank] + unit->n_chunks <= p->n_steps) unit->rank = rank;
-            else if (p->steps[rank] < p->n_steps) p->aside[n_aside++] = rank; /* may take a smaller unit */
+            if (p->steps[rank] + unit->n_chunks <= p->head.n_steps) unit->rank = rank;
+            else if (p->steps[rank] < p->head.n_steps) p->aside[n_aside++] = rank; /* may take a smaller unit */
         }
         if (unit->rank < 0) return 0;
         p->steps[unit->rank] += unit->n_chunks;
@@ -3067,28 +3065,28 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
 /* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
     int64_t i, most = 0;
-    for (i = 0; i < p->n_groups; i++) p->costs[i] = p->units[i].n_chunks;
-    cf__pack_give_units(p, 0, p->n_groups);
+    for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
+    cf__pack_give_units(p, 0, p->head.n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     return most;
 }
 
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
 static cf_result cf__pack_give_all(cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups, i;
+    int64_t n_chunks = p->n_dependent + p->n_units - p->head.n_groups, i;
     /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
     if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
     p->weights.constant = 0;
-    p->n_steps = INT64_MAX / 2;
-    p->n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
+    p->head.n_steps = INT64_MAX / 2;
+    p->head.n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
     CF__TRY(cf__pack_cost_units(p));
-    if (!cf__pack_give_units(p, 0, p->n_groups)) {
+    if (!cf__pack_give_units(p, 0, p->head.n_groups)) {
         cf__pack_give_groups_by_count(p);
         CF__TRY(cf__pack_cost_units(p));
         memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
-        for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
+        for (i = 0; i < p->head.n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
     }
-    cf__pack_give_units(p, p->n_groups, p->n_units - p->n_groups);
+    cf__pack_give_units(p, p->head.n_groups, p->n_units - p->head.n_groups);
     return CF_OK;
 }
 
@@ -3108,7 +3106,7 @@ static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int
 
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
 static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
-    int opens = p->steps[low] < p->n_steps && p->n_units < p->max_units;
+    int opens = p->steps[low] < p->head.n_steps && p->n_units < p->max_units;
     double extra = opens ? p->chunk_constant : 0; /* a new chunk has its own constant cost */
     int32_t to = -1, room = opens ? (int32_t)p->desc.chunk_size : 0;
     int64_t i;
@@ -3127,7 +3125,7 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
 static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
-    for (i = p->n_groups; i < p->n_units; i++) {
+    for (i = p->head.n_groups; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
@@ -3204,15 +3202,15 @@ static void cf__pack_order_by_rank(cf__packer *p) {
 }
 
 static cf_result cf__pack_spread(cf__packer *p) {
-    p->n_steps = p->n_dependent + p->n_units - p->n_groups;
+    p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks > 1) {
         CF__TRY(cf__pack_give_all(p));
         cf__pack_even_ranks(p);
         cf__pack_order_by_rank(p);
     }
-    p->n_chunks = p->n_steps * p->desc.n_ranks;
-    if (p->n_chunks <= CF_MAX_CHUNKS) return CF_OK;
-    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->n_chunks,
+    p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
+    if (p->head.n_chunks <= CF_MAX_CHUNKS) return CF_OK;
+    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
                     "the batch needs too many chunks");
 }
 
@@ -3265,9 +3263,9 @@ static cf_result cf__pack_write(void *job) {
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         cf__pack_unit *unit = &p->units[id];
-        if (id >= p->n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
+        if (id >= p->head.n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
         chunk = cf__max(chunk, unit->rank * plan->n_steps);
-        if (id < p->n_groups) {
+        if (id < p->head.n_groups) {
             cf__pack_write_group(p, id, chunk, &plan->slices[n_slices]);
             n_slices += unit->n_chunks;
         }
@@ -3295,8 +3293,13 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     if (desc == NULL) return cf__fail_null(error, "desc");
     p->desc = cf_pack_defaults(desc);
     p->lengths = lengths;
-    p->n = n;
+    p->n = p->head.n_sequences = n;
     p->error = error;
+    p->head.chunk_size = p->desc.chunk_size;
+    p->head.align = p->desc.align;
+    p->head.max_slices = p->desc.max_slices;
+    p->head.split = p->desc.split;
+    p->head.n_ranks = p->desc.n_ranks;
     CF__TRY(cf__pack_check_desc(&p->desc, error));
     return cf__pack_measure(p);
 }
@@ -3310,22 +3313,9 @@ static cf_result cf__pack_prepare(void *job) {
 
 static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
-    cf_plan plan;
-    memset(&plan, 0, sizeof plan);
-    plan.chunk_size = p->desc.chunk_size;
-    plan.align = p->desc.align;
-    plan.max_slices = p->desc.max_slices;
+    cf_plan plan = p->head;
     plan.method = p->desc.method;
-    plan.split = p->desc.split;
-    plan.n_sequences = p->n;
-    plan.n_empty = p->n_empty;
-    plan.n_tokens = p->n_tokens;
-    plan.n_ranks = p->desc.n_ranks;
-    plan.n_steps = p->n_steps;
-    plan.n_chunks = p->n_chunks;
-    plan.n_groups = p->n_groups;
     plan.n_slices = p->n_dependent + p->n_items;
-    plan.lower_bound = p->lower_bound;
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
@@ -4049,7 +4039,7 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
     return bytes;
 }
 
-/* For each logit: what the loss keeps of it until backward, and at its peak. logit: bytes of one as the head makes it. */
+/* Per logit: what the loss keeps until backward, or needs at its peak. logit: bytes of one as the head makes it. */
 static int64_t cf__memory_loss_bytes(cf_loss loss, int64_t logit, int at_peak) {
     if (loss == CF_LOSS_FUSED) return logit;
     if (loss == CF_LOSS_CHUNKED) return 0;
