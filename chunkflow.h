@@ -353,7 +353,7 @@ typedef struct cf_plan {
 
 /* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
 
-   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 takes part in nothing and is counted in n_empty;
+   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice, and is counted in n_empty;
    one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
@@ -414,8 +414,8 @@ typedef struct cf_plan_stats {
     double rank_pair_spread;
 } cf_plan_stats;
 
-/* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. Without a
-   plan all numbers are 0. */
+/* Measures a plan. chunk_cost_spread is found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
+   give the default weights. Without a plan all numbers are 0. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
 /* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is
@@ -446,8 +446,8 @@ typedef struct cf_metadata {
     const int32_t *cu_seqlens_k_padded;  /* (n_slices + 1) from 0 */
 } cf_metadata;
 
-/* cf_metadata_size: bytes that cf_metadata_fill needs for this chunk; for chunk = -1, for any chunk of the plan. Fill
-   puts the arrays into `memory` (any alignment of int32_t) and their addresses into *out, which is untouched on
+/* cf_metadata_size says how many bytes cf_metadata_fill needs for this chunk, or, where chunk is -1, for any one of the
+   plan. Fill puts the arrays into `memory` (aligned for int32_t) and their addresses into *out, which is untouched on
    failure. Errors: CF_ERROR_ARGUMENT (chunk), CF_ERROR_SPACE (bytes), CF_ERROR_LIMIT where prefix + chunk passes
    INT32_MAX. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, size_t *bytes, cf_error *error);
@@ -455,8 +455,8 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, voi
                                          cf_metadata *out, cf_error *error);
 
 /* One number per row of the chunk's tensors (chunk->padded rows): the token's position in its own sequence (what RoPE
-   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. count: how many numbers `ids` can
-   hold; fewer than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. Untouched on failure. */
+   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. `ids` takes `count` numbers; fewer
+   than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. On failure `ids` is untouched. */
 CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error);
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
@@ -554,7 +554,7 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 /* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
 
-/* Layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO takes its share. A tied head on
+/* The layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO divides them. A tied head on
    another stage than the embedding is a copy and is counted as head; replicated norms, biases and K and V heads are
    counted on each GPU that has them. Errors: as cf_parallel_validate, and "stage". */
 CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
@@ -658,8 +658,8 @@ typedef struct cf_token_bytes {
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
-/* What one virtual stage holds at the moment in question: the peaks of a simulated timeline, or counts of your own. All
-   in tokens, and none negative. */
+/* What one virtual stage holds at the moment in question: the peaks of a simulated timeline, or counts of your own.
+   All of them are in tokens, and none is negative. */
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
@@ -695,11 +695,11 @@ typedef struct cf_memory_report {
                          in a layer's backward, where logits are gone (logits is 0) */
 } cf_memory_report;
 
-/* Adds up every stage. loads: (pp x n_virtual) by virtual stage; reports: (pp), by stage, with its virtual stages
-   summed up; counts: of both. Parameters, gradients and optimizer states by bytes x cf_stage_parameters, divided over
-   dp as parallel.zero says (rounded up); with ZeRO 3 buffers hold two gathered layers. Reports are untouched on
-   failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the member, or
-   CF_ERROR_OVERFLOW. */
+/* Adds up every stage. There is a load for each virtual stage (n_loads is pp x n_virtual) and a report for each stage
+   (n_reports is pp), which sums up its virtual stages. Parameters, gradients and optimizer states are bytes x
+   cf_stage_parameters, divided over dp as parallel.zero says (rounded up); with ZeRO 3 the buffers hold two gathered
+   layers. Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
+   with the member, or CF_ERROR_OVERFLOW. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
