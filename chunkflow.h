@@ -455,8 +455,8 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, voi
                                          cf_metadata *out, cf_error *error);
 
 /* One number per row of the chunk's tensors (chunk->padded rows): the token's position in its own sequence (what RoPE
-   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. `ids` takes `count` numbers; fewer
-   than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. On failure `ids` is untouched. */
+   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. `ids` takes `count` numbers;
+   fewer than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. On failure `ids` is untouched. */
 CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error);
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
