@@ -353,7 +353,7 @@ typedef struct cf_plan {
 
 /* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
 
-   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 takes part in nothing and is counted in n_empty;
+   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice, and is counted in n_empty;
    one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
@@ -414,8 +414,8 @@ typedef struct cf_plan_stats {
     double rank_pair_spread;
 } cf_plan_stats;
 
-/* Measures a plan. cost: as in cf_pack_desc, for chunk_cost_spread; NULL or all zero: the default weights. Without a
-   plan all numbers are 0. */
+/* Measures a plan. chunk_cost_spread is found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
+   give the default weights. Without a plan all numbers are 0. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
 /* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is
@@ -446,8 +446,8 @@ typedef struct cf_metadata {
     const int32_t *cu_seqlens_k_padded;  /* (n_slices + 1) from 0 */
 } cf_metadata;
 
-/* cf_metadata_size: bytes that cf_metadata_fill needs for this chunk; for chunk = -1, for any chunk of the plan. Fill
-   puts the arrays into `memory` (any alignment of int32_t) and their addresses into *out, which is untouched on
+/* cf_metadata_size says how many bytes cf_metadata_fill needs for this chunk, or, where chunk is -1, for any one of the
+   plan. Fill puts the arrays into `memory` (aligned for int32_t) and their addresses into *out, which is untouched on
    failure. Errors: CF_ERROR_ARGUMENT (chunk), CF_ERROR_SPACE (bytes), CF_ERROR_LIMIT where prefix + chunk passes
    INT32_MAX. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, size_t *bytes, cf_error *error);
@@ -455,8 +455,8 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, voi
                                          cf_metadata *out, cf_error *error);
 
 /* One number per row of the chunk's tensors (chunk->padded rows): the token's position in its own sequence (what RoPE
-   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. count: how many numbers `ids` can
-   hold; fewer than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. Untouched on failure. */
+   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. `ids` takes `count` numbers;
+   fewer than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. On failure `ids` is untouched. */
 CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
                                         cf_error *error);
 CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
@@ -554,7 +554,7 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 /* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
 
-/* Layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO takes its share. A tied head on
+/* The layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO divides them. A tied head on
    another stage than the embedding is a copy and is counted as head; replicated norms, biases and K and V heads are
    counted on each GPU that has them. Errors: as cf_parallel_validate, and "stage". */
 CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
@@ -658,8 +658,8 @@ typedef struct cf_token_bytes {
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
-/* What one virtual stage holds at the moment in question: the peaks of a simulated timeline, or counts of your own. All
-   in tokens, and none negative. */
+/* What one virtual stage holds at the moment in question: the peaks of a simulated timeline, or counts of your own.
+   All of them are in tokens, and none is negative. */
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
@@ -695,11 +695,11 @@ typedef struct cf_memory_report {
                          in a layer's backward, where logits are gone (logits is 0) */
 } cf_memory_report;
 
-/* Adds up every stage. loads: (pp x n_virtual) by virtual stage; reports: (pp), by stage, with its virtual stages
-   summed up; counts: of both. Parameters, gradients and optimizer states by bytes x cf_stage_parameters, divided over
-   dp as parallel.zero says (rounded up); with ZeRO 3 buffers hold two gathered layers. Reports are untouched on
-   failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the member, or
-   CF_ERROR_OVERFLOW. */
+/* Adds up every stage. There is a load for each virtual stage (n_loads is pp x n_virtual) and a report for each stage
+   (n_reports is pp), which sums up its virtual stages. Parameters, gradients and optimizer states are bytes x
+   cf_stage_parameters, divided over dp as parallel.zero says (rounded up); with ZeRO 3 the buffers hold two gathered
+   layers. Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
+   with the member, or CF_ERROR_OVERFLOW. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
@@ -1807,6 +1807,13 @@ extern "C" {
 /* One case of a switch that names the items of an enum. */
 #define CF__NAME(name, text) case name: return text;
 
+/* A public function that returns the text of each item of an enum, and `unknown` for any other value. */
+#define CF__NAMES(function, type, ITEMS, unknown) \
+    CHUNKFLOW_API const char *function(type item) { \
+        switch ((int)item) { ITEMS(CF__NAME) }    \
+        return unknown;                           \
+    }
+
 CHUNKFLOW_API const char *cf_result_name(cf_result code) {
 #define CF__SPELL(name, text) case name: return #name;
     switch ((int)code) { CF_RESULTS(CF__SPELL) }
@@ -1814,10 +1821,7 @@ CHUNKFLOW_API const char *cf_result_name(cf_result code) {
     return "?";
 }
 
-CHUNKFLOW_API const char *cf_result_text(cf_result code) {
-    switch ((int)code) { CF_RESULTS(CF__NAME) }
-    return "unknown result code";
-}
+CF__NAMES(cf_result_text, cf_result, CF_RESULTS, "unknown result code")
 
 /* ---- failing ---- */
 
@@ -1828,15 +1832,16 @@ CHUNKFLOW_API const char *cf_result_text(cf_result code) {
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. */
-static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
-                       const char *found) {
+/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like, or "". */
+static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
+                       const char *why, const char *found) {
     char place[32] = "";
     if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
     error->code = code;
     error->item = item;
     error->field = field;
-    error->wanted = error->got = 0;
+    error->wanted = wanted;
+    error->got = got;
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
 }
 
@@ -1844,9 +1849,7 @@ static void cf__record_numbers(cf_error *error, cf_result code, const char *fiel
                                int64_t got, const char *why) {
     char found[64];
     (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
-    cf__record(error, code, field, item, why, found);
-    error->wanted = wanted;
-    error->got = got;
+    cf__record(error, code, field, item, wanted, got, why, found);
 }
 
 /* Each of these returns the code, so that a failing function can return in one line. They are inline so that compilers
@@ -1861,7 +1864,7 @@ static inline cf_result cf__fail(cf_error *error, cf_result code, const char *fi
 
 /* For what no pair of numbers describes. */
 static inline cf_result cf__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
-    if (error != NULL) cf__record(error, code, field, item, why, "");
+    if (error != NULL) cf__record(error, code, field, item, 0, 0, why, "");
     return code;
 }
 
@@ -1875,7 +1878,7 @@ static void cf__record_real(cf_error *error, cf_result code, const char *field, 
     if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
     else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
     else (void)snprintf(found, sizeof found, " (got NaN)");
-    cf__record(error, code, field, item, why, found);
+    cf__record(error, code, field, item, 0, 0, why, found);
 }
 
 /* For a real number. */
@@ -1896,8 +1899,7 @@ static inline cf_result cf__check_real(double x, const char *field, int64_t item
 static void cf__record_memory(cf_error *error, size_t bytes) {
     char found[48];
     (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
-    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
-    error->wanted = (int64_t)bytes;
+    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "gave no memory", found);
 }
 
 static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
@@ -1918,28 +1920,40 @@ static inline cf_result cf__too_large(cf_error *error, const char *field) {
 
 #define CF__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* A whole number and the range that it must lie in. */
+/* A number and the range that it must lie in. past, why: the code, and the words, for one above it. */
+static cf_result cf__within(int64_t value, int64_t least, int64_t most, const char *field, cf_result code,
+                            cf_result past, const char *why, cf_error *error) {
+    if (value < least) return cf__fail(error, code, field, -1, least, value, "is too small");
+    if (value > most) return cf__fail(error, past, field, -1, most, value, why);
+    return CF_OK;
+}
+
+/* Past a documented limit. */
+static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
+    return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, "is too large", error);
+}
+
+/* Past what something else bounds, which `why` names. */
+static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
+                             cf_error *error) {
+    return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_ARGUMENT, why, error);
+}
+
+/* One of many numbers that are checked one after the other. */
 typedef struct cf__member {
     const char *field;
     int64_t value, least, most;
     cf_result past; /* the code for a value above the range */
 } cf__member;
 
-/* Checks one after the other. code: for a value below its range. */
+/* code: for a value below its range. */
 static cf_result cf__check_members(const cf__member *members, int64_t n, cf_result code, cf_error *error) {
     int64_t i;
     for (i = 0; i < n; i++) {
         const cf__member *m = &members[i];
-        if (m->value < m->least) return cf__fail(error, code, m->field, -1, m->least, m->value, "is too small");
-        if (m->value > m->most) return cf__fail(error, m->past, m->field, -1, m->most, m->value, "is too large");
+        CF__TRY(cf__within(m->value, m->least, m->most, m->field, code, m->past, "is too large", error));
     }
     return CF_OK;
-}
-
-/* One number by itself: above the range is past a documented limit. */
-static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
-    const cf__member member = {field, value, least, most, CF_ERROR_LIMIT};
-    return cf__check_members(&member, 1, CF_ERROR_ARGUMENT, error);
 }
 
 /* A choice among things that there are: above the last one is no limit, but a mistake. */
@@ -2108,56 +2122,50 @@ static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes
     return CF_OK;
 }
 
-/* Runs the road in memory that is there; the object lies at its start. */
-static void cf__lay_out_scratch(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
-    cf__carver space = {NULL, 0, 0};
-    space.base = (unsigned char *)memory;
-    if (recipe->scratch == NULL) return;
-    if (recipe->zeroed) memset(memory, 0, bytes);
-    recipe->scratch(job, &space);
+/* The road up to the object, in working space that is there. */
+static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
+    cf__carver space = {(unsigned char *)memory, 0, 0};
+    if (recipe->zeroed && bytes > 0) memset(memory, 0, bytes);
+    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
-static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator) {
-    cf__carver block = {NULL, 0, 0};
+/* The rest of it. memory: where the object goes; NULL: it is asked of the allocator, now that its size is known. */
+static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator,
+                                  cf_error *error) {
+    cf__carver size = {NULL, 0, 0}, block = {(unsigned char *)memory, 0, 0};
     cf_block *own;
-    block.base = (unsigned char *)memory;
+    cf_result result;
+    if (recipe->object == NULL) return recipe->fill(job);
+    if (memory == NULL) {
+        (void)recipe->object(job, &size);
+        if (size.overflow) return cf__too_large(error, recipe->field);
+        block.base = (unsigned char *)allocator->alloc(size.used, allocator->user);
+        if (block.base == NULL) return cf__fail_memory(error, size.used);
+    }
     own = recipe->object(job, &block);
     memset(own, 0, sizeof *own);
     own->bytes = block.used;
-    if (allocator != NULL) own->allocator = *allocator;
-    return recipe->fill(job);
+    if (memory == NULL) own->allocator = *allocator;
+    result = recipe->fill(job);
+    if (result == CF_OK) return CF_OK;
+    cf__unpoison(block.base, block.used);
+    if (memory == NULL) allocator->release(block.base, allocator->user);
+    return result;
 }
 
-/* For a *_into function: everything in the caller's memory. */
+/* For a *_into function: everything in the caller's memory, the object at its start. */
 static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory, size_t bytes, cf_error *error) {
     size_t object, scratch;
+    unsigned char *space;
     cf_result result;
     CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
     CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
     cf__unpoison(memory, object + scratch); /* what lay there before need not have been given back */
-    cf__lay_out_scratch(recipe, job, (unsigned char *)memory + object, scratch);
-    result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
-    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL);
-    cf__unpoison((unsigned char *)memory + object, scratch);
-    if (result != CF_OK) cf__unpoison(memory, object);
-    return result;
-}
-
-/* Allocates the object and writes it, once the working space is prepared. */
-static cf_result cf__allocate_object(const cf__recipe *recipe, void *job, const cf_allocator *allocator,
-                                     cf_error *error) {
-    cf__carver block = {NULL, 0, 0};
-    void *memory;
-    cf_result result;
-    (void)recipe->object(job, &block);
-    if (block.overflow) return cf__too_large(error, recipe->field);
-    memory = allocator->alloc(block.used, allocator->user);
-    if (memory == NULL) return cf__fail_memory(error, block.used);
-    result = cf__write_object(recipe, job, memory, allocator);
-    if (result != CF_OK) {
-        cf__unpoison(memory, block.used);
-        allocator->release(memory, allocator->user);
-    }
+    space = (unsigned char *)memory + object;
+    result = cf__prepare_job(recipe, job, space, scratch);
+    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL, error);
+    cf__unpoison(space, scratch);
     return result;
 }
 
@@ -2173,11 +2181,9 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     if (space.used > 0) {
         scratch = allocator.alloc(space.used, allocator.user);
         if (scratch == NULL) return cf__fail_memory(error, space.used);
-        cf__lay_out_scratch(recipe, job, scratch, space.used);
     }
-    result = recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
-    if (result == CF_OK)
-        result = recipe->object != NULL ? cf__allocate_object(recipe, job, &allocator, error) : recipe->fill(job);
+    result = cf__prepare_job(recipe, job, scratch, space.used);
+    if (result == CF_OK) result = cf__write_object(recipe, job, NULL, &allocator, error);
     if (scratch != NULL) {
         cf__unpoison(scratch, space.used);
         allocator.release(scratch, allocator.user);
@@ -2228,25 +2234,108 @@ static void cf__arena_release(void *memory, void *user) {
 }
 
 CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
-    cf_allocator allocator;
-    allocator.alloc = cf__arena_alloc;
-    allocator.release = cf__arena_release;
-    allocator.user = arena;
+    const cf_allocator allocator = {cf__arena_alloc, cf__arena_release, arena};
     return allocator;
-}
-
-/* A value that something else bounds, which `why` names. */
-static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
-                             cf_error *error) {
-    if (value < least) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, least, value, "is too small");
-    if (value > most) return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, most, value, why);
-    return CF_OK;
 }
 
 /* Adds a x b, sizes that are not negative, to a sum. *overflow is set, and stays set, once something does not fit. */
 static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
     if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
+}
+
+/* ---- a set of bits, a radix sort, a heap ---- */
+
+/* A set of the numbers below n that finds its next member fast: a tree of bits, 64 ways. */
+typedef struct cf__bits {
+    uint64_t *words[6]; /* words[0]: a bit for each number; words[i]: a bit for each word of words[i - 1] */
+    int64_t n_words[6];
+    int n_levels;
+} cf__bits;
+
+static void cf__bits_layout(cf__bits *bits, int64_t n, cf__carver *carver) {
+    bits->n_levels = 0;
+    do {
+        n = cf__div_up(n, 64);
+        bits->n_words[bits->n_levels] = n;
+        bits->words[bits->n_levels++] = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
+    } while (n > 1);
+}
+
+static void cf__bits_clear(cf__bits *bits) {
+    int i;
+    for (i = 0; i < bits->n_levels; i++) memset(bits->words[i], 0, (size_t)bits->n_words[i] * sizeof(uint64_t));
+}
+
+static int cf__bits_lowest(uint64_t word) { /* word != 0 */
+#if defined(__GNUC__) || defined(__clang__)
+    return __builtin_ctzll(word);
+#else
+    int n = 0;
+    while ((word & 255) == 0) word >>= 8, n += 8;
+    while ((word & 1) == 0) word >>= 1, n++;
+    return n;
+#endif
+}
+
+static int cf__bits_has(const cf__bits *bits, int64_t i) { return (int)(bits->words[0][i >> 6] >> (i & 63) & 1); }
+
+/* The first member at or after i, -1 if there is none. */
+static int64_t cf__bits_next(const cf__bits *bits, int64_t i) {
+    int level;
+    for (level = 0; level < bits->n_levels; level++) {
+        int64_t word = i >> 6;
+        uint64_t rest = word < bits->n_words[level] ? bits->words[level][word] >> (i & 63) : 0;
+        if (rest != 0) {
+            i += cf__bits_lowest(rest);
+            while (level-- > 0) i = i << 6 | cf__bits_lowest(bits->words[level][i]);
+            return i;
+        }
+        i = word + 1;
+    }
+    return -1;
+}
+
+static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
+    int level;
+    for (level = 0; level < bits->n_levels; level++, i >>= 6) {
+        uint64_t *word = &bits->words[level][i >> 6], bit = (uint64_t)1 << (i & 63), before = *word;
+        *word = is_member ? before | bit : before & ~bit;
+        if (is_member ? before != 0 : *word != 0) return; /* the levels above know already */
+    }
+}
+
+/* What an item is sorted by: its upper 32 bits, or else keys[item], whose bits rise with it as it is not negative. */
+static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
+    uint64_t bits = item >> 32;
+    if (keys != NULL) memcpy(&bits, &keys[item], sizeof bits);
+    return bits;
+}
+
+/* Sorts items by rising bits, or falling where flip is all ones; equal ones keep their order. A radix sort over those
+   bits that differ; the two arrays change places with every pass. */
+static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double *keys, uint64_t flip) {
+    int64_t start[1 << 11], i, sum;
+    uint64_t differ = 0, mask;
+    int shift, end = 0, width = n < 4096 ? 8 : 11;
+    for (i = 1; i < n; i++) differ |= cf__sort_bits((*items)[i], keys) ^ cf__sort_bits((*items)[0], keys);
+    while (end < 64 && differ >> end != 0) end++;
+    width = (int)cf__div_up(end, cf__max(1, cf__div_up(end, width))); /* as many passes, of one width */
+    mask = ((uint64_t)1 << width) - 1;
+    for (shift = 0; shift < end; shift += (differ >> shift & 1) != 0 ? width : 1) {
+        uint64_t *from = *items, *to = *spare;
+        if ((differ >> shift & 1) == 0) continue;
+        memset(start, 0, sizeof start[0] << width);
+        for (i = 0; i < n; i++) start[(cf__sort_bits(from[i], keys) ^ flip) >> shift & mask]++;
+        for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
+            int64_t count = start[i];
+            start[i] = sum;
+            sum += count;
+        }
+        for (i = 0; i < n; i++) to[start[(cf__sort_bits(from[i], keys) ^ flip) >> shift & mask]++] = from[i];
+        *items = to;
+        *spare = from;
+    }
 }
 
 /* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
@@ -2309,11 +2398,9 @@ CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, i
 }
 
 CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
-    int64_t before, own, sum;
-    if (prefix < 0 || length < 0) return -1;
-    if (!cf__mul(length, prefix, &before)) return -1;
-    if (length == INT64_MAX) return -1;
-    if (length % 2 == 0 ? !cf__mul(length / 2, length + 1, &own) : !cf__mul(length, length / 2 + 1, &own)) return -1;
+    int64_t before, own, sum, odd = length % 2;
+    if (prefix < 0 || length < 0 || length == INT64_MAX || !cf__mul(length, prefix, &before)) return -1;
+    if (!cf__mul(odd ? length : length / 2, odd ? length / 2 + 1 : length + 1, &own)) return -1;
     return cf__add(before, own, &sum) ? sum : -1;
 }
 
@@ -2323,16 +2410,10 @@ typedef struct cf__pack_unit {
     int32_t n_items;     /* short sequences in it */
     int32_t n_chunks;
     int32_t rank;
+    int32_t next;        /* in the bins: first unit of the next larger room in the bucket, -1: none */
+    int32_t same;        /* in the bins: next unit with the same room, -1: none */
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices */
 } cf__pack_unit;
-
-typedef struct cf__pack_split {
-    int64_t sequence;
-    int64_t length;    /* tokens of the sequence */
-    int64_t n_slices;
-    int64_t first_cut; /* its slices' lengths are cuts[first_cut .. first_cut + n_slices) */
-    double target;     /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
-} cf__pack_split;
 
 /* Items of one padded size, next to each other after sorting. */
 typedef struct cf__pack_run {
@@ -2342,18 +2423,13 @@ typedef struct cf__pack_run {
     int32_t size;  /* padded tokens of each */
 } cf__pack_run;
 
-/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, a
-   bitmap tree (64 ways) finds the next bucket in use, and within a bucket the distinct rooms form an ascending list,
-   each with a stack of chunks. With shift 0, the usual case, a bucket is one room. Very large chunks get wider buckets,
-   so that space stays in proportion to the items. */
+/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, and
+   within a bucket the distinct rooms form an ascending list, each with a stack of chunks. With shift 0, the usual case,
+   a bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
 typedef struct cf__pack_bins {
-    uint64_t *words[6]; /* words[0]: a bit per bucket; words[i]: a bit per word of words[i - 1] */
-    int64_t n_words[6];
-    int n_levels;
+    cf__bits used; /* buckets with a chunk in them */
+    int32_t *head; /* (buckets) unit with the least room; valid where the bucket is used */
     int shift;
-    int32_t *head;      /* (buckets) unit with the least room; valid where the bit is set */
-    int32_t *next;      /* (max_units) first unit of the next larger room in the bucket, -1: none */
-    int32_t *same;      /* (max_units) next unit with the same room, -1: none */
 } cf__pack_bins;
 
 typedef struct cf__packer {
@@ -2362,18 +2438,20 @@ typedef struct cf__packer {
     int64_t n;
     cf_error *error;
     cf_pass_cost weights;
+    double target;         /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
+    cf_result answer;      /* CF_OK while slice_cost has given costs */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     /* measured */
-    int64_t n_empty, n_tokens, n_groups, n_items, n_dependent, largest_group;
+    cf_plan head; /* what is known of the plan; n_chunks is the most that there may be, until the ranks have theirs */
+    int64_t n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t longest_item;
     /* working space */
-    cf__pack_split *splits; /* (n_groups) */
+    cf_group *groups;       /* (n_groups) here first_chunk counts dependent chunks alone, as cuts does */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
-    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. Both this
-                               and spare have room for 2 x n_groups more, which the lower bound uses */
-    uint64_t *spare;
+    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. There is
+                               room for n_groups more, which the lower bound uses */
+    uint64_t *spare;        /* as large as items */
     cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less */
     int32_t *unit_of;       /* (n_items) the unit of each item */
     cf__pack_unit *units;   /* (max_units) */
@@ -2387,8 +2465,7 @@ typedef struct cf__packer {
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* results */
-    int64_t n_runs, n_units, n_steps, lower_bound;
-    int64_t n_chunks; /* the most that there may be, until the units are spread over the ranks */
+    int64_t n_runs, n_units;
     cf_plan *plan;
 } cf__packer;
 
@@ -2407,15 +2484,8 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     return full;
 }
 
-CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method) {
-    switch ((int)method) { CF_PACK_METHODS(CF__NAME) }
-    return "?";
-}
-
-CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split) {
-    switch ((int)split) { CF_SPLIT_METHODS(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_pack_method_name, cf_pack_method, CF_PACK_METHODS, "?")
+CF__NAMES(cf_split_method_name, cf_split_method, CF_SPLIT_METHODS, "?")
 
 static int64_t cf__pack_common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
@@ -2444,25 +2514,24 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
 
 /* ---- cutting long sequences ---- */
 
-/* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is reported. */
-static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length, cf_result *result) {
+/* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is noted. */
+static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length) {
     double cost;
     if (p->desc.slice_cost == NULL) return cf_cost_seconds(&p->weights, length, cf_slice_pairs(begin, length));
     cost = p->desc.slice_cost(begin, length, p->desc.slice_cost_user);
     if (cf__is_cost(cost)) return cost;
-    *result = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
-                            "the callback must return a cost that is finite and not negative");
+    p->answer = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
+                              "the callback must return a cost that is finite and not negative");
     return 0;
 }
 
 /* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
-static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, int64_t begin, cf_result *result) {
-    int64_t rest = split->length - begin, unit = p->desc.align;
+static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_t begin) {
+    int64_t rest = group->tokens - begin, unit = p->desc.align;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     while (low < high) { /* in units: low fits (or is the least there is), high + 1 does not */
         int64_t middle = low + (high - low + 1) / 2;
-        double cost = cf__pack_slice_cost(p, split->sequence, begin, cf__min(middle * unit, rest), result);
-        if (cost <= split->target) low = middle;
+        if (cf__pack_slice_cost(p, group->sequence, begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
         else high = middle - 1;
     }
     return cf__min(low * unit, rest);
@@ -2470,15 +2539,14 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf__pack_split *split, 
 
 /* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
    be NULL. */
-static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, int64_t most, int32_t *lengths,
-                                  cf_result *result) {
-    int64_t begin = 0, i, n = split->n_slices, units = cf__div_up(split->length, p->desc.align);
-    for (i = 0; begin < split->length && i <= most; i++) {
+static int64_t cf__pack_make_cuts(cf__packer *p, const cf_group *group, int64_t most, int32_t *lengths) {
+    int64_t begin = 0, i, n = group->n_chunks, units = cf__div_up(group->tokens, p->desc.align);
+    for (i = 0; begin < group->tokens && i <= most; i++) {
         int64_t length = p->desc.chunk_size;
-        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, split, begin, result);
+        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, group, begin);
         /* The last slices get the units left over: the very last one may lack part of a unit. */
         if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
-        length = cf__min(length, split->length - begin);
+        length = cf__min(length, group->tokens - begin);
         if (lengths != NULL && i < most) lengths[i] = (int32_t)length;
         begin += length;
     }
@@ -2489,42 +2557,38 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf__pack_split *split, in
    under the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean,
    so there are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped
    so that a sequence of millions of slices does not take seconds. */
-static cf_result cf__pack_find_target(cf__packer *p, cf__pack_split *split) {
-    int64_t full = split->n_slices, i, n, steps;
+static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
+    int64_t full = group->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
-    cf_result result = CF_OK;
     if (full > CF__PACK_MAX_COST_SLICES)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", split->sequence, CF__PACK_MAX_COST_SLICES, full,
+        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", group->sequence, CF__PACK_MAX_COST_SLICES, full,
                         "makes more slices than the cost can be evened out over");
-    for (i = 0; i < full; i++) {
-        int64_t begin = i * p->desc.chunk_size, rest = split->length - begin;
-        sum += cf__pack_slice_cost(p, split->sequence, begin, cf__min(p->desc.chunk_size, rest), &result);
-    }
+    for (i = 0; i < full; i++)
+        sum += cf__pack_slice_cost(p, group->sequence, i * size, cf__min(size, group->tokens - i * size));
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
-    split->target = high;
-    n = cf__pack_make_cuts(p, split, INT64_MAX - 1, NULL, &result);
+    p->target = high;
+    n = cf__pack_make_cuts(p, group, INT64_MAX - 1, NULL);
     steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
-    for (i = 0; i < steps && result == CF_OK && high - low > cf__product(high, 1e-7); i++) {
-        split->target = low + (high - low) / 2;
-        if (cf__pack_make_cuts(p, split, n, NULL, &result) <= n) high = split->target;
-        else low = split->target;
+    for (i = 0; i < steps && p->answer == CF_OK && high - low > cf__product(high, 1e-7); i++) {
+        p->target = low + (high - low) / 2;
+        if (cf__pack_make_cuts(p, group, n, NULL) <= n) high = p->target;
+        else low = p->target;
     }
-    split->target = high;
-    split->n_slices = n;
-    return result;
+    p->target = high;
+    group->n_chunks = n;
+    return p->answer;
 }
 
 /* Decides how many slices a long sequence gets. */
-static cf_result cf__pack_plan_split(cf__packer *p, int64_t sequence, cf__pack_split *split) {
-    split->sequence = sequence;
-    split->length = p->lengths[sequence];
-    split->n_slices = cf__div_up(split->length, p->desc.chunk_size);
-    split->target = 0;
-    if (split->n_slices > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, split->n_slices,
+static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, cf_group *group) {
+    group->sequence = sequence;
+    group->tokens = p->lengths[sequence];
+    group->n_chunks = cf__div_up(group->tokens, p->desc.chunk_size);
+    if (group->n_chunks > CF_MAX_CHUNKS)
+        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, group->n_chunks,
                         "makes too many chunks");
-    return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, split) : CF_OK;
+    return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, group) : CF_OK;
 }
 
 /* ---- measuring ---- */
@@ -2545,7 +2609,7 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
         int64_t length = p->lengths[i];
         if (length > CF_MAX_LENGTH)
             return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", i, CF_MAX_LENGTH, length, "is too long");
-        CF__TRY(cf__pack_add_length(p->lengths, i, &p->n_tokens, p->error));
+        CF__TRY(cf__pack_add_length(p->lengths, i, &p->head.n_tokens, p->error));
         if (length > p->desc.chunk_size && cf_slice_pairs(length, p->desc.chunk_size) < 0)
             return cf__refuse(p->error, CF_ERROR_OVERFLOW, "pairs", i,
                               "the attention pairs of a chunk of this sequence do not fit in 64 bits");
@@ -2562,51 +2626,47 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double tokens, d
     return weights;
 }
 
-static void cf__pack_choose_weights(cf__packer *p) {
-    double pairs = 0;
-    int64_t i;
-    for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
-    p->weights = cf__pack_weights(&p->desc.cost, (double)p->n_tokens, pairs);
-}
-
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins;
     /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
        so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
-    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->n_groups + 1;
+    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_groups + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
     if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
     n_bins = cf__min(n_bins, p->n_items);
-    p->max_units = p->n_groups + n_bins;
+    p->max_units = p->head.n_groups + n_bins;
     if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
                         "the batch may need too many chunks");
-    p->n_chunks = p->n_dependent + n_bins;
+    p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
-    if (ranks > 1) p->n_chunks = ranks * (cf__div_up(p->n_chunks, ranks) + p->largest_group);
-    p->n_chunks = cf__min(p->n_chunks, CF_MAX_CHUNKS);
+    if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
+    p->head.n_chunks = cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
     return CF_OK;
 }
 
 static cf_result cf__pack_measure(cf__packer *p) {
+    double pairs = 0;
     int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
-    if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) cf__pack_choose_weights(p);
+    if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) {
+        for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
+        p->weights = cf__pack_weights(&p->desc.cost, (double)p->head.n_tokens, pairs);
+    }
     for (i = 0; i < p->n; i++) {
-        cf__pack_split split;
+        cf_group group;
         int64_t length = p->lengths[i];
         if (length == 0) {
-            p->n_empty++;
+            p->head.n_empty++;
         } else if (length <= p->desc.chunk_size) {
             p->n_items++;
-            p->longest_item = cf__max(p->longest_item, length);
             p->item_tokens += cf__round_up(length, p->desc.align);
         } else {
-            CF__TRY(cf__pack_plan_split(p, i, &split));
-            p->n_groups++;
-            p->n_dependent += split.n_slices;
-            p->largest_group = cf__max(p->largest_group, split.n_slices);
+            CF__TRY(cf__pack_plan_group(p, i, &group));
+            p->head.n_groups++;
+            p->n_dependent += group.n_chunks;
+            p->largest_group = cf__max(p->largest_group, group.n_chunks);
         }
     }
     return cf__pack_bound_counts(p);
@@ -2619,23 +2679,16 @@ static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
     for (bins->shift = 0; (p->desc.chunk_size >> bins->shift) >= most; bins->shift++) continue;
     n = (p->desc.chunk_size >> bins->shift) + 1;
     bins->head = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    bins->next = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
-    bins->same = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
-    bins->n_levels = 0;
-    do {
-        n = cf__div_up(n, 64);
-        bins->n_words[bins->n_levels] = n;
-        bins->words[bins->n_levels++] = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
-    } while (n > 1);
+    cf__bits_layout(&bins->used, n, carver);
 }
 
 static void cf__pack_scratch(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
-    p->splits = (cf__pack_split *)cf__take(carver, p->n_groups, sizeof(cf__pack_split));
+    p->groups = (cf_group *)cf__take(carver, p->head.n_groups, sizeof(cf_group));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
-    p->items = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
-    p->spare = (uint64_t *)cf__take(carver, p->n_items + 2 * p->n_groups, sizeof(uint64_t));
+    p->items = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
+    p->spare = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
     p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size) + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
@@ -2667,10 +2720,10 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     unit.room = (int32_t)p->desc.chunk_size;
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
     unit.n_chunks = 1;
-    if (id < p->n_groups) {
-        const cf__pack_split *split = &p->splits[id];
-        unit.n_chunks = (int32_t)split->n_slices;
-        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[split->first_cut + split->n_slices - 1]);
+    if (id < p->head.n_groups) {
+        const cf_group *group = &p->groups[id];
+        unit.n_chunks = (int32_t)group->n_chunks;
+        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[group->first_chunk + group->n_chunks - 1]);
         unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
     }
     return unit;
@@ -2681,21 +2734,20 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Fills splits and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
+/* Fills groups and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
    caught here. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
-    cf_result result = CF_OK;
     int64_t i, n_cuts = 0;
-    for (i = 0; i < p->n && p->n_units < p->n_groups; i++) {
-        cf__pack_split *split = &p->splits[p->n_units];
+    for (i = 0; i < p->n && p->n_units < p->head.n_groups; i++) {
+        cf_group *group = &p->groups[p->n_units];
         int fits;
         if (p->lengths[i] <= p->desc.chunk_size) continue;
-        CF__TRY(cf__pack_plan_split(p, i, split));
-        split->first_cut = n_cuts;
-        n_cuts += split->n_slices;
+        CF__TRY(cf__pack_plan_group(p, i, group));
+        group->first_chunk = n_cuts;
+        n_cuts += group->n_chunks;
         fits = n_cuts <= p->n_dependent &&
-               cf__pack_make_cuts(p, split, split->n_slices, &p->cuts[split->first_cut], &result) == split->n_slices;
-        CF__TRY(result);
+               cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]) == group->n_chunks;
+        CF__TRY(p->answer);
         if (!fits)
             return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", i,
                               "the callback must give the same answer every time");
@@ -2711,35 +2763,6 @@ static void cf__pack_collect_items(cf__packer *p) {
     for (i = 0; i < p->n; i++) {
         int64_t length = p->lengths[i];
         if (length > 0 && length <= p->desc.chunk_size) p->items[n++] = (uint64_t)length << 32 | (uint64_t)i;
-    }
-}
-
-/* ---- sorting items, longest first ---- */
-
-static void cf__pack_sort_pass(const uint64_t *from, uint64_t *to, int64_t n, int shift, int bits) {
-    int64_t start[2048], i, sum = 0;
-    uint64_t mask = ((uint64_t)1 << bits) - 1;
-    memset(start, 0, sizeof start[0] << bits);
-    for (i = 0; i < n; i++) start[~from[i] >> shift & mask]++;
-    for (i = 0; i <= (int64_t)mask; i++) {
-        int64_t count = start[i];
-        start[i] = sum;
-        sum += count;
-    }
-    for (i = 0; i < n; i++) to[start[~from[i] >> shift & mask]++] = from[i];
-}
-
-/* Radix sort by falling length; equal lengths keep their order. The two arrays change places with every pass. */
-static void cf__pack_sort_items(uint64_t **items, uint64_t **spare, int64_t n, int64_t longest) {
-    int bits = 0, passes, width, i;
-    while (bits < 32 && longest >> bits != 0) bits++;
-    passes = (bits + 10) / 11;
-    width = passes > 0 ? (bits + passes - 1) / passes : 0;
-    for (i = 0; i < passes; i++) {
-        uint64_t *sorted = *spare;
-        cf__pack_sort_pass(*items, sorted, n, 32 + i * width, width);
-        *spare = *items;
-        *items = sorted;
     }
 }
 
@@ -2760,21 +2783,6 @@ static void cf__pack_find_runs(cf__packer *p) {
 
 /* ---- lower bound ---- */
 
-/* Puts into p->spare the sizes that must share chunks, largest first: the items, which are sorted, and, where tails may
-   be filled, the tails. Returns how many they are. */
-static int64_t cf__pack_bound_sizes(cf__packer *p) {
-    int64_t i, j = 0, n = 0, n_tails = p->desc.no_tails ? 0 : p->n_groups;
-    uint64_t *tails = p->spare + p->n_items; /* behind all that the merge below can have written when it reads them */
-    uint64_t *spare = tails + n_tails;
-    for (i = 0; i < n_tails; i++) tails[i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32;
-    cf__pack_sort_items(&tails, &spare, n_tails, p->desc.chunk_size);
-    for (i = 0; i < p->n_items || j < n_tails;) {
-        int64_t from_item = j == n_tails || (i < p->n_items && p->items[i] >> 32 >= tails[j] >> 32);
-        p->spare[n++] = from_item ? (uint64_t)cf__pack_item_size(p, i++) : tails[j++] >> 32;
-    }
-    return n;
-}
-
 /* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C /
    2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
 static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
@@ -2791,89 +2799,59 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
     return big + best;
 }
 
-static int64_t cf__pack_lower_bound(cf__packer *p) {
-    int64_t full = p->n_dependent - (p->desc.no_tails ? 0 : p->n_groups);
-    int64_t n = cf__pack_bound_sizes(p), bound = cf__pack_l2_bound(p->spare, n, p->desc.chunk_size);
+#define CF__PACK_TAIL ((uint64_t)1 << 31) /* no sequence has this bit */
+
+/* Sorts the items, longest first, and finds the lower bound. What must share chunks are the items and, where tails may
+   be filled, the tails, which stand among the items meanwhile. */
+static void cf__pack_sort_and_bound(cf__packer *p) {
+    int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_groups, n = p->n_items + n_tails, bound;
+    for (i = 0; i < n_tails; i++)
+        p->items[p->n_items + i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32 | CF__PACK_TAIL;
+    cf__sort(&p->items, &p->spare, n, NULL, ~(uint64_t)0);
+    for (i = 0; i < n; i++) {
+        p->spare[i] = (uint64_t)cf__pack_item_size(p, i);
+        if ((p->items[i] & CF__PACK_TAIL) == 0) p->items[kept++] = p->items[i];
+    }
+    bound = cf__pack_l2_bound(p->spare, n, p->desc.chunk_size);
     if (p->desc.max_slices > 0) bound = cf__max(bound, cf__div_up(n, p->desc.max_slices));
-    return cf__max(full + bound, p->n_dependent);
+    p->head.lower_bound = cf__max(p->n_dependent - n_tails + bound, p->n_dependent);
 }
 
 /* ---- bins: open chunks by room ---- */
 
-static int cf__pack_lowest_bit(uint64_t word) { /* word != 0 */
-#if defined(__GNUC__) || defined(__clang__)
-    return __builtin_ctzll(word);
-#else
-    int n = 0;
-    while ((word & 255) == 0) word >>= 8, n += 8;
-    while ((word & 1) == 0) word >>= 1, n++;
-    return n;
-#endif
-}
-
-static void cf__pack_bins_reset(cf__pack_bins *bins) {
-    int i;
-    for (i = 0; i < bins->n_levels; i++) memset(bins->words[i], 0, (size_t)bins->n_words[i] * sizeof(uint64_t));
-}
-
-/* First bucket in use at or after `bucket`, -1 if none. */
-static int64_t cf__pack_bins_find(const cf__pack_bins *bins, int64_t bucket) {
-    int level;
-    for (level = 0; level < bins->n_levels; level++) {
-        int64_t word = bucket >> 6;
-        uint64_t bits = word < bins->n_words[level] ? bins->words[level][word] >> (bucket & 63) : 0;
-        if (bits != 0) {
-            bucket += cf__pack_lowest_bit(bits);
-            while (level-- > 0) bucket = bucket << 6 | cf__pack_lowest_bit(bins->words[level][bucket]);
-            return bucket;
-        }
-        bucket = word + 1;
-    }
-    return -1;
-}
-
-static void cf__pack_bins_mark(cf__pack_bins *bins, int64_t bucket, int used) {
-    int level;
-    for (level = 0; level < bins->n_levels; level++, bucket >>= 6) {
-        uint64_t *word = &bins->words[level][bucket >> 6], bit = (uint64_t)1 << (bucket & 63), before = *word;
-        *word = used ? before | bit : before & ~bit;
-        if (used ? before != 0 : *word != 0) return; /* the levels above know already */
-    }
-}
-
 /* A unit that is full does not come in. */
-static void cf__pack_bins_insert(cf__packer *p, int32_t unit) {
-    cf__pack_bins *bins = &p->bins;
-    int32_t room = p->units[unit].room, *link;
-    int64_t bucket = room >> bins->shift;
+static void cf__pack_bins_insert(cf__packer *p, int32_t id) {
+    cf__pack_unit *unit = &p->units[id], *units = p->units;
+    int32_t room = unit->room, *link;
+    int64_t bucket = room >> p->bins.shift;
     int is_known;
-    if (room == 0 || p->units[unit].slices_left == 0) return;
-    link = &bins->head[bucket];
-    if ((bins->words[0][bucket >> 6] >> (bucket & 63) & 1) == 0) {
+    if (room == 0 || unit->slices_left == 0) return;
+    link = &p->bins.head[bucket];
+    if (!cf__bits_has(&p->bins.used, bucket)) {
         *link = -1;
-        cf__pack_bins_mark(bins, bucket, 1);
+        cf__bits_put(&p->bins.used, bucket, 1);
     }
-    while (*link >= 0 && p->units[*link].room < room) link = &bins->next[*link];
-    is_known = *link >= 0 && p->units[*link].room == room;
-    bins->same[unit] = is_known ? *link : -1;
-    bins->next[unit] = is_known ? bins->next[*link] : *link;
-    *link = unit;
+    while (*link >= 0 && units[*link].room < room) link = &units[*link].next;
+    is_known = *link >= 0 && units[*link].room == room;
+    unit->same = is_known ? *link : -1;
+    unit->next = is_known ? units[*link].next : *link;
+    *link = id;
 }
 
 /* Takes out the unit with the least room of at least `size`; -1 if there is none. */
 static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
-    cf__pack_bins *bins = &p->bins;
-    int64_t bucket = cf__pack_bins_find(bins, size >> bins->shift);
-    for (; bucket >= 0; bucket = cf__pack_bins_find(bins, bucket + 1)) {
-        int32_t *link = &bins->head[bucket], unit, same;
-        while (*link >= 0 && p->units[*link].room < size) link = &bins->next[*link];
-        unit = *link;
-        if (unit < 0) continue; /* all rooms of the first bucket may be too small */
-        same = bins->same[unit];
-        if (same >= 0) bins->next[same] = bins->next[unit];
-        *link = same >= 0 ? same : bins->next[unit];
-        if (bins->head[bucket] < 0) cf__pack_bins_mark(bins, bucket, 0);
-        return unit;
+    cf__pack_unit *units = p->units;
+    int64_t bucket = cf__bits_next(&p->bins.used, size >> p->bins.shift);
+    for (; bucket >= 0; bucket = cf__bits_next(&p->bins.used, bucket + 1)) {
+        int32_t *link = &p->bins.head[bucket], id, same;
+        while (*link >= 0 && units[*link].room < size) link = &units[*link].next;
+        id = *link;
+        if (id < 0) continue; /* all rooms of the first bucket may be too small */
+        same = units[id].same;
+        if (same >= 0) units[same].next = units[id].next;
+        *link = same >= 0 ? same : units[id].next;
+        if (p->bins.head[bucket] < 0) cf__bits_put(&p->bins.used, bucket, 0);
+        return id;
     }
     return -1;
 }
@@ -2900,8 +2878,8 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
    that still are large enough, so the next one would go there too. */
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
-    cf__pack_bins_reset(&p->bins);
-    for (i = 0; i < p->n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
+    cf__bits_clear(&p->bins.used);
+    for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
         while (left > 0) {
@@ -2935,7 +2913,7 @@ static int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
    that is all it does. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
-    for (id = 0; placed < p->n_items || id < p->n_groups; id++) {
+    for (id = 0; placed < p->n_items || id < p->head.n_groups; id++) {
         cf__pack_unit unit = cf__pack_empty_unit(p, id);
         int32_t at;
         while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, unit.room)) < p->n_runs) {
@@ -2975,10 +2953,10 @@ static void cf__pack_next_fit(cf__packer *p) {
 /* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
    chunks, which it is asked only if there is something to win. */
 static void cf__pack_assign_items(cf__packer *p) {
-    int64_t i, n_closed = p->n_dependent - p->n_groups; /* chunks that take no items: all but the last of each group */
+    /* Chunks that take no items: all but the last of each group. */
+    int64_t i, n_closed = p->n_dependent - p->head.n_groups;
     cf__pack_collect_items(p);
-    cf__pack_sort_items(&p->items, &p->spare, p->n_items, p->longest_item);
-    p->lower_bound = cf__pack_lower_bound(p);
+    cf__pack_sort_and_bound(p);
     if (p->desc.method == CF_PACK_NEXT_FIT) {
         cf__pack_collect_items(p);
         cf__pack_next_fit(p);
@@ -2987,7 +2965,7 @@ static void cf__pack_assign_items(cf__packer *p) {
     cf__pack_find_runs(p);
     if (p->desc.method == CF_PACK_BEST_FIT) {
         cf__pack_best_fit(p);
-        if (n_closed + p->n_units > p->lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
+        if (n_closed + p->n_units > p->head.lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
             p->desc.method = CF_PACK_FIRST_FIT;
             cf__pack_find_runs(p);
         }
@@ -3000,21 +2978,20 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* Cost of each item and of each unit. */
 static cf_result cf__pack_cost_units(cf__packer *p) {
-    cf_result result = CF_OK;
     int64_t i, j;
     for (i = 0; i < p->n_items; i++)
         p->item_costs[i] =
-            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]), &result);
+            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]));
     for (i = 0; i < p->n_units; i++) {
-        const cf__pack_split *split = i < p->n_groups ? &p->splits[i] : NULL;
+        const cf_group *group = i < p->head.n_groups ? &p->groups[i] : NULL;
         int64_t begin = 0;
         p->costs[i] = 0;
-        for (j = 0; split != NULL && j < split->n_slices; begin += p->cuts[split->first_cut + j++])
-            p->costs[i] += cf__pack_slice_cost(p, split->sequence, begin, p->cuts[split->first_cut + j], &result);
+        for (j = 0; group != NULL && j < group->n_chunks; begin += p->cuts[group->first_chunk + j++])
+            p->costs[i] += cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
         p->costs[i] += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
     for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
-    return result;
+    return p->answer;
 }
 
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
@@ -3033,8 +3010,8 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
         int64_t n_aside = 0;
         for (unit->rank = -1; unit->rank < 0 && n_heap > 0;) {
             int32_t rank = cf__heap_pop(p->heap, n_heap--, p->loads);
-            if (p->steps[rank] + unit->n_chunks <= p->n_steps) unit->rank = rank;
-            else if (p->steps[rank] < p->n_steps) p->aside[n_aside++] = rank; /* may take a smaller unit */
+            if (p->steps[rank] + unit->n_chunks <= p->head.n_steps) unit->rank = rank;
+            else if (p->steps[rank] < p->head.n_steps) p->aside[n_aside++] = rank; /* may take a smaller unit */
         }
         if (unit->rank < 0) return 0;
         p->steps[unit->rank] += unit->n_chunks;
@@ -3048,28 +3025,28 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
 /* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
     int64_t i, most = 0;
-    for (i = 0; i < p->n_groups; i++) p->costs[i] = p->units[i].n_chunks;
-    cf__pack_give_units(p, 0, p->n_groups);
+    for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
+    cf__pack_give_units(p, 0, p->head.n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     return most;
 }
 
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
 static cf_result cf__pack_give_all(cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + p->n_units - p->n_groups, i;
+    int64_t n_chunks = p->n_dependent + p->n_units - p->head.n_groups, i;
     /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
     if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
     p->weights.constant = 0;
-    p->n_steps = INT64_MAX / 2;
-    p->n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
+    p->head.n_steps = INT64_MAX / 2;
+    p->head.n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
     CF__TRY(cf__pack_cost_units(p));
-    if (!cf__pack_give_units(p, 0, p->n_groups)) {
+    if (!cf__pack_give_units(p, 0, p->head.n_groups)) {
         cf__pack_give_groups_by_count(p);
         CF__TRY(cf__pack_cost_units(p));
         memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
-        for (i = 0; i < p->n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
+        for (i = 0; i < p->head.n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
     }
-    cf__pack_give_units(p, p->n_groups, p->n_units - p->n_groups);
+    cf__pack_give_units(p, p->head.n_groups, p->n_units - p->head.n_groups);
     return CF_OK;
 }
 
@@ -3089,7 +3066,7 @@ static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int
 
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
 static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
-    int opens = p->steps[low] < p->n_steps && p->n_units < p->max_units;
+    int opens = p->steps[low] < p->head.n_steps && p->n_units < p->max_units;
     double extra = opens ? p->chunk_constant : 0; /* a new chunk has its own constant cost */
     int32_t to = -1, room = opens ? (int32_t)p->desc.chunk_size : 0;
     int64_t i;
@@ -3108,7 +3085,7 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
 static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
-    for (i = p->n_groups; i < p->n_units; i++) {
+    for (i = p->head.n_groups; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
@@ -3185,39 +3162,36 @@ static void cf__pack_order_by_rank(cf__packer *p) {
 }
 
 static cf_result cf__pack_spread(cf__packer *p) {
-    p->n_steps = p->n_dependent + p->n_units - p->n_groups;
+    p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks > 1) {
         CF__TRY(cf__pack_give_all(p));
         cf__pack_even_ranks(p);
         cf__pack_order_by_rank(p);
     }
-    p->n_chunks = p->n_steps * p->desc.n_ranks;
-    if (p->n_chunks <= CF_MAX_CHUNKS) return CF_OK;
-    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->n_chunks,
+    p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
+    if (p->head.n_chunks <= CF_MAX_CHUNKS) return CF_OK;
+    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
                     "the batch needs too many chunks");
 }
 
 /* ---- writing the plan ---- */
 
-/* A group, its chunks and its slices; the first of these is `slice`. */
-static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slice) {
-    const cf__pack_split *split = &p->splits[id];
+/* A group, its chunks and its slices. */
+static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slices) {
     cf_group *group = &p->plan->groups[id];
+    const int32_t *cuts = &p->cuts[p->groups[id].first_chunk];
     int64_t i, begin = 0;
-    group->sequence = split->sequence;
+    *group = p->groups[id];
     group->first_chunk = first_chunk;
-    group->n_chunks = split->n_slices;
-    group->tokens = split->length;
-    for (i = 0; i < split->n_slices; i++, slice++) {
+    for (i = 0; i < group->n_chunks; begin += cuts[i++]) {
         cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
-        slice->sequence = split->sequence;
-        slice->begin = begin;
-        slice->length = p->cuts[split->first_cut + i];
+        slices[i].sequence = group->sequence;
+        slices[i].begin = begin;
+        slices[i].length = cuts[i];
         chunk->index = i;
         chunk->prefix = begin;
         chunk->group = id;
         chunk->n_slices = 1;
-        begin += slice->length;
     }
 }
 
@@ -3249,9 +3223,9 @@ static cf_result cf__pack_write(void *job) {
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         cf__pack_unit *unit = &p->units[id];
-        if (id >= p->n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
+        if (id >= p->head.n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
         chunk = cf__max(chunk, unit->rank * plan->n_steps);
-        if (id < p->n_groups) {
+        if (id < p->head.n_groups) {
             cf__pack_write_group(p, id, chunk, &plan->slices[n_slices]);
             n_slices += unit->n_chunks;
         }
@@ -3279,8 +3253,13 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     if (desc == NULL) return cf__fail_null(error, "desc");
     p->desc = cf_pack_defaults(desc);
     p->lengths = lengths;
-    p->n = n;
+    p->n = p->head.n_sequences = n;
     p->error = error;
+    p->head.chunk_size = p->desc.chunk_size;
+    p->head.align = p->desc.align;
+    p->head.max_slices = p->desc.max_slices;
+    p->head.split = p->desc.split;
+    p->head.n_ranks = p->desc.n_ranks;
     CF__TRY(cf__pack_check_desc(&p->desc, error));
     return cf__pack_measure(p);
 }
@@ -3294,22 +3273,9 @@ static cf_result cf__pack_prepare(void *job) {
 
 static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
-    cf_plan plan;
-    memset(&plan, 0, sizeof plan);
-    plan.chunk_size = p->desc.chunk_size;
-    plan.align = p->desc.align;
-    plan.max_slices = p->desc.max_slices;
+    cf_plan plan = p->head;
     plan.method = p->desc.method;
-    plan.split = p->desc.split;
-    plan.n_sequences = p->n;
-    plan.n_empty = p->n_empty;
-    plan.n_tokens = p->n_tokens;
-    plan.n_ranks = p->desc.n_ranks;
-    plan.n_steps = p->n_steps;
-    plan.n_chunks = p->n_chunks;
-    plan.n_groups = p->n_groups;
     plan.n_slices = p->n_dependent + p->n_items;
-    plan.lower_bound = p->lower_bound;
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
@@ -3364,40 +3330,44 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) 
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
-/* Fullest rank / mean, in tokens and in pairs. */
+/* Counts the chunks by kind, and finds the fullest rank / mean, in tokens and in pairs. */
 static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     double most_tokens = 0, most_pairs = 0;
     int64_t rank, i;
     for (rank = 0; rank < plan->n_ranks; rank++) {
         double tokens = 0, pairs = 0;
         for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) {
-            tokens += (double)plan->chunks[i].tokens;
-            pairs += (double)plan->chunks[i].pairs;
+            const cf_chunk *chunk = &plan->chunks[i];
+            stats->most_slices = cf__max(stats->most_slices, chunk->n_slices);
+            if (chunk->group < 0) stats->n_standalone += chunk->n_slices > 0;
+            else if (chunk->n_slices > 1) stats->n_hybrid++;
+            else stats->n_dependent++;
+            tokens += (double)chunk->tokens;
+            pairs += (double)chunk->pairs;
         }
-        if (tokens > most_tokens) most_tokens = tokens;
-        if (pairs > most_pairs) most_pairs = pairs;
+        most_tokens = cf__most(most_tokens, tokens);
+        most_pairs = cf__most(most_pairs, pairs);
         stats->pairs += pairs;
     }
     stats->rank_token_spread = cf__plan_spread(most_tokens, (double)plan->n_tokens, plan->n_ranks);
     stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-static void cf__plan_measure_costs(const cf_plan *plan, const cf_pass_cost *given, cf_plan_stats *stats) {
-    cf_pass_cost cost = {0, 0, 0};
+static double cf__plan_cost_spread(const cf_plan *plan, cf_pass_cost cost, double pairs) {
     double most = 0, sum = 0;
     int64_t i;
-    if (given != NULL) cost = *given;
-    if (stats->pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, stats->pairs);
+    if (pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, pairs);
     for (i = 0; i < plan->n_chunks; i++) {
         double seconds = cf_cost_seconds(&cost, plan->chunks[i].tokens, plan->chunks[i].pairs);
         if (plan->chunks[i].n_slices == 0) continue;
         sum += seconds;
-        if (seconds > most) most = seconds;
+        most = cf__most(most, seconds);
     }
-    stats->chunk_cost_spread = cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
+    return cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
+    const cf_pass_cost none = {0, 0, 0};
     int64_t i, n_used;
     if (stats == NULL) return;
     memset(stats, 0, sizeof *stats);
@@ -3405,20 +3375,13 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
     n_used = plan->n_chunks - plan->n_idle;
     stats->n_idle = plan->n_idle;
     stats->excess = n_used - plan->lower_bound;
-    for (i = 0; i < plan->n_chunks; i++) {
-        const cf_chunk *chunk = &plan->chunks[i];
-        stats->most_slices = cf__max(stats->most_slices, chunk->n_slices);
-        if (chunk->group >= 0 && chunk->n_slices > 1) stats->n_hybrid++;
-        else if (chunk->group >= 0) stats->n_dependent++;
-        else stats->n_standalone += chunk->n_slices > 0;
-    }
     for (i = 0; i < plan->n_slices; i++)
         stats->longest_sequence = cf__max(stats->longest_sequence, plan->slices[i].begin + plan->slices[i].length);
     for (i = 0; i < plan->n_groups; i++)
         stats->largest_group = cf__max(stats->largest_group, plan->groups[i].n_chunks);
     if (n_used > 0) stats->fill = (double)plan->n_tokens / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
-    cf__plan_measure_costs(plan, cost, stats);
+    stats->chunk_cost_spread = cf__plan_cost_spread(plan, cost != NULL ? *cost : none, stats->pairs);
 }
 
 /* ---- checking a plan ---- */
@@ -3527,16 +3490,14 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
         CF__TRY(cf__plan_check_slice(check, first + i, !(c->group >= 0 && i == 0), padded));
-        if (slice->length > plan->chunk_size)
-            return cf__plan_bad(check, "slices.length", first + i, plan->chunk_size, slice->length,
-                                "is more than chunk_size");
+        CF__TRY(cf__plan_within(check, "slices.length", first + i, 1, plan->chunk_size, slice->length,
+                                "is more than chunk_size"));
         own = cf_slice_pairs(slice->begin, slice->length);
         if (own < 0 || !cf__add(pairs, own, &pairs))
             return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
         tokens += slice->length;
         padded += cf__round_up(slice->length, plan->align);
-        if (padded > plan->chunk_size)
-            return cf__plan_bad(check, "chunks.padded", id, plan->chunk_size, padded, "is more than chunk_size");
+        CF__TRY(cf__plan_within(check, "chunks.padded", id, 1, plan->chunk_size, padded, "is more than chunk_size"));
     }
     CF__TRY(cf__plan_is(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum"));
     CF__TRY(cf__plan_is(check, "chunks.padded", id, padded, c->padded, "is the wrong sum"));
@@ -3558,8 +3519,7 @@ static cf_result cf__plan_check_membership(const cf__plan_check *check, int64_t 
         return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.group", id,
                           "names a group that does not hold this chunk");
     CF__TRY(cf__plan_is(check, "chunks.index", id, id - g->first_chunk, c->index, "is the wrong place in its group"));
-    if (c->n_slices < 1)
-        return cf__plan_bad(check, "chunks.n_slices", id, 1, c->n_slices, "must have its group's slice");
+    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 1, INT64_MAX, c->n_slices, "must have its group's slice"));
     if (c->index == g->n_chunks - 1) return CF_OK;
     return cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
                        "is more than one, and only a group's last chunk may be hybrid");
@@ -3834,10 +3794,7 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 
 /* ---- splitting ---- */
 
-CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute) {
-    switch ((int)recompute) { CF_RECOMPUTES(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_recompute_name, cf_recompute, CF_RECOMPUTES, "?")
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
     cf_parallel full = *parallel;
@@ -3896,11 +3853,6 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
     return cf__model_resolve(model, parallel, &full, error);
 }
 
-static cf_result cf__model_check_stage(const cf_parallel *parallel, int64_t stage, cf_error *error) {
-    return cf__bounded(stage, 0, parallel->pp * parallel->n_virtual - 1, "stage", "there is no such virtual stage",
-                       error);
-}
-
 /* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
 static int64_t cf__model_even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
     int64_t left = layers % n_stages;
@@ -3953,7 +3905,7 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
     cf_parallel full;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__model_resolve(model, parallel, &full, error));
-    CF__TRY(cf__model_check_stage(&full, stage, error));
+    CF__TRY(cf__bounded(stage, 0, full.pp * full.n_virtual - 1, "stage", "there is no such virtual stage", error));
     *out = cf__model_shard(model, &full, stage);
     return CF_OK;
 }
@@ -3988,44 +3940,26 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
    >>memory
    ================================================================================================================ */
 
-typedef struct cf__memory_loss_bytes {
-    int64_t kept; /* for each logit, until backward */
-    int64_t peak; /* for each logit, at the worst moment */
-} cf__memory_loss_bytes;
+CF__NAMES(cf_loss_name, cf_loss, CF_LOSSES, "?")
 
-/* logit: bytes of a logit as the head makes it. */
-static cf__memory_loss_bytes cf__memory_loss_bytes_of(cf_loss loss, int64_t logit) {
-    cf__memory_loss_bytes bytes;
-    bytes.kept = 4;         /* a float softmax */
-    bytes.peak = logit + 8; /* beside it the logits and their float copy */
-    if (loss == CF_LOSS_EAGER) bytes.peak = logit + 12;
-    if (loss == CF_LOSS_FUSED) bytes.kept = bytes.peak = logit;
-    if (loss == CF_LOSS_CHUNKED) bytes.kept = bytes.peak = 0;
-    return bytes;
-}
+/* Bytes of one element of each kind, and how many they are unless the caller says so. */
+#define CF__MEMORY_ELEMENTS(X)                                     \
+    X(activation_bytes, 2) X(parameter_bytes, 2) X(gradient_bytes, 4) \
+    X(optimizer_bytes, 12) X(state_bytes, 2) X(state_gradient_bytes, 4)
 
-CHUNKFLOW_API const char *cf_loss_name(cf_loss loss) {
-    switch ((int)loss) { CF_LOSSES(CF__NAME) }
-    return "?";
-}
+#define CF__MEMORY_MAX_ELEMENT 1024
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     cf_memory_desc full = *desc;
     full.parallel = cf_parallel_defaults(&desc->parallel);
     if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_PARALLEL;
-    if (full.activation_bytes == 0) full.activation_bytes = 2;
-    if (full.parameter_bytes == 0) full.parameter_bytes = 2;
-    if (full.gradient_bytes == 0) full.gradient_bytes = 4;
-    if (full.optimizer_bytes == 0) full.optimizer_bytes = 12;
-    if (full.state_bytes == 0) full.state_bytes = 2;
-    if (full.state_gradient_bytes == 0) full.state_gradient_bytes = 4;
+#define CF__MEMORY_DEFAULT(name, usual) if (full.name == 0) full.name = usual;
+    CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
     if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;
     if (full.fragmentation == 0) full.fragmentation = CF_FRAGMENTATION;
     if (full.fragmentation == -1) full.fragmentation = 0;
     return full;
 }
-
-#define CF__MEMORY_MAX_BYTES_EACH 1024 /* of a parameter's gradient, say */
 
 static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
     if (given == NULL) return cf__fail_null(error, "desc");
@@ -4033,12 +3967,8 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__range(given->fragmentation, -1, 1000, "fragmentation", error));
     *full = cf_memory_defaults(given);
     CF__TRY(cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
-    CF__TRY(cf__range(full->activation_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "activation_bytes", error));
-    CF__TRY(cf__range(full->parameter_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "parameter_bytes", error));
-    CF__TRY(cf__range(full->gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "gradient_bytes", error));
-    CF__TRY(cf__range(full->optimizer_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "optimizer_bytes", error));
-    CF__TRY(cf__range(full->state_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_bytes", error));
-    CF__TRY(cf__range(full->state_gradient_bytes, 1, CF__MEMORY_MAX_BYTES_EACH, "state_gradient_bytes", error));
+#define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
+    CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
@@ -4069,9 +3999,18 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
     return bytes;
 }
 
+/* Per logit: what the loss keeps until backward, or needs at its peak. logit: bytes of one as the head makes it. */
+static int64_t cf__memory_loss_bytes(cf_loss loss, int64_t logit, int at_peak) {
+    if (loss == CF_LOSS_FUSED) return logit;
+    if (loss == CF_LOSS_CHUNKED) return 0;
+    if (!at_peak) return 4;                          /* a float softmax */
+    return logit + (loss == CF_LOSS_EAGER ? 12 : 8); /* beside it the logits, and their float copy or gradients */
+}
+
 static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
-    cf__memory_loss_bytes loss = cf__memory_loss_bytes_of(desc->loss, element);
+    int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0);
+    int64_t peak = cf__memory_loss_bytes(desc->loss, element, 1);
     int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
     cf_token_bytes bytes;
     memset(&bytes, 0, sizeof bytes);
@@ -4080,9 +4019,9 @@ static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const c
     bytes.activations *= shard->layers;
     if (shard->first) bytes.activations += 8;
     if (shard->last) {
-        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + loss.kept * shard->vocab;
+        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab;
         if (desc->loss == CF_LOSS_CHUNKED) bytes.activations += row;
-        bytes.logits = (loss.peak - loss.kept) * shard->vocab;
+        bytes.logits = (peak - kept) * shard->vocab;
     }
     bytes.state = 2 * shard->kv * shard->layers * desc->state_bytes;
     bytes.state_gradient = 2 * shard->kv * shard->layers * desc->state_gradient_bytes;
@@ -4099,8 +4038,7 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
     cf_shard shard;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__memory_check_desc(desc, &full, error));
-    CF__TRY(cf__model_check_stage(&full.parallel, stage, error));
-    shard = cf__model_shard(full.model, &full.parallel, stage);
+    CF__TRY(cf_stage_shard(full.model, &full.parallel, stage, &shard, error));
     *out = cf__memory_token_bytes(&full, &shard);
     return CF_OK;
 }
@@ -6031,25 +5969,20 @@ typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *tail;      /* (most jobs) */
     double *left;             /* (most jobs) seconds still to run */
-    int32_t *by_head;         /* (most jobs) */
-    int32_t *by_tail;         /* (most jobs) longest first */
-    int32_t *place;           /* (most jobs) in by_tail */
-    cf__pack_bins waiting;    /* its set of bits alone: by place in by_tail, the jobs that can run */
+    uint64_t *by_head;        /* (most jobs) */
+    uint64_t *by_tail;        /* (most jobs) longest first */
+    uint64_t *place;          /* (most jobs) in by_tail */
+    cf__bits waiting;         /* by place in by_tail, the jobs that can run */
 } cf__bounds_jobs;
 
 static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
     jobs->head = (double *)cf__take(carver, most, sizeof(double));
     jobs->tail = (double *)cf__take(carver, most, sizeof(double));
     jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->by_head = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->by_tail = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->place = (int32_t *)cf__take(carver, most, sizeof(int32_t));
-    jobs->waiting.n_levels = 0;
-    do {
-        most = cf__div_up(most, 64);
-        jobs->waiting.n_words[jobs->waiting.n_levels] = most;
-        jobs->waiting.words[jobs->waiting.n_levels++] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    } while (most > 1);
+    jobs->by_head = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->by_tail = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->place = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    cf__bits_layout(&jobs->waiting, most, carver);
 }
 
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
@@ -6082,48 +6015,14 @@ static double cf__bounds_load(const cf__bounds_jobs *jobs) {
     return jobs->n > 0 ? head + work + tail : 0;
 }
 
-/* Sorts jobs by their key, rising, or falling where flip is all ones; equal keys keep their order. A radix sort over
-   the bits in which keys differ, as the bits of numbers that are not negative rise with them. spare: as large as
-   ids. */
-static void cf__bounds_sort(int32_t **ids, int32_t **spare, int64_t n, const double *keys, uint64_t flip) {
-    int64_t start[1 << 11], i, sum;
-    uint64_t bits, first = 0, differ = 0, mask = n < 4096 ? 255 : 2047;
-    int shift, width = n < 4096 ? 8 : 11;
-    for (i = 0; i < n; i++) {
-        (*ids)[i] = (int32_t)i;
-        memcpy(&bits, &keys[i], sizeof bits);
-        if (i == 0) first = bits;
-        differ |= bits ^ first;
-    }
-    for (shift = 0; shift < 64 && differ >> shift != 0; shift += (differ >> shift & 1) != 0 ? width : 1) {
-        int32_t *swap = *ids;
-        if ((differ >> shift & 1) == 0) continue;
-        memset(start, 0, (size_t)(mask + 1) * sizeof start[0]);
-        for (i = 0; i < n; i++) {
-            memcpy(&bits, &keys[i], sizeof bits);
-            start[(bits ^ flip) >> shift & mask]++;
-        }
-        for (i = 0, sum = 0; i <= (int64_t)mask; i++) {
-            int64_t count = start[i];
-            start[i] = sum;
-            sum += count;
-        }
-        for (i = 0; i < n; i++) {
-            memcpy(&bits, &keys[swap[i]], sizeof bits);
-            (*spare)[start[(bits ^ flip) >> shift & mask]++] = swap[i];
-        }
-        *ids = *spare;
-        *spare = swap;
-    }
-}
-
 /* By head, and by tail with the longest first; of equal tails the lower job is first. */
 static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
     int64_t i;
-    cf__bounds_sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
-    cf__bounds_sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
-    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (int32_t)i;
-    cf__pack_bins_reset(&jobs->waiting);
+    for (i = 0; i < jobs->n; i++) jobs->by_tail[i] = jobs->by_head[i] = (uint64_t)i;
+    cf__sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
+    cf__sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
+    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (uint64_t)i;
+    cf__bits_clear(&jobs->waiting);
 }
 
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
@@ -6134,19 +6033,19 @@ static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
     cf__bounds_sort_jobs(jobs);
     for (;;) {
         double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
-        place = release <= now ? -1 : cf__pack_bins_find(&jobs->waiting, 0);
+        place = release <= now ? -1 : cf__bits_next(&jobs->waiting, 0);
         if (place < 0 && i == jobs->n) return bound;
-        job = place < 0 ? -1 : jobs->by_tail[place];
+        job = place < 0 ? -1 : (int64_t)jobs->by_tail[place];
         if (job < 0) {
             now = cf__most(now, release);
-            cf__pack_bins_mark(&jobs->waiting, jobs->place[jobs->by_head[i++]], 1);
+            cf__bits_put(&jobs->waiting, (int64_t)jobs->place[jobs->by_head[i++]], 1);
         } else if (now + jobs->left[job] > release) {
             jobs->left[job] -= release - now;
             now = release;
         } else {
             now += jobs->left[job];
             bound = cf__most(bound, now + jobs->tail[job]);
-            cf__pack_bins_mark(&jobs->waiting, place, 0);
+            cf__bits_put(&jobs->waiting, place, 0);
         }
     }
 }
