@@ -5965,8 +5965,8 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    heads, tails and lower bounds
    ================================================================================================================ */
 
-/* For each pass, by its place, the longest way to it (head) and from its end (tail) through passes that must come before
-   or after it. W has arrays only where backwards are split. */
+/* For each pass, by its place, the longest way to it (head) and from its end (tail) through passes that must come
+   before or after it. W has arrays only where backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;
@@ -7203,9 +7203,8 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
    >>check
 
    First every list by itself, action by action, as the stage would live through it; cf_simulate takes this walk too,
-   and reads from it what is held when. Then all lists against each other, run as far as they go: once with every
-   finished pass visible everywhere, and, if transfers are in the lists, once with nothing but a rendezvous between two
-   stages. The rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does
+   and reads from it what is held when. Then all lists against each other, run as far as they go: with every finished
+   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages. The rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does
    not go unseen.
    ================================================================================================================ */
 
@@ -7226,6 +7225,11 @@ static int64_t cf__check_held_bytes(const cf__check_held *held, const cf_bytes *
     return fits ? sum : INT64_MAX;
 }
 
+/* Rows of state that a chunk of a group adds. cf__pipe_check_units has seen that its slices exist. */
+static int64_t cf__check_rows(const cf__pipeline *pipe, const cf_chunk *c) {
+    return pipe->plan->slices[c->first_slice].length;
+}
+
 /* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
 static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a) {
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
@@ -7236,7 +7240,7 @@ static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held
     if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
     if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
     if (c->group < 0) return;
-    if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf__check_rows(pipe, c);
     if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
         held->gradient += pipe->plan->groups[c->group].tokens;
 }
@@ -7250,8 +7254,8 @@ static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *he
         held->tokens -= c->padded;
     }
     if (c->group < 0) return;
-    if (backward || a->pass == CF_OFFLOAD) held->state -= cf_chunk_state_tokens(pipe->plan, a->chunk);
-    if (backward) held->gradient -= cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (backward || a->pass == CF_OFFLOAD) held->state -= cf__check_rows(pipe, c);
+    if (backward) held->gradient -= cf__check_rows(pipe, c);
 }
 
 /* ---- the walk ---- */
@@ -7699,8 +7703,8 @@ static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *
     return cf__check_refuse(k, a, field, "waits for ever: the lists deadlock");
 }
 
-static cf_result cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n),
-                               const char *field) {
+/* Runs all lists; returns the action that waits for ever on the first stage which does not come to its end, or -1. */
+static int64_t cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n)) {
     int64_t stage, n = 0, n_stages = k->schedule->n_stages;
     for (stage = n_stages - 1; stage >= 0; stage--) {
         k->cursor[stage] = k->schedule->first[stage];
@@ -7712,8 +7716,17 @@ static cf_result cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64
         run(k, stage, &n);
     }
     for (stage = 0; stage < n_stages; stage++)
-        if (k->cursor[stage] < k->schedule->first[stage + 1]) return cf__check_deadlock(k, k->cursor[stage], field);
-    return CF_OK;
+        if (k->cursor[stage] < k->schedule->first[stage + 1]) return k->cursor[stage];
+    return -1;
+}
+
+/* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
+   alone also end without. So the other run is needed only to tell which of the two they fail. */
+static cf_result cf__check_end(cf__checker *k) {
+    int64_t meeting = k->crosses ? cf__check_run(k, cf__check_meet) : -1, stuck = -1;
+    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, cf__check_advance);
+    if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
+    return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
 }
 
 /* ---- the public function ---- */
@@ -7731,8 +7744,7 @@ static cf_result cf__check_everything(void *job) {
     cf__checker *k = (cf__checker *)job;
     CF__TRY(cf__check_lists(k));
     CF__TRY(cf__check_all_complete(k));
-    CF__TRY(cf__check_run(k, cf__check_advance, "actions"));
-    return k->crosses ? cf__check_run(k, cf__check_meet, "transfers") : CF_OK;
+    return cf__check_end(k);
 }
 
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
