@@ -6024,24 +6024,40 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         }
 }
 
-/* All heads and tails of a unit, each after those that it follows from. A kept chunk has a tail of R, too, since a
-   memory limit may cause it to be dropped: from there the path leads on through the replays of all chunks before it. */
-static void cf__bounds_find_unit(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
+/* All tails of a unit and the heads of its forwards, each after those that it follows from. A kept chunk has a tail of
+   R, too, since a memory limit may cause it to be dropped: from there the path leads on through the replays of all
+   chunks before it. */
+static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
     dropped.k = 0;
-    for (i = first; i <= last; i++) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_F, unit, i);
-    for (i = last; i >= first; i--) {
-        if (cf__pipe_is_dropped(unit, i - first)) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_R, unit, i);
-        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_BACK, unit, i);
-        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_W, unit, i);
-    }
     for (i = first; i <= last; i++) {
+        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_F, unit, i);
         if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF__PIPE_W, unit, i);
         cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF__PIPE_BACK, unit, i);
         cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_R, &dropped, i);
     }
     for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
+}
+
+/* The heads of its other passes. */
+static void cf__bounds_find_heads(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
+    int64_t i;
+    for (i = unit->first + unit->n - 1; i >= unit->first; i--) {
+        if (cf__pipe_occurs(unit, CF_R, i)) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_R, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_BACK, unit, i);
+        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_W, unit, i);
+    }
+}
+
+static void cf__bounds_each_unit(cf__bounds_paths *paths,
+                                 void (*find)(cf__bounds_paths *paths, const cf__pipe_unit *unit)) {
+    int64_t i;
+    for (i = 0; i < paths->pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(paths->pipe, i, paths->pipe->k);
+        find(paths, &unit);
+        i += unit.n;
+    }
 }
 
 /* ---- one stage by itself ---- */
@@ -6224,18 +6240,14 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
-/* Heads, tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
+/* Tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
     paths->pipe = pipe;
     paths->split = split;
     cf__bounds_fill_seconds(paths);
-    for (i = 0; i < pipe->n;) {
-        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
-        cf__bounds_find_unit(paths, &unit);
-        i += unit.n;
-    }
+    cf__bounds_each_unit(paths, cf__bounds_find_tails);
     bounds->critical_path = 0;
     for (i = 0; i < pipe->n * pipe->n_v; i++)
         bounds->critical_path =
@@ -6248,6 +6260,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
     int64_t s;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
     cf__bounds_find_critical(bounds, pipe, split);
+    cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
     if (limit > 0 || limits != NULL) cf__bounds_sum_slots(&bounds->paths, bounds->slot_seconds);
     for (s = 0; s < pipe->n_stages; s++) {
         int64_t own = limits != NULL ? limits[s] : limit;
@@ -6394,7 +6407,9 @@ static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     d->wake[stage] = when;
     for (; node > 0; node /= 2) {
         int32_t left = d->winners[2 * node], right = d->winners[2 * node + 1];
-        d->winners[node] = d->wake[left] <= d->wake[right] ? left : right;
+        int32_t winner = d->wake[left] <= d->wake[right] ? left : right;
+        if (winner == d->winners[node] && winner != stage) return; /* nothing changes further up */
+        d->winners[node] = winner;
     }
 }
 
