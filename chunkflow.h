@@ -1043,20 +1043,21 @@ typedef struct cf_validate_desc {
     const int64_t *limits_bytes; /* (n_stages) */
 } cf_validate_desc;
 
-/* Accepts a schedule from any source, lowered or not, only if on every virtual stage of the rank
-     every chunk has one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
-     a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
-     at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
-     with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
-   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every
-   tensor that crosses stages is sent once and received once, after it was made and before it is used, that the lists
-   end even when every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are
-   written, and that no pass of a group runs while some of its state is in host memory.
+/* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
+     every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
+     a group's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
+     at most K chunks of a group may keep their activations at once, and no stage may pass a limit;
+     with pipeline replay, a chunk that a virtual stage replays must be replayed on the one before it, too.
+   The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
+   crosses stages must be sent once and received once, after it was made and before it is used; the lists must end even
+   if every send waits for its receiver, with no buffer anywhere; and no pass of a group may run while some of its state
+   is in host memory.
 
-   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field
-   names the member, error->item is the position in the list of the stage which error->text names (-1: something is
-   missing there). CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to
-   the passes comes from `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
+   The rules are not taken from the generators, but stated a second time. Returns CF_OK, or CF_ERROR_SCHEDULE for the
+   first violation: error->field names the member, and error->item is the position in the list of the stage that
+   error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their groups disagree.
+   desc may be NULL for no limits. Scratch in proportion to the passes comes from `allocator` (NULL: malloc). Nothing is
+   read beyond the counts that plan and schedule state. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1190,9 +1191,9 @@ typedef struct cf_lower_desc {
    many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
    groups at once are taken to be as fast as one.
 
-   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The schedule is validated first, without
-   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already; CF_ERROR_LIMIT
-   past CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
+   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The given schedule is validated first,
+   without limits, so the errors are those of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and
+   CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can when many chunks leave in many gaps. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1274,16 +1275,16 @@ typedef struct cf_run_stats {
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
    of its SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need
    no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
-   schedule that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
+   schedule of several stages that is not lowered can only be run dry, because nothing would cross between the stages.
 
-   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory, no list of actions
-   where the schedule says); NULL is allowed.
+   stats: filled in however the run ends, and untouched if it cannot start (bad arguments, no memory, no list of actions
+   where the schedule says that it is). NULL is allowed.
 
-   A schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are
-   through, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
-   error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in
-   error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as they say. However it ends, every acquired slot
-   has been released. */
+   It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for the impossible: a backward without
+   activations or before that of a later chunk of its group, a forward whose prefix is missing, a chunk out of range and
+   the like. It is the same, with item -1, if the list leaves a chunk out. CF_ERROR_CALLBACK has the number that the
+   callback returned in error->got. CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE are as their texts say.
+   However a run ends, every acquired slot has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
 
@@ -4554,6 +4555,10 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_sta
     return pipe;
 }
 
+static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing) {
+    return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->k, s->replay, timing);
+}
+
 static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
     return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
 }
@@ -4731,13 +4736,6 @@ static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_erro
         }
     }
     return CF_OK;
-}
-
-/* ---- memory limits ---- */
-
-static int cf__pipe_counts_bytes(const cf_bytes *bytes) {
-    return (bytes->per_token_activations | bytes->per_token_state | bytes->per_token_state_gradient |
-            bytes->per_token_boundary) != 0;
 }
 
 /* ================================================================================================================
@@ -6471,21 +6469,19 @@ static void cf__dispatch_follow(cf__dispatch *d, int place, int64_t chunk) {
     int32_t id = cf__dispatch_id(chunk, place);
     cf__dispatch_next *next = &d->next[id];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n, i, n_first = 0, n_last = 0; /* what the first and the last virtual stage do without */
-    int64_t v;
+    int64_t v, per_stage = pipe->n * CF__PIPE_PLACES;
+    int n, i;
     next->n = cf__pipe_follow(&links[CF__PIPE_HOLDS_UP], place, unit, chunk, needs);
     for (i = 0; i < next->n; i++) {
         next->on[i] = cf__dispatch_id(needs[i].stage * pipe->n + needs[i].chunk, needs[i].place) - id;
         next->stages[i] = (int8_t)needs[i].stage;
     }
     n = cf__pipe_follow(&links[CF__PIPE_WAITS_FOR], place, unit, chunk, needs);
-    for (i = 0; i < n; i++) {
-        n_first += needs[i].stage < 0;
-        n_last += needs[i].stage > 0;
+    for (v = 0; v < pipe->n_v; v++) d->waits[v * per_stage + id] = (uint8_t)n;
+    for (i = 0; i < n; i++) { /* the first and the last virtual stage do without what would come from outside */
+        if (needs[i].stage < 0) d->waits[id]--;
+        if (needs[i].stage > 0) d->waits[(pipe->n_v - 1) * per_stage + id]--;
     }
-    for (v = 0; v < pipe->n_v; v++)
-        d->waits[cf__dispatch_id(v * pipe->n, 0) + id] =
-            (uint8_t)(n - (v == 0 ? n_first : 0) - (v == pipe->n_v - 1 ? n_last : 0));
 }
 
 /* A W that nothing waits for is the least urgent of all. */
@@ -7219,8 +7215,8 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 
    First every list by itself, action by action, as the stage would live through it; cf_simulate takes this walk too,
    and reads from it what is held when. Then all lists against each other, run as far as they go: with every finished
-   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages. The rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does
-   not go unseen.
+   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages. The
+   rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does not go unseen.
    ================================================================================================================ */
 
 /* ---- what a stage holds while it walks its list ---- */
@@ -7774,8 +7770,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
-    pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                           schedule->replay, NULL);
+    pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&pipe, error));
     memset(&k, 0, sizeof k);
     k.pipe = &pipe;
@@ -7846,6 +7841,7 @@ static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule 
 
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
+    const cf_bytes *b = &sim->desc.bytes;
     int64_t i;
     memset(sim, 0, sizeof *sim);
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -7857,10 +7853,10 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
     sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
     sim->error = sim->check.error = error;
-    sim->pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                                schedule->replay, sim->desc.timing);
+    sim->pipe = cf__pipe_of_schedule(plan, schedule, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
-    if (cf__pipe_counts_bytes(&sim->desc.bytes)) sim->check.bytes = &sim->desc.bytes;
+    if ((b->per_token_activations | b->per_token_state | b->per_token_state_gradient | b->per_token_boundary) != 0)
+        sim->check.bytes = b;
     sim->header.n_actions = schedule->n_actions;
     sim->header.n_stages = schedule->n_stages;
     for (i = 0; i < schedule->n_actions && !sim->splits && !sim->desc.no_bounds; i++)
@@ -8423,8 +8419,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "is too large");
     l.schedule = schedule;
     l.error = error;
-    l.pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                             schedule->replay, l.desc.timing);
+    l.pipe = cf__pipe_of_schedule(plan, schedule, l.desc.timing);
     l.n_cells = l.pipe.n * l.pipe.n_v;
     l.header = *schedule;
     l.header.lowered = 1;
@@ -8715,8 +8710,7 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
-    r->pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                              schedule->replay, NULL);
+    r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&r->pipe, error));
     r->check.schedule = schedule;
     r->check.desc = &cf__check_no_limits;
