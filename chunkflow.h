@@ -6405,9 +6405,7 @@ static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     d->wake[stage] = when;
     for (; node > 0; node /= 2) {
         int32_t left = d->winners[2 * node], right = d->winners[2 * node + 1];
-        int32_t winner = d->wake[left] <= d->wake[right] ? left : right;
-        if (winner == d->winners[node] && winner != stage) return; /* nothing changes further up */
-        d->winners[node] = winner;
+        d->winners[node] = d->wake[left] <= d->wake[right] ? left : right;
     }
 }
 
