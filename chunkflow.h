@@ -1043,20 +1043,21 @@ typedef struct cf_validate_desc {
     const int64_t *limits_bytes; /* (n_stages) */
 } cf_validate_desc;
 
-/* Accepts a schedule from any source, lowered or not, only if on every virtual stage of the rank
-     every chunk has one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
-     a group's forwards run upwards and its backwards downwards, R after F, every backward with activations at hand;
-     at most K chunks of a group keep their activations at once, and no limit is passed on any stage;
-     with pipeline replay, a virtual stage that replays a chunk has one before it that does so too;
-   and the lists run to their end: no stage waits for ever for another. Of a lowered schedule it asks besides that every
-   tensor that crosses stages is sent once and received once, after it was made and before it is used, that the lists
-   end even when every send waits for its receiver (a rendezvous, no buffer anywhere), in the order in which they are
-   written, and that no pass of a group runs while some of its state is in host memory.
+/* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
+     every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
+     a group's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
+     at most K chunks of a group may keep their activations at once, and no stage may pass a limit;
+     with pipeline replay, a chunk that a virtual stage replays must be replayed on the one before it, too.
+   The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
+   crosses stages must be sent once and received once, after it was made and before it is used; the lists must end even
+   if every send waits for its receiver, with no buffer anywhere; and no pass of a group may run while some of its state
+   is in host memory.
 
-   It shares no code with the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field
-   names the member, error->item is the position in the list of the stage which error->text names (-1: something is
-   missing there). CF_ERROR_PLAN where the chunks are in no sound groups. desc: NULL for none. Scratch in proportion to
-   the passes comes from `allocator` (NULL: malloc). Reads only within the counts that plan and schedule state. */
+   The rules are not taken from the generators, but stated a second time. Returns CF_OK, or CF_ERROR_SCHEDULE for the
+   first violation: error->field names the member, and error->item is the position in the list of the stage that
+   error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their groups disagree.
+   desc may be NULL for no limits. Scratch in proportion to the passes comes from `allocator` (NULL: malloc). Nothing is
+   read beyond the counts that plan and schedule state. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1190,9 +1191,9 @@ typedef struct cf_lower_desc {
    many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
    groups at once are taken to be as fast as one.
 
-   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The schedule is validated first, without
-   limits; its errors are those of cf_schedule_validate. CF_ERROR_ARGUMENT where it is lowered already; CF_ERROR_LIMIT
-   past CF_MAX_ACTIONS, which many chunks that leave in many gaps can reach. */
+   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The given schedule is validated first,
+   without limits, so the errors are those of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and
+   CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can when many chunks leave in many gaps. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1274,16 +1275,16 @@ typedef struct cf_run_stats {
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
    of its SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need
    no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
-   schedule that is not lowered needs no transfers where there is one stage; where there are more, it is for dry runs.
+   schedule of several stages that is not lowered can only be run dry, because nothing would cross between the stages.
 
-   stats: filled in however the run ends, untouched where it cannot start (bad arguments, no memory, no list of actions
-   where the schedule says); NULL is allowed.
+   stats: filled in however the run ends, and untouched if it cannot start (bad arguments, no memory, no list of actions
+   where the schedule says that it is). NULL is allowed.
 
-   A schedule that asks for the impossible (a backward without kept activations or before later chunks of its group are
-   through, a forward whose prefix is missing, a chunk out of range ...) is CF_ERROR_SCHEDULE with the position in
-   error->item; so is one that leaves a chunk out (item -1). CF_ERROR_CALLBACK carries the callback's number in
-   error->got; CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE as they say. However it ends, every acquired slot
-   has been released. */
+   It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for the impossible: a backward without
+   activations or before that of a later chunk of its group, a forward whose prefix is missing, a chunk out of range and
+   the like. It is the same, with item -1, if the list leaves a chunk out. CF_ERROR_CALLBACK has the number that the
+   callback returned in error->got. CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE are as their texts say.
+   However a run ends, every acquired slot has been released. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
 
@@ -4215,8 +4216,17 @@ typedef struct cf__pipe_costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
 } cf__pipe_costs;
 
-/* Whether a schedule has such passes: backwards are either B, or I and W. */
-static int cf__pipe_has_pass(cf_pass pass, int split) { return pass <= CF_R || (pass != CF_B) == (split != 0); }
+/* Backwards are either B, or I and W. So a chunk has places for four passes on each virtual stage: F, R, and B, or I in
+   its place and W. */
+enum {
+    CF__PIPE_BACK = CF_B, /* B or I */
+    CF__PIPE_W,           /* only where backwards are split */
+    CF__PIPE_PLACES
+};
+
+static int cf__pipe_place(int pass) { return pass - (pass > CF_B); }
+
+static int cf__pipe_pass_at(int place, int split) { return place + (split && place >= CF__PIPE_BACK); }
 
 static int cf__pipe_is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
@@ -4304,21 +4314,20 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
 /* ---- the rules: what a pass waits for ----
 
    This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
-   states them again in its own words, so that a mistake here does not go unseen.) A rule says: a pass of this kind
-   waits for that kind of pass of the chunk so many places on in its group, so many virtual stages on. It holds where
+   states them again in its own words, so that a mistake here does not go unseen.) A rule says: the pass at this place
+   waits for the one at that place of the chunk so many on in its group, so many virtual stages on. It holds where
    both passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for
    all but the last `kept` chunks of its group. */
 enum {
-    CF__PIPE_BACK = CF_COMPUTE_PASS_COUNT, /* B, or I where backwards are split */
-    CF__PIPE_KEEPER,                       /* leaves the activations: R if the chunk was dropped, otherwise F */
-    CF__PIPE_FREER,                        /* gives their place back: B, or W where backwards are split */
-    CF__PIPE_KEPT_ON = 127                 /* `kept` chunks on */
+    CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
+    CF__PIPE_FREER,                    /* gives their slot back: B, or W where backwards are split */
+    CF__PIPE_KEPT_ON = 127             /* `kept` chunks on */
 };
 
 typedef struct cf__pipe_rule {
-    uint8_t pass, waits_for; /* a cf_pass, or one of the above */
-    int8_t chunks, stages;   /* how far on that other pass is */
-    uint8_t why;             /* a cf_edge_why */
+    uint8_t place, waits_for; /* a place, or one of the above */
+    int8_t chunks, stages;    /* how far on that other pass is */
+    uint8_t why;              /* a cf_edge_why */
 } cf__pipe_rule;
 
 static const cf__pipe_rule cf__pipe_rules[] = {
@@ -4331,7 +4340,7 @@ static const cf__pipe_rule cf__pipe_rules[] = {
     {CF__PIPE_BACK, CF__PIPE_KEEPER, 0, 0, CF_EDGE_OWN},
     {CF__PIPE_BACK, CF__PIPE_BACK, 0, 1, CF_EDGE_GRADIENT},
     {CF__PIPE_BACK, CF__PIPE_BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
-    {CF_W, CF_I, 0, 0, CF_EDGE_OWN},
+    {CF__PIPE_W, CF__PIPE_BACK, 0, 0, CF_EDGE_OWN}, /* split backwards only */
 };
 
 enum { CF__PIPE_MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
@@ -4340,31 +4349,28 @@ enum { CF__PIPE_MOST_NEEDS = 4 }; /* passes that one waits for, and passes that 
 typedef struct cf__pipe_need {
     int32_t chunk; /* counted from the rank's first one */
     int32_t stage; /* virtual stage */
-    cf_pass pass;
+    int place;
     cf_edge_why why;
 } cf__pipe_need;
 
-/* Which pass a rule's name stands for. */
-static cf_pass cf__pipe_resolve(int name, int split, int dropped) {
-    switch (name) {
-        case CF__PIPE_BACK: return split ? CF_I : CF_B;
-        case CF__PIPE_KEEPER: return dropped ? CF_R : CF_F;
-        case CF__PIPE_FREER: return split ? CF_W : CF_B;
-        default: return (cf_pass)name;
-    }
+/* Which place a rule's name stands for. */
+static int cf__pipe_resolve(int name, int split, int dropped) {
+    if (name == CF__PIPE_KEEPER) return dropped ? CF_R : CF_F;
+    if (name == CF__PIPE_FREER) return split ? CF__PIPE_W : CF__PIPE_BACK;
+    return name;
 }
 
 /* A rule as it is seen from the pass at one of its ends. */
 typedef struct cf__pipe_edge {
-    uint8_t pass; /* at the other end: a cf_pass */
+    uint8_t place; /* at the other end */
     uint8_t why;
     uint8_t kept; /* 1: holds only for a chunk whose activations are kept */
     int8_t chunks, stages;
 } cf__pipe_edge;
 
 typedef struct cf__pipe_links {
-    cf__pipe_edge at[CF_COMPUTE_PASS_COUNT][CF__PIPE_MOST_NEEDS]; /* by the pass at this end */
-    int n[CF_COMPUTE_PASS_COUNT];
+    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_NEEDS]; /* by the place at this end */
+    int n[CF__PIPE_PLACES];
 } cf__pipe_links;
 
 /* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
@@ -4392,9 +4398,9 @@ typedef struct cf__pipeline {
     const cf_timing *timing;
     double latency, per_token;
     cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
-    int8_t takes[CF_COMPUTE_PASS_COUNT]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0
-                                            where nothing crosses to it */
-    int8_t gives[CF_COMPUTE_PASS_COUNT]; /* and the taker of what it makes */
+    int8_t takes[CF__PIPE_PLACES]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0 where
+                                      nothing crosses to it */
+    int8_t gives[CF__PIPE_PLACES]; /* and the taker of what it makes */
 } cf__pipeline;
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
@@ -4405,11 +4411,10 @@ static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION 
 /* Adds one rule to the list of the pass at its near end. */
 static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way, int split, int dropped) {
     cf__pipe_links *links = &pipe->links[split][way];
-    cf_pass waiter = cf__pipe_resolve(rule->pass, split, dropped);
-    cf_pass other = cf__pipe_resolve(rule->waits_for, split, dropped);
-    cf_pass near = way == CF__PIPE_WAITS_FOR ? waiter : other, far = way == CF__PIPE_WAITS_FOR ? other : waiter;
+    int waiter = rule->place, other = cf__pipe_resolve(rule->waits_for, split, dropped);
+    int near = way == CF__PIPE_WAITS_FOR ? waiter : other, far = way == CF__PIPE_WAITS_FOR ? other : waiter;
     cf__pipe_edge *link = &links->at[near][links->n[near]++];
-    link->pass = (uint8_t)far;
+    link->place = (uint8_t)far;
     link->why = rule->why;
     link->kept = rule->waits_for == CF__PIPE_KEEPER && !dropped;
     link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
@@ -4423,8 +4428,8 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     int way, split, dropped;
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
-        if (pipe->local && rule->pass == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
-        for (split = 0; split < 2; split++)
+        if (pipe->local && rule->place == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
+        for (split = rule->place == CF__PIPE_W; split < 2; split++)
             for (way = 0; way < 2; way++)
                 for (dropped = 0; dropped <= (rule->waits_for == CF__PIPE_KEEPER); dropped++)
                     cf__pipe_link(pipe, rule, way, split, dropped);
@@ -4446,6 +4451,10 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_sta
     pipe.timing = timing;
     cf__pipe_sort_rules(&pipe);
     return pipe;
+}
+
+static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing) {
+    return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->k, s->replay, timing);
 }
 
 static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
@@ -4523,14 +4532,14 @@ static int64_t cf__pipe_chunks_after(const cf__pipeline *pipe, int64_t chunk) {
 /* Chunk i of the unit is dropped in its first forward. */
 static int cf__pipe_is_dropped(const cf__pipe_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
-/* Whether a chunk of the unit has such a pass. */
-static int cf__pipe_occurs(const cf__pipe_unit *unit, cf_pass pass, int64_t chunk, int split) {
-    return cf__pipe_has_pass(pass, split) && (pass != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first));
+/* Whether a chunk of the unit has a pass at that place, where there may be one at all. */
+static int cf__pipe_occurs(const cf__pipe_unit *unit, int place, int64_t chunk) {
+    return place != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first);
 }
 
 /* Whether that pass leaves activations behind: F of a kept chunk, and R. */
-static int cf__pipe_keeps(const cf__pipe_unit *unit, cf_pass pass, int64_t chunk) {
-    return pass == CF_R || (pass == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
+static int cf__pipe_keeps(const cf__pipe_unit *unit, int place, int64_t chunk) {
+    return place == CF_R || (place == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
 /* The unit of a chunk, of which `kept` chunks are kept. */
@@ -4545,58 +4554,31 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
 
 /* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
    many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
-static int cf__pipe_follow(const cf__pipe_links *links, cf_pass pass, const cf__pipe_unit *unit, int64_t chunk,
+static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pipe_unit *unit, int64_t chunk,
                            cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    const cf__pipe_edge *link = links->at[pass], *end = link + links->n[pass];
-    int32_t place = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
+    const cf__pipe_edge *link = links->at[place], *end = link + links->n[place];
+    int32_t i = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
     for (; link < end; link++) {
         int32_t on = link->chunks;
         if (on == CF__PIPE_KEPT_ON) on = unit->k;
         if (on == -CF__PIPE_KEPT_ON) on = -unit->k;
-        if (place + on < (link->kept ? n_dropped : 0)) continue;
-        if (place + on >= (link->pass == CF_R ? n_dropped : unit->n)) continue;
+        if (i + on < (link->kept ? n_dropped : 0)) continue;
+        if (i + on >= (link->place == CF_R ? n_dropped : unit->n)) continue;
         needs[n].chunk = (int32_t)chunk + on;
         needs[n].stage = link->stages;
-        needs[n].pass = (cf_pass)link->pass;
+        needs[n].place = link->place;
         needs[n++].why = (cf_edge_why)link->why;
     }
     return n;
 }
 
-/* What a pass of a chunk on virtual stage v waits for; returns how many passes. split: backwards are I and W. kept: how
-   many chunks at the end of the chunk's group keep their activations in their F. */
-static int cf__pipe_needs(const cf__pipeline *pipe, cf_pass pass, int64_t chunk, int64_t v, int split, int64_t kept,
-                     cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, kept);
-    const cf__pipe_links *links = &pipe->links[split != 0][CF__PIPE_WAITS_FOR];
-    int n = cf__pipe_follow(links, pass, &unit, chunk, needs), i, n_there = 0;
-    for (i = 0; i < n; i++) {
-        needs[i].stage += (int32_t)v;
-        if (needs[i].stage >= 0 && needs[i].stage < pipe->n_v) needs[n_there++] = needs[i];
-    }
-    return n_there;
-}
-
-/* Seconds between a pass and one that waits for it. */
-static double cf__pipe_need_seconds(const cf__pipeline *pipe, const cf__pipe_need *need) {
-    return cf__pipe_crosses(need->why) ? cf__pipe_transfer_seconds(pipe, need->chunk) : 0;
-}
-
 /* ---- tensors that cross virtual stages ----
 
    A chunk has three on each virtual stage: the activations that F hands on, the same again from R, and the gradient
-   from B or I. They are called after the pass that makes them, CF_F, CF_R and CF_B, whichever of the two backwards it
-   is. What a pass takes has the same name as what it makes: an R takes what an R has made. */
-enum { CF__PIPE_TENSORS = CF_B + 1 };
-
-static int cf__pipe_tensor(int pass) { return pass == CF_I ? CF_B : pass; }
-
-/* The passes that make a tensor, a bit for each. */
-static int cf__pipe_makers(int tensor) {
-    static const uint8_t makers[CF__PIPE_TENSORS] = {1 << CF_F, 1 << CF_R, 1 << CF_B | 1 << CF_I};
-    return makers[tensor];
-}
+   from B or I. They are called after the place of the pass that makes them. What a pass takes has the same name as what
+   it makes: an R takes what an R has made. */
+enum { CF__PIPE_TENSORS = CF__PIPE_BACK + 1 };
 
 /* Whether a way leads anywhere from virtual stage v. */
 static int cf__pipe_leads(const cf__pipeline *pipe, int way, int64_t v) {
@@ -4654,13 +4636,6 @@ static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_erro
     return CF_OK;
 }
 
-/* ---- memory limits ---- */
-
-static int cf__pipe_counts_bytes(const cf_bytes *bytes) {
-    return (bytes->per_token_activations | bytes->per_token_state | bytes->per_token_state_gradient |
-            bytes->per_token_boundary) != 0;
-}
-
 /* ================================================================================================================
    >>graph
 
@@ -4701,7 +4676,7 @@ static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *
 
 /* Nodes of a chunk, on one virtual stage: F, B or I and W, and R if it is dropped. */
 static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    return 2 + (g->desc.split != 0) + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k);
+    return 2 + g->desc.split + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k);
 }
 
 /* Everything but times that are not finite is refused here. */
@@ -4712,6 +4687,7 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
+    g->desc.split = g->desc.split != 0;
     g->error = error;
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
@@ -4728,14 +4704,14 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
 
 /* How many edges end in the passes of a chunk, on all virtual stages together. */
 static int64_t cf__graph_chunk_edges(const cf__graph_builder *g, int64_t chunk) {
-    const cf__pipe_links *links = &g->pipe.links[g->desc.split != 0][CF__PIPE_WAITS_FOR];
+    const cf__pipe_links *links = &g->pipe.links[g->desc.split][CF__PIPE_WAITS_FOR];
     cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int64_t edges = 0;
-    int pass, n, i;
-    for (pass = CF_F; pass <= CF_W; pass++) {
-        if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
-        n = cf__pipe_follow(links, (cf_pass)pass, &unit, chunk, needs);
+    int place, n, i;
+    for (place = 0; place < 3 + g->desc.split; place++) {
+        if (!cf__pipe_occurs(&unit, place, chunk)) continue;
+        n = cf__pipe_follow(links, place, &unit, chunk, needs);
         for (i = 0; i < n; i++)
             if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) edges += g->pipe.n_v - (needs[i].stage != 0);
     }
@@ -4763,7 +4739,7 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     graph.n_virtual = g->desc.n_virtual;
     graph.k = g->desc.k;
     graph.replay = g->desc.replay;
-    graph.split = g->desc.split != 0;
+    graph.split = g->desc.split;
     graph.rank = g->desc.rank;
     graph.n_steps = g->pipe.n;
     graph.n_nodes = g->n_nodes;
@@ -4781,45 +4757,49 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
 }
 
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
-    int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps, place;
-    int replayed;
+    int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps;
+    int replayed, place = cf__pipe_place((int)pass);
     if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
     replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
     if ((int)pass < 0 || pass > CF_W || (pass == CF_R && !replayed)) return -1;
-    if (!cf__pipe_has_pass(pass, graph->split)) return -1;
-    place = pass <= CF_R ? (int64_t)pass : 1 + replayed + (pass == CF_W);
-    return graph->first[i] + place * n_stages + stage;
+    if (cf__pipe_pass_at(place, graph->split) != (int)pass) return -1;
+    return graph->first[i] + (place - (place > CF_R && !replayed)) * n_stages + stage;
 }
 
 /* The nodes of a chunk, by rising number. */
 static void cf__graph_put_nodes(const cf__graph_builder *g, int64_t chunk, cf_node *next) {
     cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
     int64_t v;
-    int pass;
-    for (pass = CF_F; pass <= CF_W; pass++) {
-        if (!cf__pipe_occurs(&unit, (cf_pass)pass, chunk, g->desc.split)) continue;
+    int place;
+    for (place = 0; place < 3 + g->desc.split; place++) {
+        int pass = cf__pipe_pass_at(place, g->desc.split);
+        if (!cf__pipe_occurs(&unit, place, chunk)) continue;
         for (v = 0; v < g->pipe.n_v; v++, next++) {
             next->seconds = cf__pipe_pass_seconds(&g->pipe, pass, chunk, v);
             next->chunk = (int32_t)(g->pipe.first_chunk + chunk);
             next->stage = (int32_t)v;
             next->pass = (int32_t)pass;
-            next->keep = cf__pipe_keeps(&unit, (cf_pass)pass, chunk);
+            next->keep = cf__pipe_keeps(&unit, place, chunk);
         }
     }
 }
 
 /* Writes what a node waits for; returns where the next edge goes. */
 static cf_edge *cf__graph_put_edges(const cf__graph_builder *g, int64_t id, cf_edge *next) {
+    const cf__pipeline *pipe = &g->pipe;
     const cf_node *node = &g->graph->nodes[id];
+    int64_t chunk = node->chunk - pipe->first_chunk;
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, g->desc.k);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_needs(&g->pipe, (cf_pass)node->pass, node->chunk - g->pipe.first_chunk, node->stage, g->desc.split,
-                      g->desc.k, needs), i;
+    int n = cf__pipe_follow(&pipe->links[g->desc.split][CF__PIPE_WAITS_FOR], cf__pipe_place(node->pass), &unit, chunk,
+                            needs), i;
     for (i = 0; i < n; i++) {
-        if (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT) continue;
+        cf_pass pass = (cf_pass)cf__pipe_pass_at(needs[i].place, g->desc.split);
+        int64_t v = node->stage + needs[i].stage;
+        if (v < 0 || v >= pipe->n_v || (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT)) continue;
         memset(next, 0, sizeof *next);
-        next->seconds = cf__pipe_need_seconds(&g->pipe, &needs[i]);
-        next->from = (int32_t)cf_graph_node(g->graph, needs[i].pass, g->pipe.first_chunk + needs[i].chunk,
-                                            needs[i].stage);
+        if (cf__pipe_crosses(needs[i].why)) next->seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
+        next->from = (int32_t)cf_graph_node(g->graph, pass, pipe->first_chunk + needs[i].chunk, v);
         next->to = (int32_t)id;
         next->why = (int32_t)needs[i].why;
         next++;
@@ -5499,8 +5479,9 @@ typedef struct cf__pattern_merge {
 /* Whether the stage has room for its next item. */
 static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i];
-    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
-    if (m->needs != NULL && item->opens && merge->bytes > merge->limits.bytes - cf__pattern_room(m, unit)) return 0;
+    if (m->needs != NULL && item->opens &&
+        merge->bytes > merge->limits.bytes - cf__pattern_room(m, cf__schedule_unit(m, item->chunk)))
+        return 0;
     return !item->keep || merge->chunks < merge->limits.chunks;
 }
 
@@ -5526,8 +5507,7 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
-    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, unit);
+    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, cf__schedule_unit(m, item->chunk));
     merge->chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
 }
@@ -5675,7 +5655,7 @@ typedef struct cf__clock {
                                       anywhere is replayed on all virtual stages */
     double *start, *end;           /* (n_actions) */
     double *arrival[CF__PIPE_TENSORS]; /* (cells) when what a pass takes is there */
-    uint8_t *done;                 /* (cells) a bit for each compute pass that has run */
+    uint8_t *done;                 /* (cells) a bit for each place whose pass has run */
     int64_t *next;                 /* (n_stages) first action that has not run */
     double *free_at;               /* (n_stages) */
     double *link_free[2];          /* (n_stages) when the way to the next, to the previous stage is free */
@@ -5730,7 +5710,7 @@ static double cf__clock_send(cf__clock *clock, int64_t stage, int tensor, double
 /* What a pass has made goes on to the virtual stage that takes it. Where the next stage has kept the activations of its
    F, nobody takes those of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
-    int way = clock->pipe->gives[a->pass], tensor = cf__pipe_tensor(a->pass);
+    int tensor = cf__pipe_place(a->pass), way = clock->pipe->gives[tensor];
     double made = clock->free_at[stage], *arrival;
     if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
     cell += way * clock->pipe->n;
@@ -5768,18 +5748,17 @@ static double cf__clock_rows(const cf__clock *clock, int pass, int64_t chunk, in
 static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    int way = clock->pipe->takes[a->pass], tensor = cf__pipe_tensor(a->pass);
-    int takes = cf__pipe_leads(pipe, way, a->stage);
+    int place = cf__pipe_place(a->pass), way = pipe->takes[place], takes = cf__pipe_leads(pipe, way, a->stage);
     double start = clock->free_at[stage], rows, end;
-    if (takes && !clock->crosses && !(clock->done[cell + way * pipe->n] & cf__pipe_makers(tensor))) return 0;
-    if (takes) start = cf__clock_take(clock, tensor, chunk, cell, start);
+    if (takes && !clock->crosses && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
+    if (takes) start = cf__clock_take(clock, place, chunk, cell, start);
     rows = cf__clock_rows(clock, a->pass, chunk, cell);
     if (rows > start) start = rows;
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
     clock->end[id] = clock->free_at[stage] = end;
     if (end > clock->makespan) clock->makespan = end;
-    clock->done[cell] |= (uint8_t)(1 << a->pass);
+    clock->done[cell] |= (uint8_t)(1 << place);
     cf__clock_hand_on(clock, stage, a, chunk, cell);
     return 1;
 }
@@ -5882,58 +5861,58 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    heads, tails and lower bounds
    ================================================================================================================ */
 
-/* For each pass the longest way to it (head) and from its end (tail) through passes that must come before or after it.
-   There are arrays for those passes only that a schedule has: B, or I and W. */
+/* For each pass, by its place, the longest way to it (head) and from its end (tail) through passes that must come
+   before or after it. W has arrays only where backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;
-    double *seconds[CF_COMPUTE_PASS_COUNT]; /* (cells) */
-    double *head[CF_COMPUTE_PASS_COUNT];    /* (cells) */
-    double *tail[CF_COMPUTE_PASS_COUNT];    /* (cells) */
+    double *seconds[CF__PIPE_PLACES]; /* (cells) */
+    double *head[CF__PIPE_PLACES];    /* (cells) */
+    double *tail[CF__PIPE_PLACES];    /* (cells) */
 } cf__bounds_paths;
 
 static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, int split, cf__carver *carver) {
-    int pass;
-    for (pass = CF_F; pass <= CF_W; pass++) {
-        int64_t n = cf__pipe_has_pass((cf_pass)pass, split) ? n_cells : 0;
-        paths->seconds[pass] = (double *)cf__take(carver, n, sizeof(double));
-        paths->head[pass] = (double *)cf__take(carver, n, sizeof(double));
-        paths->tail[pass] = (double *)cf__take(carver, n, sizeof(double));
+    int place;
+    for (place = 0; place < 3 + split; place++) {
+        paths->seconds[place] = (double *)cf__take(carver, n_cells, sizeof(double));
+        paths->head[place] = (double *)cf__take(carver, n_cells, sizeof(double));
+        paths->tail[place] = (double *)cf__take(carver, n_cells, sizeof(double));
     }
 }
 
 /* Seconds + tail of a pass: how long before the end it must have begun. */
-static double cf__bounds_latest_start(const cf__bounds_paths *paths, int pass, int64_t cell) {
-    return paths->tail[pass][cell] + paths->seconds[pass][cell];
+static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, int64_t cell) {
+    return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
-    int pass;
-    for (pass = CF_F; pass <= CF_W; pass++)
-        for (v = 0; cf__pipe_has_pass((cf_pass)pass, paths->split) && v < pipe->n_v; v++)
+    int place;
+    for (place = 0; place < 3 + paths->split; place++)
+        for (v = 0; v < pipe->n_v; v++)
             for (i = 0; i < pipe->n; i++)
-                paths->seconds[pass][v * pipe->n + i] = cf__pipe_pass_seconds(pipe, pass, i, v);
+                paths->seconds[place][v * pipe->n + i] =
+                    cf__pipe_pass_seconds(pipe, cf__pipe_pass_at(place, paths->split), i, v);
 }
 
 /* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
    passes at the other ends of the rules being known. What crosses virtual stages comes last, as it goes on from
    stage to stage. */
-static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass, const cf__pipe_unit *unit,
+static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
-    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[pass] + chunk;
+    double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[place] + chunk;
     double transfer = cf__pipe_transfer_seconds(pipe, chunk);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[paths->split][way], pass, unit, chunk, needs), crosses, i;
-    int rises = (pass <= CF_R) == (way == CF__PIPE_WAITS_FOR);
+    int n = cf__pipe_follow(&pipe->links[paths->split][way], place, unit, chunk, needs), crosses, i;
+    int rises = (place <= CF_R) == (way == CF__PIPE_WAITS_FOR);
     int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
     for (j = 0, cell = first; j < pipe->n_v; j++, cell += step) own[cell] = 0;
     for (crosses = 0; crosses < 2; crosses++)
         for (i = 0; i < n; i++) {
             int64_t on = needs[i].stage * pipe->n + needs[i].chunk - chunk;
-            const double *there = reach[needs[i].pass] + chunk, *seconds = paths->seconds[needs[i].pass] + chunk;
+            const double *there = reach[needs[i].place] + chunk, *seconds = paths->seconds[needs[i].place] + chunk;
             double delay = crosses ? transfer : 0;
             if ((needs[i].stage != 0) != crosses) continue;
             for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step)
@@ -5941,25 +5920,40 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, cf_pass pass
         }
 }
 
-/* All heads and tails of a unit, each after those that it follows from. A kept chunk has a tail of R, too, since a
-   memory limit may cause it to be dropped: from there the path leads on through the replays of all chunks before it. */
-static void cf__bounds_find_unit(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
-    cf_pass back = paths->split ? CF_I : CF_B;
+/* All tails of a unit and the heads of its forwards, each after those that it follows from. A kept chunk has a tail of
+   R, too, since a memory limit may cause it to be dropped: from there the path leads on through the replays of all
+   chunks before it. */
+static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
     dropped.k = 0;
-    for (i = first; i <= last; i++) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_F, unit, i);
-    for (i = last; i >= first; i--) {
-        if (cf__pipe_is_dropped(unit, i - first)) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_R, unit, i);
-        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, back, unit, i);
-        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_W, unit, i);
-    }
     for (i = first; i <= last; i++) {
-        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_W, unit, i);
-        cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, back, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_F, unit, i);
+        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF__PIPE_W, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF__PIPE_BACK, unit, i);
         cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_R, &dropped, i);
     }
     for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
+}
+
+/* The heads of its other passes. */
+static void cf__bounds_find_heads(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
+    int64_t i;
+    for (i = unit->first + unit->n - 1; i >= unit->first; i--) {
+        if (cf__pipe_occurs(unit, CF_R, i)) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_R, unit, i);
+        cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_BACK, unit, i);
+        if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_W, unit, i);
+    }
+}
+
+static void cf__bounds_each_unit(cf__bounds_paths *paths,
+                                 void (*find)(cf__bounds_paths *paths, const cf__pipe_unit *unit)) {
+    int64_t i;
+    for (i = 0; i < paths->pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(paths->pipe, i, paths->pipe->k);
+        find(paths, &unit);
+        i += unit.n;
+    }
 }
 
 /* ---- one stage by itself ---- */
@@ -5988,17 +5982,16 @@ static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carv
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
-    int pass;
+    int place;
     jobs->n = 0;
     for (v = stage; v < pipe->n_v; v += pipe->n_stages)
         for (i = 0; i < pipe->n; i++) {
             int64_t cell = v * pipe->n + i;
-            for (pass = CF_F; pass <= CF_W; pass++) {
-                if (!cf__pipe_has_pass((cf_pass)pass, paths->split)) continue;
-                if (pass == CF_R && cf__pipe_chunks_after(pipe, i) < pipe->k) continue;
-                jobs->head[jobs->n] = paths->head[pass][cell];
-                jobs->tail[jobs->n] = paths->tail[pass][cell];
-                jobs->left[jobs->n++] = paths->seconds[pass][cell];
+            for (place = 0; place < 3 + paths->split; place++) {
+                if (place == CF_R && cf__pipe_chunks_after(pipe, i) < pipe->k) continue;
+                jobs->head[jobs->n] = paths->head[place][cell];
+                jobs->tail[jobs->n] = paths->tail[place][cell];
+                jobs->left[jobs->n++] = paths->seconds[place][cell];
             }
         }
 }
@@ -6057,7 +6050,7 @@ static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
    stay; then that time is the one of its replay, which in local replay goes no further than its stage. */
 static void cf__bounds_sum_slots(const cf__bounds_paths *paths, double *sums) {
     const cf__pipeline *pipe = paths->pipe;
-    const double *back = paths->seconds[paths->split ? CF_I : CF_B];
+    const double *back = paths->seconds[CF__PIPE_BACK];
     int64_t i, v;
     for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
     for (i = 0; i < pipe->n; i++) {
@@ -6069,7 +6062,7 @@ static void cf__bounds_sum_slots(const cf__bounds_paths *paths, double *sums) {
             if (may_drop && again < forward) forward = again;
             if (may_drop && pipe->local) seconds = -transfer;
             seconds += transfer + forward + back[cell];
-            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF_W][cell] : 0);
+            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF__PIPE_W][cell] : 0);
         }
     }
 }
@@ -6078,7 +6071,7 @@ static void cf__bounds_sum_slots(const cf__bounds_paths *paths, double *sums) {
    of a forward and before the least tail of a pass that frees a slot. */
 static double cf__bounds_memory(const cf__bounds_paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
     const cf__pipeline *pipe = paths->pipe;
-    const double *heads = paths->head[CF_F], *tails = paths->tail[paths->split ? CF_W : CF_B];
+    const double *heads = paths->head[CF_F], *tails = paths->tail[paths->split ? CF__PIPE_W : CF__PIPE_BACK];
     double head = DBL_MAX, tail = DBL_MAX;
     int64_t v, cell;
     for (v = stage; v < pipe->n_v; v += pipe->n_stages)
@@ -6104,18 +6097,14 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
 }
 
-/* Heads, tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
+/* Tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
     paths->pipe = pipe;
     paths->split = split;
     cf__bounds_fill_seconds(paths);
-    for (i = 0; i < pipe->n;) {
-        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, pipe->k);
-        cf__bounds_find_unit(paths, &unit);
-        i += unit.n;
-    }
+    cf__bounds_each_unit(paths, cf__bounds_find_tails);
     bounds->critical_path = 0;
     for (i = 0; i < pipe->n * pipe->n_v; i++)
         bounds->critical_path =
@@ -6128,6 +6117,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
     int64_t s;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
     cf__bounds_find_critical(bounds, pipe, split);
+    cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
     if (limit > 0 || limits != NULL) cf__bounds_sum_slots(&bounds->paths, bounds->slot_seconds);
     for (s = 0; s < pipe->n_stages; s++) {
         int64_t own = limits != NULL ? limits[s] : limit;
@@ -6169,21 +6159,20 @@ typedef struct cf__dispatch_policy {
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
 
-/* Passes are numbered cell by cell. A cell has four places, for F, R, B or I, and W. */
-enum { CF__DISPATCH_PLACES = 4 };
+/* Passes are numbered cell by cell, and in a cell by their place. */
+static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
 
-static int32_t cf__dispatch_id(int64_t cell, int pass) {
-    return (int32_t)(cell * CF__DISPATCH_PLACES + pass - (pass > CF_B));
-}
+static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / CF__PIPE_PLACES); }
 
-static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / CF__DISPATCH_PLACES); }
+static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE_PLACES); }
 
 /* Where passes wait on a stage: those that are not ready yet, by the time at which they are; units that have not
-   started, by their order; and all others by urgency: forwards of units that have started, replays, backwards, W. */
+   started, by their order; and all others by urgency, those of each place by themselves: forwards of units that have
+   started, replays, backwards, W. */
 enum {
     CF__DISPATCH_COMING = 0,
     CF__DISPATCH_FRESH,
-    CF__DISPATCH_BEGUN,
+    CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
     CF__DISPATCH_WEIGHTS,
@@ -6222,7 +6211,7 @@ typedef struct cf__dispatch {
     cf__dispatch_policy policy;
     int32_t *known;       /* (n) of a unit's first chunk: for which k, and whether for split backwards, the rules of its
                              chunks have been looked up. 0: not yet */
-    cf__dispatch_next *next; /* (n x CF__DISPATCH_PLACES) by chunk and pass: what the rules say */
+    cf__dispatch_next *next; /* (n x CF__PIPE_PLACES) by chunk and pass: what the rules say */
     uint8_t *waits;       /* (passes) and how much of what must come before there is */
     double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
     uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
@@ -6239,21 +6228,16 @@ typedef struct cf__dispatch {
     double makespan;
 } cf__dispatch;
 
-static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__DISPATCH_PLACES; }
-
-static cf_pass cf__dispatch_pass(const cf__dispatch *d, int32_t id) {
-    int place = (int)((uint32_t)id % CF__DISPATCH_PLACES);
-    return (cf_pass)(place + (d->policy.split && place >= CF_B));
-}
+static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__PIPE_PLACES; }
 
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
-    int64_t per_stage = cells * CF__DISPATCH_PLACES;
+    int64_t per_stage = cells * CF__PIPE_PLACES;
     int q;
     for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
     d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
-    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__DISPATCH_PLACES, sizeof(cf__dispatch_next));
+    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__PIPE_PLACES, sizeof(cf__dispatch_next));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
     d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
@@ -6310,20 +6294,24 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
     return worker->queues[queue].n > 0 ? worker->queues[queue].heap[0] : -1;
 }
 
-/* Where a pass waits once it is ready, unless it starts a unit. */
-static const uint8_t cf__dispatch_queue_of[CF_COMPUTE_PASS_COUNT] = {
-    CF__DISPATCH_BEGUN, CF__DISPATCH_REPLAYS, CF__DISPATCH_RETURNING, CF__DISPATCH_RETURNING, CF__DISPATCH_WEIGHTS};
+/* A pass becomes a choice of its stage. */
+static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
+    int place = cf__dispatch_place(id);
+    if (place == CF_F && chunk < d->pipe->n && chunk == cf__schedule_unit(d->maker, chunk)->first)
+        cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->maker->unit_of[chunk], d->place);
+    else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
+}
 
-/* One thing less that a pass waits for; `when` it is there. Ready passes go to their stage. */
+/* One thing less that a pass waits for; `when` it is there. A ready pass goes to its stage: it is a choice at once if
+   the stage cannot look at it any sooner. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, double when) {
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
-    if ((uint32_t)id % CF__DISPATCH_PLACES == CF__DISPATCH_PLACES - 1) { /* W */
-        cf__dispatch_push(worker, CF__DISPATCH_WEIGHTS, id, d->urgency);
-        return;
-    }
-    cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
+    if (d->ready_at[id] <= worker->free_at) cf__dispatch_admit(d, stage, id);
+    else cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
     when = cf__most(d->ready_at[id], worker->free_at);
     if (when < d->wake[stage]) cf__dispatch_set_wake(d, stage, when);
 }
@@ -6331,61 +6319,58 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
 /* ---- the start ---- */
 
 /* Looks up the rules for a pass of a chunk: what waits for it, and for how much it waits itself. */
-static void cf__dispatch_follow(cf__dispatch *d, cf_pass pass, int64_t chunk) {
+static void cf__dispatch_follow(cf__dispatch *d, int place, int64_t chunk) {
     const cf__pipeline *pipe = d->pipe;
     const cf__pipe_links *links = pipe->links[d->policy.split];
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
+    int32_t id = cf__dispatch_id(chunk, place);
+    cf__dispatch_next *next = &d->next[id];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int32_t id = cf__dispatch_id(chunk, (int)pass);
-    int n, i, n_first = 0, n_last = 0; /* what the first and the last virtual stage do without */
-    int64_t v;
-    next->n = cf__pipe_follow(&links[CF__PIPE_HOLDS_UP], pass, unit, chunk, needs);
+    int64_t v, per_stage = pipe->n * CF__PIPE_PLACES;
+    int n, i;
+    next->n = cf__pipe_follow(&links[CF__PIPE_HOLDS_UP], place, unit, chunk, needs);
     for (i = 0; i < next->n; i++) {
-        next->on[i] = cf__dispatch_id(needs[i].stage * pipe->n + needs[i].chunk, (int)needs[i].pass) - id;
+        next->on[i] = cf__dispatch_id(needs[i].stage * pipe->n + needs[i].chunk, needs[i].place) - id;
         next->stages[i] = (int8_t)needs[i].stage;
     }
-    n = cf__pipe_follow(&links[CF__PIPE_WAITS_FOR], pass, unit, chunk, needs);
-    for (i = 0; i < n; i++) {
-        n_first += needs[i].stage < 0;
-        n_last += needs[i].stage > 0;
+    n = cf__pipe_follow(&links[CF__PIPE_WAITS_FOR], place, unit, chunk, needs);
+    for (v = 0; v < pipe->n_v; v++) d->waits[v * per_stage + id] = (uint8_t)n;
+    for (i = 0; i < n; i++) { /* the first and the last virtual stage do without what would come from outside */
+        if (needs[i].stage < 0) d->waits[id]--;
+        if (needs[i].stage > 0) d->waits[(pipe->n_v - 1) * per_stage + id]--;
     }
-    for (v = 0; v < pipe->n_v; v++)
-        d->waits[cf__dispatch_id(v * pipe->n, 0) + id] =
-            (uint8_t)(n - (v == 0 ? n_first : 0) - (v == pipe->n_v - 1 ? n_last : 0));
 }
 
 /* A W that nothing waits for is the least urgent of all. */
-static double cf__dispatch_urgency(const cf__dispatch *d, int pass, int64_t cell) {
-    double urgency = -cf__bounds_latest_start(d->paths, pass, cell);
-    if (pass == CF_F)
+static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t cell) {
+    double urgency = -cf__bounds_latest_start(d->paths, place, cell);
+    if (place == CF_F)
         return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
-    return pass == CF_W && !(d->paths->tail[pass][cell] > 0) ? 0 : urgency - d->policy.bias;
+    return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
 /* The same for all passes of a unit, unless that was done before. */
 static void cf__dispatch_follow_unit(cf__dispatch *d, const cf__pipe_unit *unit) {
     int32_t known = 2 * unit->k + d->policy.split + 1;
     int64_t i;
-    int pass;
+    int place;
     if (d->known[unit->first] == known) return;
     d->known[unit->first] = known;
     for (i = unit->first; i < unit->first + unit->n; i++)
-        for (pass = CF_F; pass <= CF_W; pass++)
-            if (cf__pipe_occurs(unit, (cf_pass)pass, i, d->policy.split)) cf__dispatch_follow(d, (cf_pass)pass, i);
+        for (place = 0; place < 3 + d->policy.split; place++)
+            if (cf__pipe_occurs(unit, place, i)) cf__dispatch_follow(d, place, i);
 }
 
 static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t cells = d->pipe->n * d->pipe->n_v, i;
-    int pass;
+    int place;
     for (i = 0; i < d->maker->n_units; i++) cf__dispatch_follow_unit(d, &d->maker->units[i]);
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
     memcpy(d->missing, d->waits, (size_t)cf__dispatch_passes(d->pipe));
     for (i = 0; i < cells; i++)
-        for (pass = CF_F; pass <= CF_W; pass++) {
-            int32_t id = cf__dispatch_id(i, pass);
-            if (!cf__pipe_has_pass((cf_pass)pass, d->policy.split)) continue;
-            d->urgency[id] = cf__dispatch_urgency(d, pass, i) + (d->nudges != NULL ? d->nudges[id] : 0);
+        for (place = 0; place < 3 + d->policy.split; place++) {
+            int32_t id = cf__dispatch_id(i, place);
+            d->urgency[id] = cf__dispatch_urgency(d, place, i) + (d->nudges != NULL ? d->nudges[id] : 0);
         }
 }
 
@@ -6463,11 +6448,16 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
+/* Whether a pass leaves activations behind. */
+static int cf__dispatch_keeps(const cf__dispatch *d, int32_t id) {
+    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
+    return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_place(id), chunk);
+}
+
 /* A pass, or -1 if there is no slot for it, where slots are taken one by one. */
 static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
-    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
     if (id < 0 || !d->policy.risk || d->workers[stage].room.chunks > 0) return id;
-    return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_pass(d, id), chunk) ? -1 : id;
+    return cf__dispatch_keeps(d, id) ? -1 : id;
 }
 
 /* ---- taking a pass ---- */
@@ -6486,14 +6476,13 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
 }
 
 /* What comes after a pass that ends at `end`. */
-static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf_pass pass, int64_t v, int64_t chunk,
-                                  double end) {
-    const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, (int)pass)];
+static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t chunk, double end) {
+    int place = cf__dispatch_place(id), i;
+    const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, place)];
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int i;
-    if (pass == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
-    if (pass == CF_B || pass == CF_I) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
-    if (pass == CF_B || pass == CF_W) cf__dispatch_free_room(d, stage, unit, chunk);
+    if (place == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
+    if (place == CF__PIPE_BACK) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
+    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, unit, chunk);
     for (i = 0; i < next->n; i++) {
         int64_t to = v + next->stages[i];
         if (to == v) cf__dispatch_supply(d, id + next->on[i], stage, end);
@@ -6504,24 +6493,24 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, cf
 }
 
 /* Seconds that a stage is busy with taking in what a pass needs from another stage. */
-static double cf__dispatch_take_in(const cf__dispatch *d, cf_pass pass, int64_t v, int64_t chunk) {
+static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, int64_t chunk) {
     int blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
-    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[pass], v) ? cf__pipe_transfer_seconds(d->pipe, chunk) : 0;
+    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[place], v) ? cf__pipe_transfer_seconds(d->pipe, chunk) : 0;
 }
 
 /* Runs a pass on a free stage. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
-    cf_pass pass = cf__dispatch_pass(d, id);
-    double end = now + d->paths->seconds[pass][cell] + cf__dispatch_take_in(d, pass, v, chunk);
-    if (d->policy.risk) worker->room.chunks -= cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
+    int place = cf__dispatch_place(id);
+    double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
+    if (d->policy.risk) worker->room.chunks -= cf__dispatch_keeps(d, id);
     worker->done[worker->n_done++] = id;
     d->n_left--;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
-    if (end + d->paths->tail[pass][cell] > d->give_up_at) d->makespan = DBL_MAX;
-    cf__dispatch_conclude(d, stage, id, pass, v, chunk, end);
+    if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
+    cf__dispatch_conclude(d, stage, id, v, chunk, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -6531,24 +6520,19 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
 static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
     const cf__dispatch_queue *coming = &worker->queues[CF__DISPATCH_COMING];
-    while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now) {
-        int32_t id = cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at);
-        int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
-        cf_pass pass = cf__dispatch_pass(d, id);
-        if (pass == CF_F && chunk < d->pipe->n && chunk == cf__schedule_unit(d->maker, chunk)->first)
-            cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->maker->unit_of[chunk], d->place);
-        else cf__dispatch_push(worker, cf__dispatch_queue_of[pass], id, d->urgency);
-    }
+    while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now)
+        cf__dispatch_admit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at));
 }
 
 /* The time at which a pass on its way here is worth waiting for although there is another to run; -1: none is. */
 static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
     int32_t coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
-    cf_pass pass = cf__dispatch_pass(d, at_hand);
-    double seconds = d->paths->seconds[pass][cf__dispatch_cell(at_hand)];
+    int place = cf__dispatch_place(at_hand);
+    double seconds;
     if (coming < 0 || !(d->policy.patience > 0)) return -1;
+    seconds = d->paths->seconds[place][cf__dispatch_cell(at_hand)];
     if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
-    if (pass != CF_W && d->urgency[coming] >= d->urgency[at_hand]) return -1;
+    if (place != CF__PIPE_W && d->urgency[coming] >= d->urgency[at_hand]) return -1;
     return d->ready_at[coming];
 }
 
@@ -6582,7 +6566,7 @@ static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
 /* Takes a chosen pass out of where it waited. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int queue = cf__dispatch_queue_of[cf__dispatch_pass(d, id)];
+    int queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id);
     if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
     else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH, d->place));
 }
@@ -6628,10 +6612,10 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         const cf__dispatch_worker *worker = &d->workers[s];
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
-            int64_t cell = cf__dispatch_cell(worker->done[i]), chunk = cell % pipe->n;
-            cf_pass pass = cf__dispatch_pass(d, worker->done[i]);
-            int keep = cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), pass, chunk);
-            cf__schedule_put(&next, pass, pipe->first_chunk + chunk, cell / pipe->n, keep);
+            int32_t id = worker->done[i];
+            int64_t v = cf__dispatch_cell(id) / pipe->n, chunk = cf__dispatch_cell(id) - v * pipe->n;
+            int pass = cf__pipe_pass_at(cf__dispatch_place(id), d->policy.split);
+            cf__schedule_put(&next, (cf_pass)pass, pipe->first_chunk + chunk, v, cf__dispatch_keeps(d, id));
         }
     }
     schedule->first[pipe->n_stages] = next - schedule->actions;
@@ -7087,10 +7071,9 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
    >>check
 
    First every list by itself, action by action, as the stage would live through it; cf_simulate takes this walk too,
-   and reads from it what is held when. Then all lists against each other, run as far as they go: once with every
-   finished pass visible everywhere, and, if transfers are in the lists, once with nothing but a rendezvous between two
-   stages. The rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does
-   not go unseen.
+   and reads from it what is held when. Then all lists against each other, run as far as they go: with every finished
+   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages. The
+   rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does not go unseen.
    ================================================================================================================ */
 
 /* ---- what a stage holds while it walks its list ---- */
@@ -7110,6 +7093,11 @@ static int64_t cf__check_held_bytes(const cf__check_held *held, const cf_bytes *
     return fits ? sum : INT64_MAX;
 }
 
+/* Rows of state that a chunk of a group adds. cf__pipe_check_units has seen that its slices exist. */
+static int64_t cf__check_rows(const cf__pipeline *pipe, const cf_chunk *c) {
+    return pipe->plan->slices[c->first_slice].length;
+}
+
 /* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
 static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a) {
     const cf_chunk *c = &pipe->plan->chunks[a->chunk];
@@ -7120,7 +7108,7 @@ static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held
     if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
     if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
     if (c->group < 0) return;
-    if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf__check_rows(pipe, c);
     if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
         held->gradient += pipe->plan->groups[c->group].tokens;
 }
@@ -7134,8 +7122,8 @@ static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *he
         held->tokens -= c->padded;
     }
     if (c->group < 0) return;
-    if (backward || a->pass == CF_OFFLOAD) held->state -= cf_chunk_state_tokens(pipe->plan, a->chunk);
-    if (backward) held->gradient -= cf_chunk_state_tokens(pipe->plan, a->chunk);
+    if (backward || a->pass == CF_OFFLOAD) held->state -= cf__check_rows(pipe, c);
+    if (backward) held->gradient -= cf__check_rows(pipe, c);
 }
 
 /* ---- the walk ---- */
@@ -7297,7 +7285,7 @@ static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, co
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     CF__TRY(cf__check_ends(k, a));
     if (cf__check_has(cell, a->pass)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
-    if (t->sends && !(*cell & cf__pipe_makers(t->tensor)))
+    if (t->sends && !(*cell & (t->tensor == CF_B ? (int)CF__CHECK_BACKWARDS : 1 << t->tensor)))
         return cf__check_refuse(k, a, "actions.pass", "comes before the pass that makes its tensor");
     return CF_OK;
 }
@@ -7583,8 +7571,8 @@ static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *
     return cf__check_refuse(k, a, field, "waits for ever: the lists deadlock");
 }
 
-static cf_result cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n),
-                               const char *field) {
+/* Runs all lists; returns the action that waits for ever on the first stage which does not come to its end, or -1. */
+static int64_t cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n)) {
     int64_t stage, n = 0, n_stages = k->schedule->n_stages;
     for (stage = n_stages - 1; stage >= 0; stage--) {
         k->cursor[stage] = k->schedule->first[stage];
@@ -7596,8 +7584,17 @@ static cf_result cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64
         run(k, stage, &n);
     }
     for (stage = 0; stage < n_stages; stage++)
-        if (k->cursor[stage] < k->schedule->first[stage + 1]) return cf__check_deadlock(k, k->cursor[stage], field);
-    return CF_OK;
+        if (k->cursor[stage] < k->schedule->first[stage + 1]) return k->cursor[stage];
+    return -1;
+}
+
+/* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
+   alone also end without. So the other run is needed only to tell which of the two they fail. */
+static cf_result cf__check_end(cf__checker *k) {
+    int64_t meeting = k->crosses ? cf__check_run(k, cf__check_meet) : -1, stuck = -1;
+    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, cf__check_advance);
+    if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
+    return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
 }
 
 /* ---- the public function ---- */
@@ -7615,8 +7612,7 @@ static cf_result cf__check_everything(void *job) {
     cf__checker *k = (cf__checker *)job;
     CF__TRY(cf__check_lists(k));
     CF__TRY(cf__check_all_complete(k));
-    CF__TRY(cf__check_run(k, cf__check_advance, "actions"));
-    return k->crosses ? cf__check_run(k, cf__check_meet, "transfers") : CF_OK;
+    return cf__check_end(k);
 }
 
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
@@ -7631,8 +7627,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
-    pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                           schedule->replay, NULL);
+    pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&pipe, error));
     memset(&k, 0, sizeof k);
     k.pipe = &pipe;
@@ -7703,6 +7698,7 @@ static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule 
 
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
+    const cf_bytes *b = &sim->desc.bytes;
     int64_t i;
     memset(sim, 0, sizeof *sim);
     if (plan == NULL) return cf__fail_null(error, "plan");
@@ -7714,10 +7710,10 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
     sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
     sim->error = sim->check.error = error;
-    sim->pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                                schedule->replay, sim->desc.timing);
+    sim->pipe = cf__pipe_of_schedule(plan, schedule, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
-    if (cf__pipe_counts_bytes(&sim->desc.bytes)) sim->check.bytes = &sim->desc.bytes;
+    if ((b->per_token_activations | b->per_token_state | b->per_token_state_gradient | b->per_token_boundary) != 0)
+        sim->check.bytes = b;
     sim->header.n_actions = schedule->n_actions;
     sim->header.n_stages = schedule->n_stages;
     for (i = 0; i < schedule->n_actions && !sim->splits && !sim->desc.no_bounds; i++)
@@ -8051,7 +8047,7 @@ static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage
 
 /* The virtual stage that uses the result of a pass, -1: none does. An R is used only by an R. */
 static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
-    int way = l->pipe.gives[a->pass];
+    int way = l->pipe.gives[cf__pipe_place(a->pass)];
     if (!cf__pipe_leads(&l->pipe, way, a->stage)) return -1;
     if (a->pass == CF_R && !l->replayed[cf__lower_cell(l, a->chunk, a->stage + way)]) return -1;
     return a->stage + way;
@@ -8059,8 +8055,9 @@ static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
 
 /* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
 static double cf__lower_ready(const cf__lowerer *l, const cf_action *a) {
-    if (!cf__pipe_leads(&l->pipe, l->pipe.takes[a->pass], a->stage)) return 0;
-    return l->arrived[cf__pipe_tensor(a->pass)][cf__lower_cell(l, a->chunk, a->stage)];
+    int place = cf__pipe_place(a->pass);
+    if (!cf__pipe_leads(&l->pipe, l->pipe.takes[place], a->stage)) return 0;
+    return l->arrived[place][cf__lower_cell(l, a->chunk, a->stage)];
 }
 
 /* ---- the order of passes and transfers ---- */
@@ -8084,7 +8081,7 @@ static void cf__lower_push_pass(cf__lowerer *l, int64_t stage) {
 static void cf__lower_arrive(cf__lowerer *l, int64_t action, double time) {
     const cf_action *a = &l->schedule->actions[action];
     int64_t to = cf__lower_taker(l, a);
-    l->arrived[cf__pipe_tensor(a->pass)][cf__lower_cell(l, a->chunk, to)] = time;
+    l->arrived[cf__pipe_place(a->pass)][cf__lower_cell(l, a->chunk, to)] = time;
     cf__lower_push_pass(l, to % l->pipe.n_stages);
 }
 
@@ -8234,7 +8231,7 @@ static cf_result cf__lower_fill(void *job) {
         }
         send.chunk = a->chunk;
         send.stage = a->stage;
-        send.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_tensor(a->pass));
+        send.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_place(a->pass));
         receive = cf__pipe_other_end(&send);
         cf__lower_put(l, &send);
         cf__lower_put(l, &receive);
@@ -8279,8 +8276,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "is too large");
     l.schedule = schedule;
     l.error = error;
-    l.pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                             schedule->replay, l.desc.timing);
+    l.pipe = cf__pipe_of_schedule(plan, schedule, l.desc.timing);
     l.n_cells = l.pipe.n * l.pipe.n_v;
     l.header = *schedule;
     l.header.lowered = 1;
@@ -8396,7 +8392,7 @@ static int64_t cf__run_release_all(cf_runner *r) {
 /* The place among the boundary slots of the tensor that an action reads or receives (out 0), or makes or sends (out 1);
    -1: none that crosses stages. */
 static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
-    int tensor = a->pass;
+    int tensor = cf__pipe_place(a->pass);
     if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return -1;
     if (cf__pipe_is_transfer(a->pass)) {
         tensor = cf__pipe_transfer_of(a)->tensor;
@@ -8405,7 +8401,7 @@ static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
         if (a->pass == CF_R && r->pipe.local) tensor = CF_F; /* it reads once more what its F has read */
         if (!cf__pipe_leads(&r->pipe, r->pipe.takes[tensor], a->stage)) return -1;
     }
-    return cf__run_cell(r, a) * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + cf__pipe_tensor(tensor);
+    return cf__run_cell(r, a) * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
 }
 
 /* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
@@ -8571,8 +8567,7 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
-    r->pipe = cf__pipe_of(plan, schedule->rank, schedule->n_stages, schedule->n_virtual, schedule->k,
-                              schedule->replay, NULL);
+    r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&r->pipe, error));
     r->check.schedule = schedule;
     r->check.desc = &cf__check_no_limits;
