@@ -312,11 +312,11 @@ typedef struct cf_tuning {
    the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence
    in place of its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
-   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. The result is exact for
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, which leaves room for K
+   chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on every stage, at every pass, what is held then. The result is exact for
    these batches. Nothing is left out unless a lower bound of its time (cf_schedule_bounds, and the time of the batches
-   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
-   or `best` includes it. The same arguments give the same result, on every platform.
+   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate.
+   The same arguments give the same result, on every platform.
 
    *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
    is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
@@ -511,20 +511,20 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
 
 typedef struct cft__normal {
     double scale[CFT__TERMS];
-    double gram[CFT__TERMS][CFT__TERMS]; /* columns times columns */
-    double target[CFT__TERMS];          /* columns times ones */
+    double gram[CFT__TERMS][CFT__TERMS + 1]; /* columns times columns; last, columns times ones */
 } cft__normal;
 
 static void cft__sample_row(const cf_sample *sample, const double *scale, double *row) {
     row[0] = 1 / sample->seconds / scale[0];
     row[1] = (double)sample->tokens / sample->seconds / scale[1];
     row[2] = (double)sample->pairs / sample->seconds / scale[2];
+    row[3] = 1;
 }
 
 /* Adds up the samples of one pass. Returns 0 where something is not finite. */
 static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__normal *normal) {
     static const double unscaled[CFT__TERMS] = {1, 1, 1};
-    double row[CFT__TERMS];
+    double row[CFT__TERMS + 1];
     int64_t s;
     int i, j;
     memset(normal, 0, sizeof *normal);
@@ -541,10 +541,8 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
     for (s = 0; s < n; s++) {
         if (samples[s].pass != pass) continue;
         cft__sample_row(&samples[s], normal->scale, row);
-        for (i = 0; i < CFT__TERMS; i++) {
-            normal->target[i] += row[i];
-            for (j = 0; j < CFT__TERMS; j++) normal->gram[i][j] += cft__product(row[i], row[j]);
-        }
+        for (i = 0; i < CFT__TERMS; i++)
+            for (j = 0; j <= CFT__TERMS; j++) normal->gram[i][j] += cft__product(row[i], row[j]);
     }
     return 1;
 }
@@ -554,11 +552,8 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
 static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     double a[CFT__TERMS][CFT__TERMS + 1];
     int i, j, k;
-    for (i = 0; i < CFT__TERMS; i++) {
-        memcpy(a[i], normal->gram[i], sizeof normal->gram[i]);
-        a[i][CFT__TERMS] = normal->target[i];
-        x[i] = 0;
-    }
+    memcpy(a, normal->gram, sizeof a);
+    x[0] = x[1] = x[2] = 0;
     for (i = 0; i < CFT__TERMS; i++) {
         if (!(set >> i & 1)) continue;
         if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[i][i]))) return i;
@@ -712,14 +707,24 @@ CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
     return NULL;
 }
 
-/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
-   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
-   matrices. */
-#define CFT__FORWARD_KERNELS 12
-#define CFT__INPUT_KERNELS 14
-#define CFT__WEIGHT_KERNELS 7
 #define CFT__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
 #define CFT__LOSS_KERNELS 6
+
+/* The three kinds of work in a layer. Forward: norm, QKV, rotation, attention, projection, residual, norm, gate and up,
+   SwiGLU, down, residual, and appending to the state. The gradient of the inputs: one for each of these, attention's
+   five products for two, and dK and dV (float) read and written beside K and V. The gradient of the weights: one for
+   each of the seven matrices, added to a float accumulator. */
+typedef enum cft__kind { CFT__FORWARD, CFT__INPUT_GRADIENT, CFT__WEIGHT_GRADIENT, CFT__KINDS } cft__kind;
+
+static const struct {
+    double kernels;     /* of a layer */
+    double weight;      /* bytes read and written for each weight, in each pass */
+    double transfers;   /* 1: tensor-parallel collectives */
+    double elementwise; /* times the element-wise traffic of a token */
+    double logits;      /* bytes for each: written and read about twice */
+    double pair_flops;  /* for each number in a row of Q */
+    double pair_bytes;  /* for each number in a row of K: a prefix is gone through once for each chunk */
+} cft__factors[CFT__KINDS] = {{12, 2, 1, 1, 20, 4, 4}, {14, 2, 1, 2, 20, 10, 20}, {7, 8, 0, 0, 0, 0, 0}};
 
 /* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
 typedef struct cft__work {
@@ -757,20 +762,27 @@ static double cft__matrix_weights(const cf_shard *shard) {
     return cft__product((double)shard->layers, a_layer);
 }
 
-/* The layers forward, without loss. Attention reads K and V of the prefix once for each chunk. */
-static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
+/* The work of one kind in the layers and, with `head`, in the output head and loss. */
+static cft__work cft__count_work(const cf_shard *shard, cft__kind kind, int64_t tp, int64_t chunk_size, int head) {
     double layers = (double)shard->layers, weights = cft__matrix_weights(shard);
+    double transfers = cft__factors[kind].transfers * CFT__COLLECTIVES * layers;
     cft__work work;
     memset(&work, 0, sizeof work);
-    work.kernels = CFT__FORWARD_KERNELS * layers;
-    work.collectives = tp > 1 ? CFT__COLLECTIVES * layers : 0;
-    work.pass_bytes = 2 * weights;
+    work.kernels = cft__factors[kind].kernels * layers;
+    work.collectives = tp > 1 ? transfers : 0;
+    work.token_bytes = cft__factors[kind].elementwise * cft__elementwise_bytes(shard);
+    work.link_bytes = cft__product(transfers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
+    work.pair_flops = cft__product(cft__factors[kind].pair_flops * layers, (double)shard->q);
+    if (chunk_size > 0)
+        work.pair_bytes =
+            cft__product(layers, cft__factors[kind].pair_bytes * (double)shard->kv) / (double)chunk_size;
+    if (head) {
+        weights += cft__product((double)shard->hidden, (double)shard->vocab);
+        work.kernels += CFT__LOSS_KERNELS;
+        work.token_bytes += cft__factors[kind].logits * (double)shard->vocab;
+    }
+    work.pass_bytes = cft__factors[kind].weight * weights;
     work.token_flops = 2 * weights;
-    work.token_bytes = cft__elementwise_bytes(shard);
-    work.link_bytes =
-        cft__product(CFT__COLLECTIVES * layers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
-    work.pair_flops = cft__product(4 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 4 * (double)shard->kv) / (double)chunk_size;
     return work;
 }
 
@@ -779,39 +791,6 @@ static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t 
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
-}
-
-/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
-   written beside K and V. */
-static cft__work cft__layers_input(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
-    cft__work work = cft__layers_forward(shard, tp, 0);
-    double layers = (double)shard->layers;
-    work.kernels = CFT__INPUT_KERNELS * layers;
-    work.token_bytes *= 2;
-    work.pair_flops = cft__product(10 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
-    return work;
-}
-
-/* The gradient of the weights, added to a float accumulator. */
-static cft__work cft__layers_weight(const cf_shard *shard) {
-    double weights = cft__matrix_weights(shard);
-    cft__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CFT__WEIGHT_KERNELS * (double)shard->layers;
-    work.pass_bytes = 8 * weights;
-    work.token_flops = 2 * weights;
-    return work;
-}
-
-/* Adds the output head and loss. In backward the head's input or weight gradient has the same FLOPs; `weight`: the
-   latter, with a float accumulator. Otherwise logits are written and read about twice in 10 bytes each. */
-static void cft__add_head(cft__work *work, const cf_shard *shard, int weight) {
-    double weights = cft__product((double)shard->hidden, (double)shard->vocab);
-    work->kernels += CFT__LOSS_KERNELS;
-    work->pass_bytes += (weight ? 8 : 2) * weights;
-    work->token_flops += 2 * weights;
-    work->token_bytes += weight ? 0 : 20 * (double)shard->vocab;
 }
 
 static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
@@ -823,17 +802,16 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
 static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard, double link_rate) {
     const cf_gpu *gpu = desc->gpu;
     int64_t tp = desc->parallel.tp;
-    cft__work forward = cft__layers_forward(shard, tp, desc->chunk_size);
-    cft__work input = cft__layers_input(shard, tp, desc->chunk_size), weight = cft__layers_weight(shard);
+    cft__work forward = cft__count_work(shard, CFT__FORWARD, tp, desc->chunk_size, 0);
+    cft__work input = cft__count_work(shard, CFT__INPUT_GRADIENT, tp, desc->chunk_size, shard->last);
+    cft__work weight = cft__count_work(shard, CFT__WEIGHT_GRADIENT, tp, desc->chunk_size, shard->last);
+    double wave = cft__partial_wave(gpu, shard, desc->chunk_size);
     cf_pass_cost again;
     cf_stage_cost cost;
-    forward.pair_flops = cft__product(forward.pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
+    forward.pair_flops = cft__product(forward.pair_flops, wave);
     again = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    if (shard->last) {
-        cft__add_head(&forward, shard, 0);
-        cft__add_head(&input, shard, 0);
-        cft__add_head(&weight, shard, 1);
-    }
+    forward = cft__count_work(shard, CFT__FORWARD, tp, desc->chunk_size, shard->last);
+    forward.pair_flops = cft__product(forward.pair_flops, wave);
     cost.forward = cost.replay = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
     cost.input = cft__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
     cost.weight = cft__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
@@ -1049,7 +1027,6 @@ typedef struct cft__stage {
 /* A candidate's turn in the search. */
 typedef struct cft__turn {
     int64_t id;
-    int late; /* others come first */
     double bound;
 } cft__turn;
 
@@ -1062,7 +1039,6 @@ typedef struct cft__tuner {
     cf_allocator allocator;
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
-    int64_t best_kind;       /* where `best` stands among the kinds; -1: it does not */
     int64_t counts[CFT__LISTS];  /* what there is in each list */
     int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
@@ -1093,10 +1069,6 @@ typedef struct cft__tuner {
     int64_t done, total;     /* batches of candidates */
     int stop;
 } cft__tuner;
-
-static int cft__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
-    return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
-}
 
 /* Where candidate `id` stands in a list. */
 static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
@@ -1272,8 +1244,8 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
     int64_t of_a_size, i;
     for (i = 0; i < desc->n_kinds; i++) {
-        t->splits |= cft__kind_splits(desc, desc->kinds[i]);
-        if (desc->kinds[i] == CF_SCHEDULE_BEST) t->best_kind = i;
+        t->splits |= desc->kinds[i] == CF_SCHEDULE_ZERO_BUBBLE;
+        if (desc->kinds[i] == CF_SCHEDULE_BEST) t->splits |= desc->split_backward != 0;
     }
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
@@ -1308,7 +1280,6 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     t->lengths = lengths;
     t->n = n;
     t->error = error;
-    t->best_kind = -1;
     CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
     CFT__TRY(cft__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, CF_ERROR_LIMIT, "n_batches", -1, error));
@@ -1802,41 +1773,35 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 /* ---- bounds ---- */
 
 /* Finds what no schedule of the batch at hand with this candidate's K and replay can beat: the strongest bound of the
-   slowest rank, where backwards stay whole (bounds[0]) and where they may be split (bounds[1]). What holds for `best`
-   holds for all kinds. */
-static cf_result cft__find_bounds(cft__tuner *t, const cf_tune_candidate *c, double *bounds) {
+   slowest rank. What holds for `best` holds for all kinds, if backwards may be split where some kind splits them. */
+static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, double *bound) {
+    double slowest = 0;
     int64_t rank, n, i;
-    int splits;
-    for (splits = 0; splits <= t->splits; splits++) {
-        double slowest = 0;
-        for (rank = 0; rank < t->split->dp; rank++) {
-            cf_schedule_desc desc = cft__rank_desc(t, c, CF_SCHEDULE_BEST, rank);
-            cf_bound found[CF_MAX_BOUNDS];
-            desc.split_backward = splits;
-            CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
-            for (i = 0; i < n; i++)
-                if (found[i].value > slowest) slowest = found[i].value;
-        }
-        bounds[splits] = slowest + t->step_seconds;
+    for (rank = 0; rank < t->split->dp; rank++) {
+        cf_schedule_desc desc = cft__rank_desc(t, c, CF_SCHEDULE_BEST, rank);
+        cf_bound found[CF_MAX_BOUNDS];
+        desc.split_backward = t->splits;
+        CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
+        for (i = 0; i < n; i++)
+            if (found[i].value > slowest) slowest = found[i].value;
     }
+    *bound = slowest + t->step_seconds;
     return CF_OK;
 }
 
-/* The least memory and time that the candidates of a point, of which `first` is the first, need for the batch at hand.
-   A K beyond the largest group replays nothing, and neither does the other form then. So such candidates share their
-   bounds: those in `unreplayed`, once they are not negative. */
-static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, double *unreplayed) {
+/* The least memory and time that the candidates of a point, of which `first` is the first, need for the batch at hand. */
+static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *point = &t->tuning->candidates[first];
     int timed = batch < t->desc.n_batches;
     int64_t stage, id, bytes = cft__least_bytes(t, point->k, point->replay == CF_REPLAY_LOCAL, &stage);
-    double own[2] = {-1, -1}, *bounds = point->k < cft__largest_group(t->plan) ? own : unreplayed;
-    if (timed && bounds[0] < 0) CFT__TRY(cft__find_bounds(t, point, bounds));
+    double bound = 0;
+    if (timed) CFT__TRY(cft__find_bound(t, point, &bound));
     for (id = first; id < first + t->strides[CFT__K]; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         if (c->replay != point->replay) continue;
         if (bytes > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes))
             cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
-        if (timed) t->bounds[id * t->desc.n_batches + batch] = bounds[cft__kind_splits(&t->desc, c->kind)];
+        if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
     }
     cft__report_done(t, timed);
     return CF_OK;
@@ -1845,14 +1810,12 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, d
 /* All points of one split and ChunkSize, of whose candidates `first` is the first, on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     int64_t *most = cft__most_chunks(t, first), replay, k;
-    double unreplayed[2] = {-1, -1};
     CFT__TRY(cft__pack_batch(t, t->tuning->candidates[first].chunk_size, batch));
     CFT__TRY(cft__check_weights(t));
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (replay = 0; replay < t->desc.n_replays; replay++)
         for (k = 0; k < t->desc.n_ks && !t->stop; k++)
-            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch,
-                                      unreplayed));
+            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch));
     return CF_OK;
 }
 
@@ -1954,7 +1917,7 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
     double *seconds = &t->tuning->seconds[id * n], *bounds = &t->bounds[id * n];
-    double at_least = c->bound * (double)n, sum = 0, unused;
+    double at_least = c->bound * (double)n, sum = 0, last;
     if (!forced && c->bound > cft__to_beat(t)) {
         cft__give_up(c, "a lower bound of its time is above the best");
         return CF_OK;
@@ -1963,14 +1926,14 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     c->status = CF_TUNE_UNTRIED;
     c->why = "";
     c->bytes = c->limited = 0;
-    if (t->stop) return CF_OK;
-    CFT__TRY(cft__try_batch(t, c, n, &unused));
-    for (i = 0; i < n && c->status != CF_TUNE_INFEASIBLE; i++) {
+    for (i = -1; i < n; i++) {
         if (t->stop) return CF_OK;
-        CFT__TRY(cft__try_batch(t, c, i, &seconds[i]));
+        CFT__TRY(cft__try_batch(t, c, i < 0 ? n : i, &last));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        sum += seconds[i];
-        at_least += seconds[i] - bounds[i];
+        if (i < 0) continue;
+        seconds[i] = last;
+        sum += last;
+        at_least += last - bounds[i];
         if (i == n - 1) break;
         if (!forced && at_least / (double)n > cft__to_beat(t)) {
             cft__give_up(c, "its first batches and bounds of the others are above the best");
@@ -1978,7 +1941,6 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         }
         cft__report_done(t, 1);
     }
-    if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
     c->status = CF_TUNE_OK;
     c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
@@ -1995,18 +1957,10 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     return 1;
 }
 
-/* Whether `best` tries this candidate's kind too. */
-static int cft__in_best(const cft__tuner *t, const cf_tune_candidate *c) {
-    if (t->best_kind < 0 || c->kind == CF_SCHEDULE_BEST) return 0;
-    if (c->kind == CF_SCHEDULE_ZERO_BUBBLE) return t->desc.split_backward;
-    return c->kind != CF_SCHEDULE_INTERLEAVED || t->tuning->splits[c->split].n_virtual > 1;
-}
-
 /* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Where no K
    is exceeded by a group, all such K make the same schedules, and both forms of replay do, unless under a limit. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    const cf_tune_candidate *best;
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
     if (k > 0 && t->desc.ks[k - 1] >= most) {
         cft__give_up(c, "no group has so many chunks: the same as a smaller K");
@@ -2017,19 +1971,12 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;
-    if (c->offload && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
-    if (t->desc.n_exact == CF_MAX_CANDIDATES || c->offload || !cft__in_best(t, c)) return 0;
-    best = c + (t->best_kind - cft__index(t, id, CFT__KIND)) * t->strides[CFT__KIND];
-    if (best->limited || best->status != CF_TUNE_OK) return 0;
-    cft__give_up(c, "the searched schedule is never slower");
-    return 1;
+    return c->offload && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
 
-/* First what others may be given up for: without offload, and among these what `best` does not include. Then by rising
-   bound, then by number. */
+/* By rising bound, then by number: what a candidate may be given up for has the same bound and a smaller number. */
 static int cft__compare_turns(const void *a, const void *b) {
     const cft__turn *x = (const cft__turn *)a, *y = (const cft__turn *)b;
-    if (x->late != y->late) return x->late < y->late ? -1 : 1;
     if (x->bound < y->bound || x->bound > y->bound) return x->bound < y->bound ? -1 : 1;
     return x->id < y->id ? -1 : x->id > y->id;
 }
@@ -2039,7 +1986,6 @@ static cf_result cft__search(cft__tuner *t) {
     int64_t i;
     for (i = 0; i < tuning->n_candidates; i++) {
         t->turns[i].id = i;
-        t->turns[i].late = tuning->candidates[i].offload ? 2 : cft__in_best(t, &tuning->candidates[i]);
         t->turns[i].bound = tuning->candidates[i].bound;
     }
     qsort(t->turns, (size_t)tuning->n_candidates, sizeof *t->turns, cft__compare_turns);
