@@ -312,11 +312,12 @@ typedef struct cf_tuning {
    the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence
    in place of its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, which leaves room for K
-   chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on every stage, at every pass, what is held then. The result is exact for
-   these batches. Nothing is left out unless a lower bound of its time (cf_schedule_bounds, and the time of the batches
-   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate.
-   The same arguments give the same result, on every platform.
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, which leaves room
+   for K chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on
+   every stage, at every pass, what is held then. The result is exact for these batches. Nothing is left out unless a
+   lower bound of its time (cf_schedule_bounds, and the time of the batches already simulated) is above that of n_exact
+   others, or it is known to give the same schedules as another candidate. The same arguments give the same result, on
+   every platform.
 
    *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
    is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
@@ -1789,7 +1790,7 @@ static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, doub
     return CF_OK;
 }
 
-/* The least memory and time that the candidates of a point, of which `first` is the first, need for the batch at hand. */
+/* The least memory and time that the candidates of a point need for the batch at hand. first: the first of them. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *point = &t->tuning->candidates[first];
     int timed = batch < t->desc.n_batches;
@@ -1957,8 +1958,8 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     return 1;
 }
 
-/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Where no K
-   is exceeded by a group, all such K make the same schedules, and both forms of replay do, unless under a limit. */
+/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Every K that
+   no group exceeds makes the same schedules, and without a limit so do both forms of replay. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
