@@ -312,11 +312,12 @@ typedef struct cf_tuning {
    the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence
    in place of its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, in two ways at most.
-   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. The result is exact for
-   these batches. Nothing is left out unless a lower bound of its time (cf_schedule_bounds, and the time of the batches
-   already simulated) is above that of n_exact others, or it is known to give the same schedules as another candidate,
-   or `best` includes it. The same arguments give the same result, on every platform.
+   A candidate's schedules are made without a limit and, where that does not fit, again under one, which leaves room
+   for K chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on
+   every stage, at every pass, what is held then. The result is exact for these batches. Nothing is left out unless a
+   lower bound of its time (cf_schedule_bounds, and the time of the batches already simulated) is above that of n_exact
+   others, or it is known to give the same schedules as another candidate. The same arguments give the same result, on
+   every platform.
 
    *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
    is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
@@ -511,20 +512,20 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
 
 typedef struct cft__normal {
     double scale[CFT__TERMS];
-    double gram[CFT__TERMS][CFT__TERMS]; /* columns times columns */
-    double target[CFT__TERMS];          /* columns times ones */
+    double gram[CFT__TERMS][CFT__TERMS + 1]; /* columns times columns; last, columns times ones */
 } cft__normal;
 
 static void cft__sample_row(const cf_sample *sample, const double *scale, double *row) {
     row[0] = 1 / sample->seconds / scale[0];
     row[1] = (double)sample->tokens / sample->seconds / scale[1];
     row[2] = (double)sample->pairs / sample->seconds / scale[2];
+    row[3] = 1;
 }
 
 /* Adds up the samples of one pass. Returns 0 where something is not finite. */
 static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__normal *normal) {
     static const double unscaled[CFT__TERMS] = {1, 1, 1};
-    double row[CFT__TERMS];
+    double row[CFT__TERMS + 1];
     int64_t s;
     int i, j;
     memset(normal, 0, sizeof *normal);
@@ -541,10 +542,8 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
     for (s = 0; s < n; s++) {
         if (samples[s].pass != pass) continue;
         cft__sample_row(&samples[s], normal->scale, row);
-        for (i = 0; i < CFT__TERMS; i++) {
-            normal->target[i] += row[i];
-            for (j = 0; j < CFT__TERMS; j++) normal->gram[i][j] += cft__product(row[i], row[j]);
-        }
+        for (i = 0; i < CFT__TERMS; i++)
+            for (j = 0; j <= CFT__TERMS; j++) normal->gram[i][j] += cft__product(row[i], row[j]);
     }
     return 1;
 }
@@ -554,11 +553,8 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
 static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     double a[CFT__TERMS][CFT__TERMS + 1];
     int i, j, k;
-    for (i = 0; i < CFT__TERMS; i++) {
-        memcpy(a[i], normal->gram[i], sizeof normal->gram[i]);
-        a[i][CFT__TERMS] = normal->target[i];
-        x[i] = 0;
-    }
+    memcpy(a, normal->gram, sizeof a);
+    x[0] = x[1] = x[2] = 0;
     for (i = 0; i < CFT__TERMS; i++) {
         if (!(set >> i & 1)) continue;
         if (!(a[i][i] > cft__product(CFT__INDEPENDENT, normal->gram[i][i]))) return i;
@@ -712,14 +708,24 @@ CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
     return NULL;
 }
 
-/* Kernels of a layer: norm, QKV, rotation, attention, projection, residual, norm, gate and up, SwiGLU, down, residual,
-   and appending to the state; in backward each one's input gradient, and one weight gradient for each of the seven
-   matrices. */
-#define CFT__FORWARD_KERNELS 12
-#define CFT__INPUT_KERNELS 14
-#define CFT__WEIGHT_KERNELS 7
 #define CFT__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
 #define CFT__LOSS_KERNELS 6
+
+/* The three kinds of work in a layer. Forward: norm, QKV, rotation, attention, projection, residual, norm, gate and up,
+   SwiGLU, down, residual, and appending to the state. The gradient of the inputs: one for each of these, attention's
+   five products for two, and dK and dV (float) read and written beside K and V. The gradient of the weights: one for
+   each of the seven matrices, added to a float accumulator. */
+typedef enum cft__kind { CFT__FORWARD, CFT__INPUT_GRADIENT, CFT__WEIGHT_GRADIENT, CFT__KINDS } cft__kind;
+
+static const struct {
+    double kernels;     /* of a layer */
+    double weight;      /* bytes read and written for each weight, in each pass */
+    double transfers;   /* 1: tensor-parallel collectives */
+    double elementwise; /* times the element-wise traffic of a token */
+    double logits;      /* bytes for each: written and read about twice */
+    double pair_flops;  /* for each number in a row of Q */
+    double pair_bytes;  /* for each number in a row of K: a prefix is gone through once for each chunk */
+} cft__factors[CFT__KINDS] = {{12, 2, 1, 1, 20, 4, 4}, {14, 2, 1, 2, 20, 10, 20}, {7, 8, 0, 0, 0, 0, 0}};
 
 /* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
 typedef struct cft__work {
@@ -757,20 +763,27 @@ static double cft__matrix_weights(const cf_shard *shard) {
     return cft__product((double)shard->layers, a_layer);
 }
 
-/* The layers forward, without loss. Attention reads K and V of the prefix once for each chunk. */
-static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
+/* The work of one kind in the layers and, with `head`, in the output head and loss. */
+static cft__work cft__count_work(const cf_shard *shard, cft__kind kind, int64_t tp, int64_t chunk_size, int head) {
     double layers = (double)shard->layers, weights = cft__matrix_weights(shard);
+    double transfers = cft__factors[kind].transfers * CFT__COLLECTIVES * layers;
     cft__work work;
     memset(&work, 0, sizeof work);
-    work.kernels = CFT__FORWARD_KERNELS * layers;
-    work.collectives = tp > 1 ? CFT__COLLECTIVES * layers : 0;
-    work.pass_bytes = 2 * weights;
+    work.kernels = cft__factors[kind].kernels * layers;
+    work.collectives = tp > 1 ? transfers : 0;
+    work.token_bytes = cft__factors[kind].elementwise * cft__elementwise_bytes(shard);
+    work.link_bytes = cft__product(transfers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
+    work.pair_flops = cft__product(cft__factors[kind].pair_flops * layers, (double)shard->q);
+    if (chunk_size > 0)
+        work.pair_bytes =
+            cft__product(layers, cft__factors[kind].pair_bytes * (double)shard->kv) / (double)chunk_size;
+    if (head) {
+        weights += cft__product((double)shard->hidden, (double)shard->vocab);
+        work.kernels += CFT__LOSS_KERNELS;
+        work.token_bytes += cft__factors[kind].logits * (double)shard->vocab;
+    }
+    work.pass_bytes = cft__factors[kind].weight * weights;
     work.token_flops = 2 * weights;
-    work.token_bytes = cft__elementwise_bytes(shard);
-    work.link_bytes =
-        cft__product(CFT__COLLECTIVES * layers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
-    work.pair_flops = cft__product(4 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 4 * (double)shard->kv) / (double)chunk_size;
     return work;
 }
 
@@ -779,39 +792,6 @@ static cft__work cft__layers_forward(const cf_shard *shard, int64_t tp, int64_t 
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
-}
-
-/* The gradient of the inputs: as many products as forward, attention's five for two, and dK and dV (float) read and
-   written beside K and V. */
-static cft__work cft__layers_input(const cf_shard *shard, int64_t tp, int64_t chunk_size) {
-    cft__work work = cft__layers_forward(shard, tp, 0);
-    double layers = (double)shard->layers;
-    work.kernels = CFT__INPUT_KERNELS * layers;
-    work.token_bytes *= 2;
-    work.pair_flops = cft__product(10 * layers, (double)shard->q);
-    if (chunk_size > 0) work.pair_bytes = cft__product(layers, 20 * (double)shard->kv) / (double)chunk_size;
-    return work;
-}
-
-/* The gradient of the weights, added to a float accumulator. */
-static cft__work cft__layers_weight(const cf_shard *shard) {
-    double weights = cft__matrix_weights(shard);
-    cft__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = CFT__WEIGHT_KERNELS * (double)shard->layers;
-    work.pass_bytes = 8 * weights;
-    work.token_flops = 2 * weights;
-    return work;
-}
-
-/* Adds the output head and loss. In backward the head's input or weight gradient has the same FLOPs; `weight`: the
-   latter, with a float accumulator. Otherwise logits are written and read about twice in 10 bytes each. */
-static void cft__add_head(cft__work *work, const cf_shard *shard, int weight) {
-    double weights = cft__product((double)shard->hidden, (double)shard->vocab);
-    work->kernels += CFT__LOSS_KERNELS;
-    work->pass_bytes += (weight ? 8 : 2) * weights;
-    work->token_flops += 2 * weights;
-    work->token_bytes += weight ? 0 : 20 * (double)shard->vocab;
 }
 
 static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
@@ -823,17 +803,16 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
 static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard, double link_rate) {
     const cf_gpu *gpu = desc->gpu;
     int64_t tp = desc->parallel.tp;
-    cft__work forward = cft__layers_forward(shard, tp, desc->chunk_size);
-    cft__work input = cft__layers_input(shard, tp, desc->chunk_size), weight = cft__layers_weight(shard);
+    cft__work forward = cft__count_work(shard, CFT__FORWARD, tp, desc->chunk_size, 0);
+    cft__work input = cft__count_work(shard, CFT__INPUT_GRADIENT, tp, desc->chunk_size, shard->last);
+    cft__work weight = cft__count_work(shard, CFT__WEIGHT_GRADIENT, tp, desc->chunk_size, shard->last);
+    double wave = cft__partial_wave(gpu, shard, desc->chunk_size);
     cf_pass_cost again;
     cf_stage_cost cost;
-    forward.pair_flops = cft__product(forward.pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
+    forward.pair_flops = cft__product(forward.pair_flops, wave);
     again = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    if (shard->last) {
-        cft__add_head(&forward, shard, 0);
-        cft__add_head(&input, shard, 0);
-        cft__add_head(&weight, shard, 1);
-    }
+    forward = cft__count_work(shard, CFT__FORWARD, tp, desc->chunk_size, shard->last);
+    forward.pair_flops = cft__product(forward.pair_flops, wave);
     cost.forward = cost.replay = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
     cost.input = cft__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
     cost.weight = cft__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
@@ -1024,17 +1003,17 @@ static double cft__confidence(const double *sample, const double *minus, int64_t
 
 /* ---- the search's own books ---- */
 
-/* Bytes x 100 for each token that one virtual stage holds, and (`chunk`) of the chunk that is in a pass. Times 100
+/* Bytes x 100 for each token that one virtual stage holds, and (CFT__CHUNK) of the chunk that is in a pass. Times 100
    because what the allocator loses in gaps is given in percent. */
+enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT__PARTS };
+
 typedef struct cft__weights {
-    int64_t activations, state, gradient, input, chunk;
+    int64_t of[CFT__PARTS];
 } cft__weights;
 
-/* Where a candidate stands in the lists of what is tried: indices. A "point" is a candidate without its kind and
+/* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and
    offload: what bounds of time and memory are found for. */
-typedef struct cft__place {
-    int64_t split, size, k, kind, replay, offload;
-} cft__place;
+enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__OFFLOAD, CFT__LISTS };
 
 /* A stage of the split at hand. */
 typedef struct cft__stage {
@@ -1049,8 +1028,7 @@ typedef struct cft__stage {
 /* A candidate's turn in the search. */
 typedef struct cft__turn {
     int64_t id;
-    int round;
-    double key;
+    double bound;
 } cft__turn;
 
 typedef struct cft__tuner {
@@ -1062,8 +1040,9 @@ typedef struct cft__tuner {
     cf_allocator allocator;
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
-    int64_t best_kind;       /* where `best` stands among the kinds; -1: it does not */
-    int64_t n_offloads, n_points, most_virtual; /* most_virtual: virtual stages of the deepest split */
+    int64_t counts[CFT__LISTS];  /* what there is in each list */
+    int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
+    int64_t most_virtual;    /* virtual stages of the deepest split */
 
     int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
     int32_t *pool;           /* (n) the list, being shuffled */
@@ -1092,33 +1071,14 @@ typedef struct cft__tuner {
     int stop;
 } cft__tuner;
 
-static int cft__kind_splits(const cf_tune_desc *desc, cf_schedule_kind kind) {
-    return kind == CF_SCHEDULE_ZERO_BUBBLE || (kind == CF_SCHEDULE_BEST && desc->split_backward);
+/* Where candidate `id` stands in a list. */
+static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
+    return id / t->strides[list] % t->counts[list];
 }
 
-static cft__place cft__place_of(const cft__tuner *t, int64_t id) {
-    cft__place place;
-    place.offload = id % t->n_offloads;
-    id /= t->n_offloads;
-    place.replay = id % t->desc.n_replays;
-    id /= t->desc.n_replays;
-    place.kind = id % t->desc.n_kinds;
-    id /= t->desc.n_kinds;
-    place.k = id % t->desc.n_ks;
-    id /= t->desc.n_ks;
-    place.size = id % t->desc.n_chunk_sizes;
-    place.split = id / t->desc.n_chunk_sizes;
-    return place;
-}
-
-static cf_tune_candidate *cft__candidate(const cft__tuner *t, cft__place place) {
-    int64_t id = (place.split * t->desc.n_chunk_sizes + place.size) * t->desc.n_ks + place.k;
-    id = ((id * t->desc.n_kinds + place.kind) * t->desc.n_replays + place.replay) * t->n_offloads + place.offload;
-    return &t->tuning->candidates[id];
-}
-
-static int64_t *cft__most_chunks(const cft__tuner *t, cft__place place) {
-    return &t->most_chunks[place.split * t->desc.n_chunk_sizes + place.size];
+/* Chunks of the largest group of any batch, as they are packed for this candidate. */
+static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
+    return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
 
 /* Reports that `n` more batches of candidates are done. */
@@ -1283,19 +1243,26 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
 static cf_result cft__count_candidates(cft__tuner *t) {
     cf_tuning *header = &t->header;
     const cf_tune_desc *desc = &t->desc;
-    int64_t each = desc->n_kinds * t->n_offloads, of_a_size, i;
+    int64_t of_a_size, i;
     for (i = 0; i < desc->n_kinds; i++) {
-        t->splits |= cft__kind_splits(desc, desc->kinds[i]);
-        if (desc->kinds[i] == CF_SCHEDULE_BEST) t->best_kind = i;
+        t->splits |= desc->kinds[i] == CF_SCHEDULE_ZERO_BUBBLE;
+        if (desc->kinds[i] == CF_SCHEDULE_BEST) t->splits |= desc->split_backward != 0;
     }
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
-    of_a_size = header->n_splits * desc->n_ks * desc->n_replays * each;
+    t->counts[CFT__SPLIT] = header->n_splits;
+    t->counts[CFT__SIZE] = desc->n_chunk_sizes;
+    t->counts[CFT__K] = desc->n_ks;
+    t->counts[CFT__KIND] = desc->n_kinds;
+    t->counts[CFT__REPLAY] = desc->n_replays;
+    t->counts[CFT__OFFLOAD] = desc->no_offload ? 1 : 2;
+    t->strides[CFT__OFFLOAD] = 1;
+    for (i = CFT__OFFLOAD; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
+    of_a_size = header->n_splits * t->strides[CFT__SIZE];
     if (desc->n_chunk_sizes > CF_MAX_CANDIDATES / of_a_size)
         return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
                          desc->n_chunk_sizes, "makes too many candidates");
     header->n_candidates = desc->n_chunk_sizes * of_a_size;
-    t->n_points = header->n_candidates / each;
     header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
     header->winner = -1;
     header->allocator = t->allocator;
@@ -1314,8 +1281,6 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     t->lengths = lengths;
     t->n = n;
     t->error = error;
-    t->best_kind = -1;
-    t->n_offloads = desc->no_offload ? 1 : 2;
     CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
     CFT__TRY(cft__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, CF_ERROR_LIMIT, "n_batches", -1, error));
@@ -1477,57 +1442,50 @@ static int64_t cft__fullest_report(const cft__tuner *t) {
 static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     cf_memory_desc memory = t->desc.memory;
     cf_token_bytes bytes;
-    int64_t loose;
+    int64_t loose = 100, in_pass;
     if (t->desc.model == NULL) {
         const cf_stage_bytes *own = &t->desc.bytes[v];
-        w->activations = own->held.per_token_activations * 100;
-        w->state = own->held.per_token_state * 100;
-        w->gradient = own->held.per_token_state_gradient * 100;
-        w->input = own->held.per_token_boundary * 100;
-        w->chunk = own->per_token_pass * 100;
-        return CF_OK;
+        bytes.activations = own->held.per_token_activations;
+        bytes.state = own->held.per_token_state;
+        bytes.state_gradient = own->held.per_token_state_gradient;
+        bytes.boundary = own->held.per_token_boundary;
+        in_pass = own->per_token_pass * 100;
+    } else {
+        memory.parallel = *t->split;
+        CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
+        loose = 100 + cf_memory_defaults(&memory).fragmentation;
+        in_pass = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
     }
-    memory.parallel = *t->split;
-    CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
-    loose = 100 + cf_memory_defaults(&memory).fragmentation;
-    w->activations = bytes.activations * loose;
-    w->state = bytes.state * loose;
-    w->gradient = bytes.state_gradient * loose;
-    w->input = bytes.boundary * loose;
-    w->chunk = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
+    w->of[CFT__ACTIVATIONS] = bytes.activations * loose;
+    w->of[CFT__STATE] = bytes.state * loose;
+    w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
+    w->of[CFT__INPUT] = bytes.boundary * loose;
+    w->of[CFT__CHUNK] = in_pass;
     return CF_OK;
-}
-
-/* Adds a virtual stage to its stage. */
-static void cft__join_weights(cft__stage *stage, const cft__weights *w) {
-    cft__add_product(&stage->all.activations, w->activations, 1);
-    cft__add_product(&stage->all.state, w->state, 1);
-    cft__add_product(&stage->all.gradient, w->gradient, 1);
-    cft__add_product(&stage->all.input, w->input, 1);
-    stage->most.activations = cft__max(stage->most.activations, w->activations);
-    stage->most.state = cft__max(stage->most.state, w->state);
-    stage->most.gradient = cft__max(stage->most.gradient, w->gradient);
-    stage->most.input = cft__max(stage->most.input, w->input);
-    stage->most.chunk = cft__max(stage->most.chunk, w->chunk);
 }
 
 /* Sets up what the functions below need to know about a split. */
 static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
-    int64_t v, s, n_v = t->split->pp * t->split->n_virtual;
+    int64_t v, s, i, n_v = t->split->pp * t->split->n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
+        cft__stage *stage = &t->stages[v % t->split->pp];
+        const int64_t *of = t->weights[v].of;
         CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
-        if (cft__max(t->weights[v].chunk, t->weights[v].activations) > INT64_MAX / 16 / chunk_size)
+        if (cft__max(of[CFT__CHUNK], of[CFT__ACTIVATIONS]) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
-        cft__join_weights(&t->stages[v % t->split->pp], &t->weights[v]);
+        for (i = 0; i < CFT__PARTS; i++) {
+            cft__add_product(&stage->all.of[i], of[i], 1);
+            stage->most.of[i] = cft__max(stage->most.of[i], of[i]);
+        }
     }
     CFT__TRY(cft__report_stages(t, "parameters"));
     for (s = 0; s < t->split->pp; s++) {
         cft__stage *stage = &t->stages[s];
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         stage->fixed = t->reports[s].total * 100;
-        stage->room = t->tuning->limit_bytes * 100 - stage->fixed - stage->most.chunk * chunk_size;
+        stage->room = t->tuning->limit_bytes * 100 - stage->fixed - stage->most.of[CFT__CHUNK] * chunk_size;
     }
     return CF_OK;
 }
@@ -1535,19 +1493,20 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
 /* All tokens of a plan on one stage must be countable. */
 static cf_result cft__check_weights(const cft__tuner *t) {
     const cf_plan *plan = t->plan;
-    int64_t i, v, tokens = 0, most = 0, sum = 0;
+    int64_t i, v, tokens = 0, most = 0, total = 0;
     for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, t->split->n_virtual);
     for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
-        const cft__weights *w = &t->weights[v];
-        most = cft__max(most, w->activations + w->state + w->gradient + w->input + w->chunk);
+        int64_t sum = 0;
+        for (i = 0; i < CFT__PARTS; i++) sum += t->weights[v].of[i];
+        most = cft__max(most, sum);
     }
-    cft__add_product(&sum, tokens, most);
-    return sum <= INT64_MAX / 4 ? CF_OK : cft__fail_size(t->error, "lengths");
+    cft__add_product(&total, tokens, most);
+    return total <= INT64_MAX / 4 ? CF_OK : cft__fail_size(t->error, "lengths");
 }
 
 static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
-    return load->live_tokens * w->activations + load->state_tokens * w->state +
-           load->state_gradient_tokens * w->gradient + load->input_tokens * w->input;
+    return load->live_tokens * w->of[CFT__ACTIVATIONS] + load->state_tokens * w->of[CFT__STATE] +
+           load->state_gradient_tokens * w->of[CFT__GRADIENT] + load->input_tokens * w->of[CFT__INPUT];
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
@@ -1555,7 +1514,7 @@ static int64_t cft__fullest(const cft__tuner *t, const cf_memory_load *load, int
     int64_t s, most = -1;
     for (s = 0; s < t->split->pp; s++) {
         const cft__stage *own = &t->stages[s];
-        int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.chunk;
+        int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.of[CFT__CHUNK];
         if (sum <= most) continue;
         most = sum;
         *stage = s;
@@ -1600,72 +1559,42 @@ static int64_t cft__largest_group(const cf_plan *plan) {
     return most;
 }
 
-/* ---- limits ----
+/* ---- limits ---- */
 
-   The scheduler counts the tokens of all stages by the same bytes, and here they differ. So there are two ways to give
-   it limits that make a schedule fit. Of 3,000 random searches, without the second way 80 come to something else, and
-   without the first 250. */
-
-/* (int64_t)(bytes x scale) + 1, if that is more than *most. */
-static void cft__raise(int64_t *most, int64_t bytes, double scale) {
-    *most = cft__max(*most, (int64_t)cft__product((double)bytes, scale) + 1);
+/* Bytes x 100 of the state of so many tokens, with its gradient and (local replay) the saved inputs. */
+static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int local, int64_t tokens) {
+    return tokens * t->split->n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 }
 
-/* The first way counts the bytes of the stage whose activations are dearest. The other stages' limits grow in
-   proportion, and so do the bytes of state, to the most that any stage would need. That is close where stages are
-   alike. */
-static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
-    int64_t s, dearest = 0;
-    for (s = 0; s < t->split->pp; s++) dearest = cft__max(dearest, t->stages[s].most.activations);
-    desc->bytes.per_token_activations = dearest;
-    for (s = 0; s < t->split->pp; s++) {
-        const cft__stage *stage = &t->stages[s];
-        double scale = (double)dearest / (double)stage->most.activations;
-        cft__raise(&desc->bytes.per_token_state, stage->most.state, scale);
-        cft__raise(&desc->bytes.per_token_state_gradient, stage->most.gradient, scale);
-        cft__raise(&desc->bytes.per_token_boundary, stage->most.input, scale);
-        t->limits[s] = 1; /* 0 would mean that there is no limit */
-        if (stage->room > 0)
-            t->limits[s] = cft__max(1, (int64_t)cft__product((double)stage->room * (1 - 1e-9), scale));
-    }
-    desc->limits_bytes = t->limits;
-}
-
-/* Bytes x 100 on a stage of a token of state, with its gradient and (local replay) its row of a saved input. */
-static int64_t cft__state_weight(const cft__stage *stage, int local) {
-    return stage->all.state + stage->all.gradient + (local ? stage->all.input : 0);
-}
-
-/* Bytes x 100 of a chunk that is kept, on the virtual stage where it is dearest. */
-static int64_t cft__chunk_weight(const cft__stage *stage, int64_t chunk_size) {
-    return cft__max(1, stage->most.activations * chunk_size);
-}
-
-/* The second way, for stages that are not alike, counts tokens of state and chunks. Every stage gets room for the state
-   of the largest group and for K chunks. Half of what is left on the fullest stage is for more state; all else,
-   on every stage, is for more chunks. */
-static void cft__limit_chunks(cft__tuner *t, cf_schedule_desc *desc) {
+/* The scheduler counts the tokens of all stages by the same bytes, and here they differ. So it counts those of the
+   stage that has room for the fewest tokens beside the state of the largest group, and the limits of the others are
+   such that what they have left beside that state is room for as many tokens as it really is. No limit is below what
+   that state and `kept` chunks weigh: a group does not always need all of it at once. */
+static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept) {
     const cf_plan *plan = t->plan;
-    int64_t at_least = cft__min(desc->k, cft__largest_group(plan)) * t->split->n_virtual, tokens = 0, s, i;
-    int64_t most = INT64_MAX / 8 / t->split->n_virtual, more = most, size = plan->chunk_size;
+    const cft__weights *tightest = NULL;
+    int64_t s, i, tokens = 0, fewest = INT64_MAX, state, least;
     int local = desc->replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
     for (s = 0; s < t->split->pp; s++) {
-        int64_t state = cft__state_weight(&t->stages[s], local), kept = cft__chunk_weight(&t->stages[s], size);
-        int64_t left = t->stages[s].room - tokens * state - at_least * kept;
-        if (state > 0) more = cft__max(0, cft__min(more, left / 2 / state));
+        const cft__weights *w = &t->stages[s].most;
+        t->limits[s] = t->stages[s].room - cft__state_bytes(t, w, local, tokens);
+        if (t->limits[s] / w->of[CFT__ACTIVATIONS] >= fewest) continue;
+        fewest = t->limits[s] / w->of[CFT__ACTIVATIONS];
+        tightest = w;
     }
-    tokens = cft__min(tokens + more, most);
+    state = least = cft__state_bytes(t, tightest, local, tokens);
+    cft__add_product(&least, kept * t->split->n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
     for (s = 0; s < t->split->pp; s++) {
-        int64_t left = t->stages[s].room - tokens * cft__state_weight(&t->stages[s], local);
-        t->limits[s] = cft__max(at_least, left / cft__chunk_weight(&t->stages[s], size));
+        double scale = (double)tightest->of[CFT__ACTIVATIONS] / (double)t->stages[s].most.of[CFT__ACTIVATIONS];
+        double left = cft__product((double)t->limits[s] * (1 - 1e-9), scale);
+        t->limits[s] = cft__max(least, left < 1e18 ? (int64_t)left + state : INT64_MAX);
     }
-    memset(&desc->bytes, 0, sizeof desc->bytes); /* tokens of state are counted, not their bytes */
-    desc->bytes.per_token_state = desc->bytes.per_token_state_gradient = 1;
-    desc->bytes.per_token_boundary = local;
-    desc->limits_bytes = NULL;
-    desc->limit_bytes = cft__max(1, tokens * (2 + local) * t->split->n_virtual);
-    desc->limits = t->limits;
+    desc->bytes.per_token_activations = tightest->of[CFT__ACTIVATIONS];
+    desc->bytes.per_token_state = tightest->of[CFT__STATE];
+    desc->bytes.per_token_state_gradient = tightest->of[CFT__GRADIENT];
+    desc->bytes.per_token_boundary = tightest->of[CFT__INPUT];
+    desc->limits_bytes = t->limits;
 }
 
 /* ---- one plan: schedule, time, memory ---- */
@@ -1684,7 +1613,7 @@ static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
             const cft__weights *w = &t->weights[j * pp + stage];
-            weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->chunk;
+            weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->of[CFT__CHUNK];
         }
         if (weight > most) {
             most = weight;
@@ -1737,15 +1666,15 @@ static void cft__free_schedule(cft__tuner *t) {
     t->timeline = NULL;
 }
 
-static cf_schedule_desc cft__rank_desc(const cft__tuner *t, int64_t k, cf_replay replay,
-                                       cf_schedule_kind kind, int64_t rank) {
+static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candidate *c, cf_schedule_kind kind,
+                                       int64_t rank) {
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
-    desc.replay = replay;
+    desc.replay = c->replay;
     desc.n_stages = t->split->pp;
     desc.n_virtual = t->split->n_virtual;
-    desc.k = k;
+    desc.k = c->k;
     desc.rank = rank;
     desc.timing = &t->timing;
     desc.split_backward = t->desc.split_backward;
@@ -1794,17 +1723,17 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t st
     c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
-/* One rank of one batch: without a limit if that fits, else with one, in the first way that does. */
+/* One rank of one batch: without a limit if that fits, else with one that leaves room for K chunks of a group, else
+   with one that leaves room for a single one. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
-    cf_schedule_desc desc = cft__rank_desc(t, c->k, c->replay, c->kind, rank);
+    cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     int way;
     desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split->pp, t->split->n_virtual);
     for (way = 0; way < 3; way++) {
         int64_t fullest, total;
         cf_result result;
-        if (way == 1) cft__limit_bytes(t, &desc);
-        if (way == 2) cft__limit_chunks(t, &desc);
+        if (way > 0) cft__limit_bytes(t, &desc, way == 1 ? cft__min(c->k, cft__largest_group(t->plan)) : 1);
         c->limited |= way > 0;
         t->tuning->n_simulated++;
         result = cft__try_schedule(t, &desc, c->offload);
@@ -1844,57 +1773,50 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* Finds what no schedule of the batch at hand can beat: the strongest bound of the slowest rank, where backwards stay
-   whole (bounds[0]) and where they may be split (bounds[1]). What holds for `best` holds for all kinds. */
-static cf_result cft__find_bounds(cft__tuner *t, cft__place place, double *bounds) {
-    int64_t rank, n, i, k = t->desc.ks[place.k];
-    int splits;
-    for (splits = 0; splits <= t->splits; splits++) {
-        double slowest = 0;
-        for (rank = 0; rank < t->split->dp; rank++) {
-            cf_schedule_desc desc =
-                cft__rank_desc(t, k, t->desc.replays[place.replay], CF_SCHEDULE_BEST, rank);
-            cf_bound found[CF_MAX_BOUNDS];
-            desc.split_backward = splits;
-            CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
-            for (i = 0; i < n; i++)
-                if (found[i].value > slowest) slowest = found[i].value;
-        }
-        bounds[splits] = slowest + t->step_seconds;
+/* Finds what no schedule of the batch at hand with this candidate's K and replay can beat: the strongest bound of the
+   slowest rank. What holds for `best` holds for all kinds, if backwards may be split where some kind splits them. */
+static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, double *bound) {
+    double slowest = 0;
+    int64_t rank, n, i;
+    for (rank = 0; rank < t->split->dp; rank++) {
+        cf_schedule_desc desc = cft__rank_desc(t, c, CF_SCHEDULE_BEST, rank);
+        cf_bound found[CF_MAX_BOUNDS];
+        desc.split_backward = t->splits;
+        CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
+        for (i = 0; i < n; i++)
+            if (found[i].value > slowest) slowest = found[i].value;
     }
+    *bound = slowest + t->step_seconds;
     return CF_OK;
 }
 
-/* The least memory and time that the candidates with this K and replay need for the batch at hand. A K beyond the
-   largest group replays nothing, and neither does the other form then. So such candidates share their bounds: those in
-   `unreplayed`, once they are not negative. */
-static cf_result cft__bound_point(cft__tuner *t, cft__place place, int64_t batch, double *unreplayed) {
-    int local = t->desc.replays[place.replay] == CF_REPLAY_LOCAL, timed = batch < t->desc.n_batches;
-    int64_t stage, bytes = cft__least_bytes(t, t->desc.ks[place.k], local, &stage);
-    double own[2] = {-1, -1}, *bounds = t->desc.ks[place.k] < cft__largest_group(t->plan) ? own : unreplayed;
-    if (timed && bounds[0] < 0) CFT__TRY(cft__find_bounds(t, place, bounds));
-    for (place.kind = 0; place.kind < t->desc.n_kinds; place.kind++)
-        for (place.offload = 0; place.offload < t->n_offloads; place.offload++) {
-            cf_tune_candidate *c = cft__candidate(t, place);
-            int64_t id = c - t->tuning->candidates;
-            if (bytes > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes))
-                cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
-            if (timed) t->bounds[id * t->desc.n_batches + batch] = bounds[cft__kind_splits(&t->desc, c->kind)];
-        }
+/* The least memory and time that the candidates of a point need for the batch at hand. first: the first of them. */
+static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch) {
+    const cf_tune_candidate *point = &t->tuning->candidates[first];
+    int timed = batch < t->desc.n_batches;
+    int64_t stage, id, bytes = cft__least_bytes(t, point->k, point->replay == CF_REPLAY_LOCAL, &stage);
+    double bound = 0;
+    if (timed) CFT__TRY(cft__find_bound(t, point, &bound));
+    for (id = first; id < first + t->strides[CFT__K]; id++) {
+        cf_tune_candidate *c = &t->tuning->candidates[id];
+        if (c->replay != point->replay) continue;
+        if (bytes > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes))
+            cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
+        if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
+    }
     cft__report_done(t, timed);
     return CF_OK;
 }
 
-/* All points of one split and ChunkSize on one batch. */
-static cf_result cft__bound_batch(cft__tuner *t, cft__place place, int64_t batch) {
-    int64_t *most = cft__most_chunks(t, place);
-    double unreplayed[2] = {-1, -1};
-    CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[place.size], batch));
+/* All points of one split and ChunkSize, of whose candidates `first` is the first, on one batch. */
+static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
+    int64_t *most = cft__most_chunks(t, first), replay, k;
+    CFT__TRY(cft__pack_batch(t, t->tuning->candidates[first].chunk_size, batch));
     CFT__TRY(cft__check_weights(t));
     *most = cft__max(*most, cft__largest_group(t->plan));
-    for (place.replay = 0; place.replay < t->desc.n_replays; place.replay++)
-        for (place.k = 0; place.k < t->desc.n_ks && !t->stop; place.k++)
-            CFT__TRY(cft__bound_point(t, place, batch, unreplayed));
+    for (replay = 0; replay < t->desc.n_replays; replay++)
+        for (k = 0; k < t->desc.n_ks && !t->stop; k++)
+            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch));
     return CF_OK;
 }
 
@@ -1929,32 +1851,17 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
                      "is too little for this stage's model state and a chunk of the smallest size");
 }
 
-/* A K beyond the largest group makes the same schedules as the smallest such K. */
-static void cft__drop_copies(cft__tuner *t, cft__place place) {
-    int64_t each = t->desc.n_kinds * t->desc.n_replays * t->n_offloads, most = *cft__most_chunks(t, place), origin, i;
-    while (place.k < t->desc.n_ks && t->desc.ks[place.k] < most) place.k++;
-    origin = cft__candidate(t, place) - t->tuning->candidates;
-    for (i = each; i < (t->desc.n_ks - place.k) * each; i++) {
-        cf_tune_candidate *c = &t->tuning->candidates[origin + i];
-        if (c->status == CF_TUNE_INFEASIBLE) continue;
-        c->status = CF_TUNE_DOMINATED;
-        c->why = "no group has so many chunks: the same as a smaller K";
-        c->same_as = origin + i % each;
-    }
-}
-
 static void cft__fill_candidates(cft__tuner *t) {
     int64_t id;
     for (id = 0; id < t->tuning->n_candidates; id++) {
-        cft__place place = cft__place_of(t, id);
         cf_tune_candidate *c = &t->tuning->candidates[id];
         memset(c, 0, sizeof *c);
-        c->split = place.split;
-        c->chunk_size = t->desc.chunk_sizes[place.size];
-        c->k = t->desc.ks[place.k];
-        c->kind = t->desc.kinds[place.kind];
-        c->replay = t->desc.replays[place.replay];
-        c->offload = (int)place.offload;
+        c->split = cft__index(t, id, CFT__SPLIT);
+        c->chunk_size = t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)];
+        c->k = t->desc.ks[cft__index(t, id, CFT__K)];
+        c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
+        c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
+        c->offload = (int)cft__index(t, id, CFT__OFFLOAD);
         c->why = "";
         c->same_as = -1;
     }
@@ -1963,20 +1870,16 @@ static void cft__fill_candidates(cft__tuner *t) {
 }
 
 static cf_result cft__find_all_bounds(cft__tuner *t) {
-    cft__place place = {0, 0, 0, 0, 0, 0};
-    int64_t batch, id;
-    for (place.split = 0; place.split < t->tuning->n_splits; place.split++)
-        for (place.size = 0; place.size < t->desc.n_chunk_sizes; place.size++) {
-            CFT__TRY(cft__set_up(t, place.split, t->desc.chunk_sizes[place.size]));
-            for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--)
-                CFT__TRY(cft__bound_batch(t, place, batch));
-            if (t->stop) return CF_OK;
-            cft__drop_copies(t, place);
-        }
+    int64_t n = t->desc.n_batches, batch, id;
+    for (id = 0; id < t->tuning->n_candidates; id += t->strides[CFT__SIZE]) {
+        const cf_tune_candidate *first = &t->tuning->candidates[id];
+        CFT__TRY(cft__set_up(t, first->split, first->chunk_size));
+        for (batch = n; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, id, batch));
+        if (t->stop) return CF_OK;
+    }
     for (id = 0; id < t->tuning->n_candidates; id++)
-        for (batch = 0; batch < t->desc.n_batches; batch++)
-            t->tuning->candidates[id].bound +=
-                t->bounds[id * t->desc.n_batches + batch] / (double)t->desc.n_batches;
+        for (batch = 0; batch < n; batch++)
+            t->tuning->candidates[id].bound += t->bounds[id * n + batch] / (double)n;
     return CF_OK;
 }
 
@@ -2015,7 +1918,7 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
     double *seconds = &t->tuning->seconds[id * n], *bounds = &t->bounds[id * n];
-    double at_least = c->bound * (double)n, sum = 0, unused;
+    double at_least = c->bound * (double)n, sum = 0, last;
     if (!forced && c->bound > cft__to_beat(t)) {
         cft__give_up(c, "a lower bound of its time is above the best");
         return CF_OK;
@@ -2024,14 +1927,14 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     c->status = CF_TUNE_UNTRIED;
     c->why = "";
     c->bytes = c->limited = 0;
-    if (t->stop) return CF_OK;
-    CFT__TRY(cft__try_batch(t, c, n, &unused));
-    for (i = 0; i < n && c->status != CF_TUNE_INFEASIBLE; i++) {
+    for (i = -1; i < n; i++) {
         if (t->stop) return CF_OK;
-        CFT__TRY(cft__try_batch(t, c, i, &seconds[i]));
+        CFT__TRY(cft__try_batch(t, c, i < 0 ? n : i, &last));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        sum += seconds[i];
-        at_least += seconds[i] - bounds[i];
+        if (i < 0) continue;
+        seconds[i] = last;
+        sum += last;
+        at_least += last - bounds[i];
         if (i == n - 1) break;
         if (!forced && at_least / (double)n > cft__to_beat(t)) {
             cft__give_up(c, "its first batches and bounds of the others are above the best");
@@ -2039,7 +1942,6 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         }
         cft__report_done(t, 1);
     }
-    if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
     c->status = CF_TUNE_OK;
     c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
@@ -2056,41 +1958,27 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     return 1;
 }
 
-/* In which of three rounds a candidate is looked at: 0 best, or all kinds where there is no best, and kinds that best
-   does not include; 1 the kinds that best tries too; 2 candidates that offload. */
-static int cft__round_of(const cft__tuner *t, const cf_tune_candidate *c) {
-    int included = c->kind != CF_SCHEDULE_BEST && !(c->kind == CF_SCHEDULE_ZERO_BUBBLE && !t->desc.split_backward);
-    if (t->tuning->splits[c->split].n_virtual == 1 && c->kind == CF_SCHEDULE_INTERLEAVED) included = 0;
-    if (c->offload) return 2;
-    return included && t->best_kind >= 0 ? 1 : 0;
-}
-
-/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. */
+/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Every K that
+   no group exceeds makes the same schedules, and without a limit so do both forms of replay. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    cft__place origin = cft__place_of(t, id);
-    const cf_tune_candidate *other;
-    int replayed = (int)origin.replay;
-    origin.replay = 0;
-    other = cft__candidate(t, origin);
-    if (replayed && c->k >= *cft__most_chunks(t, origin) &&
-        cft__give_up_for(t, c, other, "nothing is replayed: the same as the other form"))
+    int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
+    if (k > 0 && t->desc.ks[k - 1] >= most) {
+        cft__give_up(c, "no group has so many chunks: the same as a smaller K");
+        c->same_as = id - t->strides[CFT__K];
         return 1;
-    if (c->offload && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
-    if (t->desc.n_exact == CF_MAX_CANDIDATES || cft__round_of(t, c) != 1) return 0;
-    origin.replay = replayed;
-    origin.kind = t->best_kind;
-    other = cft__candidate(t, origin);
-    if (other->limited || other->status != CF_TUNE_OK) return 0;
-    cft__give_up(c, "the searched schedule is never slower");
-    return 1;
+    }
+    if (c->k >= most && replay > 0 &&
+        cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
+                         "nothing is replayed: the same as the other form"))
+        return 1;
+    return c->offload && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
 
-/* By round, then by rising bound, then by number. */
+/* By rising bound, then by number: what a candidate may be given up for has the same bound and a smaller number. */
 static int cft__compare_turns(const void *a, const void *b) {
     const cft__turn *x = (const cft__turn *)a, *y = (const cft__turn *)b;
-    if (x->round != y->round) return x->round < y->round ? -1 : 1;
-    if (x->key < y->key || x->key > y->key) return x->key < y->key ? -1 : 1;
+    if (x->bound < y->bound || x->bound > y->bound) return x->bound < y->bound ? -1 : 1;
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
@@ -2099,8 +1987,7 @@ static cf_result cft__search(cft__tuner *t) {
     int64_t i;
     for (i = 0; i < tuning->n_candidates; i++) {
         t->turns[i].id = i;
-        t->turns[i].round = cft__round_of(t, &tuning->candidates[i]);
-        t->turns[i].key = tuning->candidates[i].bound;
+        t->turns[i].bound = tuning->candidates[i].bound;
     }
     qsort(t->turns, (size_t)tuning->n_candidates, sizeof *t->turns, cft__compare_turns);
     for (i = 0; i < tuning->n_candidates && !t->stop; i++) {
@@ -2116,11 +2003,14 @@ static cf_result cft__search(cft__tuner *t) {
 
 /* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
 static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
-    cft__place p = cft__place_of(t, a), q = cft__place_of(t, b);
-    int64_t sizes = p.size - q.size, ks = p.k - q.k;
-    int differences = (sizes != 0) + (ks != 0) + (p.kind != q.kind) + (p.replay != q.replay) +
-                      (p.offload != q.offload);
-    return p.split == q.split && differences == 1 && sizes >= -2 && sizes <= 2 && ks >= -2 && ks <= 2;
+    int list, differences = 0;
+    for (list = 0; list < CFT__LISTS; list++) {
+        int64_t steps = cft__index(t, a, list) - cft__index(t, b, list);
+        int is_number = list == CFT__SIZE || list == CFT__K;
+        if (steps != 0 && (list == CFT__SPLIT || (is_number && (steps < -2 || steps > 2)))) return 0;
+        differences += steps != 0;
+    }
+    return differences == 1;
 }
 
 /* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
@@ -2171,7 +2061,8 @@ static void cft__finish_candidates(cft__tuner *t) {
 static cf_result cft__tune_all(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cft__fill_candidates(t);
-    t->total = (t->n_points + tuning->n_candidates) * t->desc.n_batches;
+    t->total = tuning->n_candidates * t->desc.n_batches; /* and as many for each point as bounds are found for */
+    t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__OFFLOAD]);
     CFT__TRY(cft__draw_batches(t));
     CFT__TRY(cft__check_least_limit(t));
     CFT__TRY(cft__find_all_bounds(t));
