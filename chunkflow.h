@@ -734,6 +734,7 @@ typedef enum cf_pass {
 } cf_pass;
 
 #define CF_COMPUTE_PASS_COUNT 5 /* F .. W */
+#define CF_NO_LIMIT (-1)        /* as a limit in any description: none, not even one that would hold by default */
 
 /* "F", "R", "B", "I", "W", "SEND_F" ... "PREFETCH"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
@@ -752,7 +753,27 @@ typedef enum cf_replay {
 /* "pipeline", "local"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 
-/* Why a pass waits for another one. Virtual stage v x n_stages + s lies on stage s. */
+/* On which stage a virtual stage lies. */
+#define CF_PLACEMENTS(X)                                                                                          \
+    X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
+    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
+    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
+                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
+    X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
+
+typedef enum cf_placement {
+    CF_PLACEMENTS(CF_ENUM_ITEM)
+    CF_PLACEMENT_COUNT
+} cf_placement;
+
+/* "loop", "v", "any"; "?" for anything else. */
+CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
+
+/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below 1
+   or v below 0. */
+CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
+
+/* Why a pass waits for another one. */
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
     X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the virtual stage behind */                         \
@@ -942,6 +963,7 @@ typedef struct cf_schedule {
     cf_replay replay;
     int64_t n_stages;
     int64_t n_virtual;      /* virtual stages of each stage */
+    cf_placement placement; /* on which stage each of them lies: CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
     int64_t k;              /* most chunks of one group that keep activations at once, on one stage */
     int64_t rank;           /* the rank of the plan whose chunks these are */
     int64_t n_chunks;       /* chunks of the plan */
@@ -949,6 +971,8 @@ typedef struct cf_schedule {
     int lowered;            /* 1: the lists hold SEND_*, RECV_*, OFFLOAD and PREFETCH actions too (cf_schedule_lower) */
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
+    int64_t *limits;        /* (n_stages) most chunks that each stage may keep, as cf_schedule_desc has it: what the
+                               schedule was made under, given or by default. 0: any number. NULL: none on any stage */
     cf_block block;         /* the memory that it lies in */
 } cf_schedule;
 
@@ -973,6 +997,8 @@ typedef struct cf_search_report {
     double makespan;             /* of the schedule returned */
     double bound;                /* the strongest lower bound that is known */
     double gap;                  /* makespan / bound - 1 */
+    int runs_ahead;              /* where best_fixed is `paper`: 1 if its stages run a constant number of passes ahead of
+                                    their backwards, 0 if they wait for whole groups */
 } cf_search_report;
 
 /* What to schedule. Zero means default in every member. */
@@ -982,6 +1008,7 @@ typedef struct cf_schedule_desc {
     cf_replay replay;            /* 0: pipeline */
     int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
                                     interleaved and best */
+    cf_placement placement;      /* where virtual stages lie. 0: loop. v and any only for zero-bubble and best */
     int64_t k;                   /* 0: 1 */
     int64_t rank;                /* which rank's chunks */
     const cf_timing *timing;     /* NULL: unit costs */
@@ -4203,6 +4230,14 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay) {
     return "?";
 }
 
+CF__NAMES(cf_placement_name, cf_placement, CF_PLACEMENTS, "?")
+
+CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v) {
+    if (n_stages < 1 || v < 0) return -1;
+    if (v < n_stages) return v;
+    return placement == CF_PLACEMENT_V && v / n_stages % 2 == 1 ? n_stages - 1 - v % n_stages : v % n_stages;
+}
+
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
     switch ((int)why) { CF_EDGES(CF__NAME) }
     return "?";
@@ -4291,8 +4326,8 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
                                        const int64_t *limits_bytes, const cf_bytes *bytes, int64_t n_stages,
                                        cf_error *error) {
     const cf__member members[] = {
-        {"limit", limit, 0, INT64_MAX, CF_ERROR_LIMIT},
-        {"limit_bytes", limit_bytes, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"limit", limit, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
+        {"limit_bytes", limit_bytes, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
         {"bytes.per_token_activations", bytes->per_token_activations, 0, INT64_MAX, CF_ERROR_LIMIT},
         {"bytes.per_token_state", bytes->per_token_state, 0, INT64_MAX, CF_ERROR_LIMIT},
         {"bytes.per_token_state_gradient", bytes->per_token_state_gradient, 0, INT64_MAX, CF_ERROR_LIMIT},
@@ -4309,6 +4344,14 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
             if (by_stage[i] != NULL && by_stage[i][s] < 0)
                 return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], s, 0, by_stage[i][s], "must not be negative");
     return CF_OK;
+}
+
+/* Most chunks that a stage may keep, as a description has it; where that says nothing, as the schedule does. INT64_MAX:
+   any number. */
+static int64_t cf__pipe_limit(int64_t limit, const int64_t *limits, const cf_schedule *schedule, int64_t stage) {
+    int64_t own = limits != NULL ? limits[stage] : limit;
+    if (own == 0 && limits == NULL && schedule != NULL && schedule->limits != NULL) own = schedule->limits[stage];
+    return own > 0 ? own : INT64_MAX;
 }
 
 /* ---- the rules: what a pass waits for ----
@@ -4377,6 +4420,7 @@ typedef struct cf__pipe_links {
 typedef struct cf__pipe_unit {
     int32_t first; /* counted from the rank's first chunk */
     int32_t n, k;
+    int32_t depth; /* `best` keeps fewer chunks, and a standalone one not at all, on so many virtual stages */
 } cf__pipe_unit;
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
@@ -4391,6 +4435,7 @@ typedef struct cf__pipeline {
     int64_t n;          /* chunks */
     int64_t n_stages;
     int64_t n_v;        /* virtual stages */
+    cf_placement placement;
     int64_t k;
     int local;          /* local replay */
     cf__pipe_costs all;      /* of every virtual stage, unless there are: */
@@ -4436,8 +4481,8 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     }
 }
 
-static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual, int64_t k,
-                                    cf_replay replay, const cf_timing *timing) {
+static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual,
+                                cf_placement placement, int64_t k, cf_replay replay, const cf_timing *timing) {
     cf__pipeline pipe;
     memset(&pipe, 0, sizeof pipe);
     pipe.plan = plan;
@@ -4446,6 +4491,7 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_sta
     pipe.n = plan->n_steps;
     pipe.n_stages = n_stages;
     pipe.n_v = n_stages * n_virtual;
+    pipe.placement = placement;
     pipe.k = k;
     pipe.local = replay == CF_REPLAY_LOCAL;
     pipe.timing = timing;
@@ -4454,7 +4500,17 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_sta
 }
 
 static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing) {
-    return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->k, s->replay, timing);
+    return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->placement, s->k, s->replay, timing);
+}
+
+/* The stage of a virtual stage. */
+static int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
+    return cf_placement_stage(pipe->placement, pipe->n_stages, v);
+}
+
+/* The virtual stage of a stage in one row of them, counted from 0. */
+static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
+    return row * pipe->n_stages + cf__pipe_stage(pipe, row * pipe->n_stages + stage);
 }
 
 static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
@@ -4467,10 +4523,24 @@ static double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t 
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
 }
 
+/* Whether a tensor goes from one stage to another between two virtual stages side by side. */
+static int cf__pipe_hops(const cf__pipeline *pipe, int64_t v, int64_t to) {
+    return cf__pipe_stage(pipe, v) != cf__pipe_stage(pipe, to);
+}
+
+/* Which of its two queues of transfers a stage uses for what virtual stage v sends that way: 0 towards later stages. */
+static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
+    return (way < 0) != (pipe->placement == CF_PLACEMENT_V && v / pipe->n_stages % 2 == 1);
+}
+
 /* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
 static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
-    if (pipe->n_stages == 1) return 0;
     return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
+}
+
+/* The same between two virtual stages, which may lie on one stage. */
+static double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
+    return cf__pipe_hops(pipe, v, to) ? cf__pipe_transfer_seconds(pipe, chunk) : 0;
 }
 
 /* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
@@ -4549,6 +4619,7 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
     unit.n = (int32_t)(chunk + cf__pipe_chunks_after(pipe, chunk) + 1 - unit.first);
     unit.k = (int32_t)cf__min(kept, unit.n);
+    unit.depth = 0;
     return unit;
 }
 
@@ -4561,8 +4632,10 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
     int n = 0;
     for (; link < end; link++) {
         int32_t on = link->chunks;
-        if (on == CF__PIPE_KEPT_ON) on = unit->k;
-        if (on == -CF__PIPE_KEPT_ON) on = -unit->k;
+        if (on == CF__PIPE_KEPT_ON || on == -CF__PIPE_KEPT_ON) {
+            if (unit->k == 0) continue; /* no place of its own */
+            on = on > 0 ? unit->k : -unit->k;
+        }
         if (i + on < (link->kept ? n_dropped : 0)) continue;
         if (i + on >= (link->place == CF_R ? n_dropped : unit->n)) continue;
         needs[n].chunk = (int32_t)chunk + on;
@@ -4650,7 +4723,7 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
     if (full.n_stages == 0) full.n_stages = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
     if (full.k == 0) full.k = 1;
-    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
+    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
     return full;
 }
 
@@ -4692,7 +4765,7 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
     CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
-    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
+    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, CF_PLACEMENT_LOOP, g->desc.k, g->desc.replay,
                               g->desc.timing);
     for (i = 0; i < g->pipe.n; i++) {
         g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
@@ -5173,53 +5246,22 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     cf_schedule_desc full;
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
-    if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_PAPER;
-    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_PIPELINE;
+    if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_BEST;
+    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
+    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
     if (full.n_stages == 0) full.n_stages = 1;
     if (full.n_virtual == 0) full.n_virtual = full.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
     if (full.k == 0) full.k = 1;
     return full;
 }
 
-/* ---- memory limits ---- */
-
-/* What stage s may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
+/* What a stage may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
 typedef struct cf__schedule_limits {
     int64_t chunks, bytes;
 } cf__schedule_limits;
 
-static cf__schedule_limits cf__schedule_limits_of(const cf_schedule_desc *desc, int64_t stage) {
-    cf__schedule_limits limits;
-    limits.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
-    limits.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
-    if (limits.chunks == 0) limits.chunks = INT64_MAX;
-    if (limits.bytes == 0) limits.bytes = INT64_MAX;
-    return limits;
-}
-
-/* Lowers limits to those of a stage. */
-static void cf__schedule_tighten(cf__schedule_limits *limits, const cf_schedule_desc *desc, int64_t stage) {
-    cf__schedule_limits own = cf__schedule_limits_of(desc, stage);
-    limits->chunks = cf__min(limits->chunks, own.chunks);
-    limits->bytes = cf__min(limits->bytes, own.bytes);
-}
-
-/* What the tightest stage may hold, for one of its virtual stages. */
-static cf__schedule_limits cf__schedule_tightest(const cf_schedule_desc *desc) {
-    cf__schedule_limits least = {INT64_MAX, INT64_MAX};
-    int64_t s;
-    for (s = 0; s < desc->n_stages; s++) cf__schedule_tighten(&least, desc, s);
-    if (least.chunks < INT64_MAX) least.chunks /= desc->n_virtual;
-    if (least.bytes < INT64_MAX) least.bytes /= desc->n_virtual;
-    return least;
-}
-
 static int cf__schedule_counts_bytes(const cf_schedule_desc *desc) {
     return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
-}
-
-static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
-    return desc->limit > 0 || desc->limits != NULL || cf__schedule_counts_bytes(desc);
 }
 
 /* Whether there may be I and W in the schedule. */
@@ -5254,6 +5296,8 @@ typedef struct cf__pattern_item {
 
 typedef struct cf__pattern {
     cf_schedule_kind kind;
+    int runs_ahead;           /* paper: a stage is a constant number of items ahead of its backwards */
+    int64_t distance;         /* that number on the last stage */
     int64_t ahead;            /* items that the first stage may be in front of the last one */
     int64_t n_items, n_backwards;
     cf__pattern_item *items;  /* (n + n_replays) */
@@ -5268,6 +5312,8 @@ typedef struct cf__schedule_maker {
     cf__pipeline pipe;
     cf_error *error;
     cf__schedule_limits tightest;
+    int halvings;               /* `best` looks at halves of the limits, too: how often they are halved */
+    int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
     /* working space, only for more than one virtual stage */
@@ -5281,6 +5327,53 @@ typedef struct cf__schedule_maker {
 } cf__schedule_maker;
 
 /* ---- units under limits ---- */
+
+/* Whether the limit of `best` holds because the caller gave none. */
+static int cf__schedule_is_default(const cf_schedule_desc *desc) {
+    return desc->kind == CF_SCHEDULE_BEST && desc->limit == 0 && desc->limits == NULL && desc->limit_bytes == 0 &&
+           desc->limits_bytes == NULL;
+}
+
+static int cf__schedule_limits_chunks(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || cf__schedule_is_default(desc);
+}
+
+static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
+    return cf__schedule_limits_chunks(desc) || cf__schedule_counts_bytes(desc);
+}
+
+static int64_t cf__schedule_halve(int64_t limit, int halvings) {
+    return limit > 0 ? cf__max(limit >> halvings, 1) : INT64_MAX;
+}
+
+/* What stage s may hold. By default as much as `paper` keeps there, on all virtual stages. */
+static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
+    const cf_schedule_desc *desc = &m->desc;
+    int64_t chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
+    cf__schedule_limits limits;
+    if (cf__schedule_is_default(desc)) chunks = (m->most_kept + desc->n_stages - 1 - stage) * desc->n_virtual;
+    limits.chunks = cf__schedule_halve(chunks, m->halvings);
+    limits.bytes = cf__schedule_halve(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
+                                      m->halvings);
+    return limits;
+}
+
+/* Lowers limits to those of a stage. */
+static void cf__schedule_tighten(cf__schedule_limits *limits, const cf__schedule_maker *m, int64_t stage) {
+    cf__schedule_limits own = cf__schedule_limits_of(m, stage);
+    limits->chunks = cf__min(limits->chunks, own.chunks);
+    limits->bytes = cf__min(limits->bytes, own.bytes);
+}
+
+/* What the tightest stage may hold, for one of its virtual stages. */
+static cf__schedule_limits cf__schedule_tightest(const cf__schedule_maker *m) {
+    cf__schedule_limits least = {INT64_MAX, INT64_MAX};
+    int64_t s;
+    for (s = 0; s < m->desc.n_stages; s++) cf__schedule_tighten(&least, m, s);
+    if (least.chunks < INT64_MAX) least.chunks /= m->desc.n_virtual;
+    if (least.bytes < INT64_MAX) least.bytes /= m->desc.n_virtual;
+    return least;
+}
 
 /* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the
    next to come: the state of the chunks so far, the activations of the last k of them, and in local replay the
@@ -5465,6 +5558,8 @@ static void cf__pattern_build(cf__schedule_maker *m) {
         cf__pattern_add_due(m, 0);
     }
     cf__pattern_end_round(m, begin);
+    for (pattern->distance = i = 0; i < pattern->n_backwards; i++)
+        pattern->distance = cf__max(pattern->distance, pattern->need[i] - i);
 }
 
 /* One stage on its way through the pattern. */
@@ -5493,7 +5588,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__patt
     if (merge->i == pattern->n_items || item->after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
     if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
     if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->chunks <= further_down;
-    return merge->i < need + further_down;
+    if (!pattern->runs_ahead) return merge->i < need + further_down;
+    if (item->keep && merge->chunks >= m->most_kept + further_down) return 0;
+    return merge->i < merge->j + pattern->distance + further_down;
 }
 
 static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
@@ -5531,7 +5628,7 @@ static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *sched
     merge.limits.chunks = merge.limits.bytes = INT64_MAX;
     merge.next = schedule->actions;
     for (s = 0; s < m->desc.n_stages; s++) {
-        cf__schedule_tighten(&merge.limits, &m->desc, s);
+        cf__schedule_tighten(&merge.limits, m, s);
         merge.stage = s;
         merge.i = merge.j = 0;
         schedule->first[s] = merge.next - schedule->actions;
@@ -5583,7 +5680,7 @@ static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m, int64_t by
     int counts_bytes = m->tightest.chunks > 0;
     int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
     for (s = 0; s < desc->n_stages; s++) {
-        cf__schedule_limits limits = cf__schedule_limits_of(desc, s);
+        cf__schedule_limits limits = cf__schedule_limits_of(m, s);
         got = counts_bytes ? limits.bytes : limits.chunks;
         if (got < wanted) break;
     }
@@ -5591,16 +5688,23 @@ static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m, int64_t by
                     "no schedule can keep to it");
 }
 
+/* Chunks of the longest group. */
+static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
+    int64_t i, most = 1;
+    for (i = 0; i < pipe->n; i++) most = cf__max(most, cf__pipe_chunks_after(pipe, i) + 1);
+    return most;
+}
+
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, bytes = 0, most_bytes = 0, per_stage;
-    int fits = 1, may_keep_fewer = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(&m->desc);
+    int fits = 1, best = m->desc.kind == CF_SCHEDULE_BEST;
     for (i = 0; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__schedule_unit_at(m, i, &bytes);
         fits &= unit.k > 0;
         most_bytes = cf__max(most_bytes, bytes);
         m->n_units++;
-        m->n_replays += unit.n - (may_keep_fewer ? 1 : cf__max(unit.k, 1));
+        m->n_replays += unit.n - (best ? 0 : cf__max(unit.k, 1));
         i += unit.n;
     }
     if (!fits) return cf__schedule_fail_limit(m, most_bytes);
@@ -5611,11 +5715,12 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
     return CF_OK;
 }
 
-/* The arrays of a schedule; the counts are the caller's. */
+/* The arrays of a schedule; the counts are the caller's. limits: not NULL if there are to be any. */
 static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver) {
     cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
     header->first = (int64_t *)cf__take(carver, header->n_stages + 1, sizeof(int64_t));
     header->actions = (cf_action *)cf__take(carver, header->n_actions, sizeof(cf_action));
+    if (header->limits != NULL) header->limits = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
     return schedule;
 }
 
@@ -5646,8 +5751,6 @@ static void cf__schedule_write_plain(const cf__schedule_maker *m, cf_schedule *s
    found here.
    ================================================================================================================ */
 
-enum { CF__CLOCK_UP = 1, CF__CLOCK_DOWN = 2 };
-
 typedef struct cf__clock {
     const cf__pipeline *pipe;
     const cf_schedule *schedule;
@@ -5663,7 +5766,6 @@ typedef struct cf__clock {
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
     int blocks;                    /* a transfer occupies both stages */
-    int handed;                    /* where the stage at hand has handed something on since it was looked at */
     double makespan;
     /* lowered schedules only */
     int crosses;                   /* transfers between stages are in the lists */
@@ -5695,42 +5797,40 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-/* A tensor of a chunk, made at that time, goes to a neighbour. Returns when it begins to. Without overlap the sender is
-   busy with it, and the arrival that is noted is the moment from which the receiver can take part. */
-static double cf__clock_send(cf__clock *clock, int64_t stage, int tensor, double made, double transfer,
-                             double *arrival) {
-    int blocks = clock->blocks && transfer > 0;
-    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[clock->pipe->gives[tensor] < 0][stage];
+/* A tensor of a chunk, made at that time on virtual stage v, goes to a neighbour. Returns when it begins to. Without
+   overlap the sender is busy with it, and the arrival that is noted is the moment from which the receiver can take
+   part. */
+static double cf__clock_send(cf__clock *clock, int64_t v, int tensor, double made, double transfer, double *arrival) {
+    int64_t stage = cf__pipe_stage(clock->pipe, v);
+    int blocks = clock->blocks && transfer > 0, way = clock->pipe->gives[tensor];
+    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[cf__pipe_queue(clock->pipe, v, way)][stage];
     double begin = made > *busy ? made : *busy;
     *busy = begin + transfer;
     *arrival = blocks ? begin : *busy;
     return begin;
 }
 
-/* What a pass has made goes on to the virtual stage that takes it. Where the next stage has kept the activations of its
-   F, nobody takes those of an R. */
+/* What a pass has made goes on to the virtual stage that takes it. Where that has kept the activations of its F, nobody
+   takes those of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
-    int tensor = cf__pipe_place(a->pass), way = clock->pipe->gives[tensor];
+    int place = cf__pipe_place(a->pass), way = clock->pipe->gives[place];
     double made = clock->free_at[stage], *arrival;
+    int64_t to = a->stage + way;
     if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
     cell += way * clock->pipe->n;
-    arrival = &clock->arrival[tensor][cell];
-    if (clock->crosses) {
-        *arrival = made; /* until its SEND knows more */
-        return;
-    }
-    if (a->pass == CF_R && clock->listed != NULL && !(clock->listed[cell] >> CF_R & 1)) return;
-    clock->handed |= way > 0 ? CF__CLOCK_UP : CF__CLOCK_DOWN;
-    (void)cf__clock_send(clock, stage, tensor, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
+    arrival = &clock->arrival[place][cell];
+    *arrival = made;
+    if (!cf__pipe_hops(clock->pipe, a->stage, to) || clock->crosses) return; /* a SEND will know more */
+    if (place == CF_R && clock->listed != NULL && !(clock->listed[cell] >> CF_R & 1)) return;
+    (void)cf__clock_send(clock, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
+    cf__clock_look_at(clock, cf__pipe_stage(clock->pipe, to));
 }
 
 /* When the stage can begin with a pass whose input has come to it. Without overlap it is busy with the transfer right
    before the pass. */
-static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, double begin) {
-    double transfer;
+static double cf__clock_take(cf__clock *clock, int tensor, int64_t cell, double transfer, double begin) {
     if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
     if (!clock->blocks) return begin;
-    transfer = cf__pipe_transfer_seconds(clock->pipe, chunk);
     if (clock->crosses && transfer > 0) {
         clock->start[clock->receive[tensor][cell]] = begin;
         clock->end[clock->receive[tensor][cell]] = begin + transfer;
@@ -5749,9 +5849,10 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
     int place = cf__pipe_place(a->pass), way = pipe->takes[place], takes = cf__pipe_leads(pipe, way, a->stage);
+    int hops = takes && cf__pipe_hops(pipe, a->stage, a->stage + way);
     double start = clock->free_at[stage], rows, end;
-    if (takes && !clock->crosses && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
-    if (takes) start = cf__clock_take(clock, place, chunk, cell, start);
+    if (takes && !(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
+    if (takes) start = cf__clock_take(clock, place, cell, hops ? cf__pipe_transfer_seconds(pipe, chunk) : 0, start);
     rows = cf__clock_rows(clock, a->pass, chunk, cell);
     if (rows > start) start = rows;
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
@@ -5765,18 +5866,18 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
 
 /* SEND and RECV: the lists go on only when both ends have come to the transfer, because they must end even where a send
    waits for its receiver; the time that it takes is that of tensor and link alone. */
-static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk) {
+static int cf__clock_meet(cf__clock *clock, int64_t id, int64_t chunk) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id], other = cf__pipe_other_end(a);
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
-    int64_t peer = other.stage % (int32_t)pipe->n_stages, at_peer = clock->next[peer];
+    int64_t peer = cf__pipe_stage(pipe, other.stage), at_peer = clock->next[peer];
     int64_t cell = (t->sends ? other.stage : a->stage) * pipe->n + chunk;
     int64_t send = t->sends ? id : at_peer, receive = t->sends ? at_peer : id;
     double transfer, begin, *arrival = &clock->arrival[t->tensor][cell];
     if (at_peer == clock->schedule->first[peer + 1]) return 0;
     if (!cf__pipe_is_same(&clock->schedule->actions[at_peer], &other)) return 0;
     transfer = cf__pipe_transfer_seconds(pipe, chunk);
-    begin = cf__clock_send(clock, t->sends ? stage : peer, t->tensor, *arrival, transfer, arrival);
+    begin = cf__clock_send(clock, t->sends ? a->stage : other.stage, t->tensor, *arrival, transfer, arrival);
     clock->start[send] = clock->start[receive] = begin;
     clock->end[send] = clock->end[receive] = begin + transfer;
     clock->receive[t->tensor][cell] = (int32_t)receive;
@@ -5805,19 +5906,16 @@ static int cf__clock_action(cf__clock *clock, int64_t stage, int64_t id) {
     const cf_action *a = &clock->schedule->actions[id];
     int64_t chunk = a->chunk - clock->pipe->first_chunk, cell = a->stage * clock->pipe->n + chunk;
     if (a->pass < CF_COMPUTE_PASS_COUNT) return cf__clock_pass(clock, stage, id, chunk, cell);
-    if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, stage, id, chunk);
+    if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, id, chunk);
     cf__clock_copy(clock, stage, id, cell);
     return 1;
 }
 
 /* Runs a stage until it has to wait. */
 static void cf__clock_advance(cf__clock *clock, int64_t stage) {
-    int64_t end = clock->schedule->first[stage + 1], n_stages = clock->pipe->n_stages, id = clock->next[stage];
-    clock->handed = 0;
+    int64_t end = clock->schedule->first[stage + 1], id = clock->next[stage];
     while (id < end && cf__clock_action(clock, stage, id)) id++;
     clock->next[stage] = id;
-    if (clock->handed & CF__CLOCK_UP) cf__clock_look_at(clock, (stage + 1) % n_stages);
-    if (clock->handed & CF__CLOCK_DOWN) cf__clock_look_at(clock, (stage + n_stages - 1) % n_stages);
 }
 
 static void cf__clock_start(cf__clock *clock) {
@@ -5862,10 +5960,11 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    ================================================================================================================ */
 
 /* For each pass, by its place, the longest way to it (head) and from its end (tail) through passes that must come
-   before or after it. W has arrays only where backwards are split. */
+   before or after it, where every group keeps its last `kept` chunks. W has arrays only where backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;
+    int64_t kept;
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
     double *tail[CF__PIPE_PLACES];    /* (cells) */
@@ -5903,7 +6002,6 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
     double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[place] + chunk;
-    double transfer = cf__pipe_transfer_seconds(pipe, chunk);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n = cf__pipe_follow(&pipe->links[paths->split][way], place, unit, chunk, needs), crosses, i;
     int rises = (place <= CF_R) == (way == CF__PIPE_WAITS_FOR);
@@ -5913,16 +6011,17 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         for (i = 0; i < n; i++) {
             int64_t on = needs[i].stage * pipe->n + needs[i].chunk - chunk;
             const double *there = reach[needs[i].place] + chunk, *seconds = paths->seconds[needs[i].place] + chunk;
-            double delay = crosses ? transfer : 0;
             if ((needs[i].stage != 0) != crosses) continue;
-            for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step)
+            for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step) {
+                int64_t v = rises ? j : pipe->n_v - 1 - j;
+                double delay = crosses ? cf__pipe_hop_seconds(pipe, chunk, v, v + needs[i].stage) : 0;
                 own[cell] = cf__most(own[cell], there[cell + on] + seconds[cell + on] + delay);
+            }
         }
 }
 
 /* All tails of a unit and the heads of its forwards, each after those that it follows from. A kept chunk has a tail of
-   R, too, since a memory limit may cause it to be dropped: from there the path leads on through the replays of all
-   chunks before it. */
+   R, too, since it may be dropped all the same. */
 static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
@@ -5950,7 +6049,7 @@ static void cf__bounds_each_unit(cf__bounds_paths *paths,
                                  void (*find)(cf__bounds_paths *paths, const cf__pipe_unit *unit)) {
     int64_t i;
     for (i = 0; i < paths->pipe->n;) {
-        cf__pipe_unit unit = cf__pipe_unit_of(paths->pipe, i, paths->pipe->k);
+        cf__pipe_unit unit = cf__pipe_unit_of(paths->pipe, i, paths->kept);
         find(paths, &unit);
         i += unit.n;
     }
@@ -5967,6 +6066,8 @@ typedef struct cf__bounds_jobs {
     uint64_t *by_tail;        /* (most jobs) longest first */
     uint64_t *place;          /* (most jobs) in by_tail */
     cf__bits waiting;         /* by place in by_tail, the jobs that can run */
+    double work;              /* seconds of all passes but R */
+    double replays;           /* seconds of replays that no schedule does without */
 } cf__bounds_jobs;
 
 static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
@@ -5979,33 +6080,74 @@ static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carv
     cf__bits_layout(&jobs->waiting, most, carver);
 }
 
-static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage) {
+static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double seconds, double tail) {
+    jobs->head[jobs->n] = head;
+    jobs->tail[jobs->n] = tail;
+    jobs->left[jobs->n++] = seconds;
+}
+
+/* Whether a chunk is dropped in every schedule: where a group keeps one chunk at a time, that is its last one when the
+   first backward begins, and then the next one before it. */
+static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
+    return paths->kept == 1 && cf__pipe_chunks_after(paths->pipe, chunk) > 0;
+}
+
+/* Replays that a group cannot do without on virtual stage v, if it keeps at most k > 1 chunks at once; of which chunks
+   is left open. When the backward of its j-th chunk begins, at most k of the first j chunks are kept, so that at least
+   j - k of those before it are replayed later. Counted from the last one back, replay t therefore follows the backward
+   of chunk k + t, and the last t of them take at least as long as the t cheapest. All precede the backward of the first
+   chunk, so that one tail serves for all, and the one-machine bound below, which is one of sums over all jobs past a
+   head and a tail, holds with the t-th cheapest in place of replay t. */
+static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
+                                   const cf__pipe_unit *unit, int64_t k) {
+    int64_t first = v * paths->pipe->n + unit->first, t;
+    for (t = 0; t < unit->n; t++) jobs->by_head[t] = (uint64_t)t;
+    cf__sort(&jobs->by_head, &jobs->place, unit->n, paths->seconds[CF_R] + first, 0);
+    for (t = 0; t < unit->n - k; t++) {
+        int64_t cell = first + k + t;
+        double seconds = paths->seconds[CF_R][first + (int64_t)jobs->by_head[t]];
+        jobs->replays += seconds;
+        cf__bounds_add_job(jobs, paths->head[CF__PIPE_BACK][cell] + paths->seconds[CF__PIPE_BACK][cell], seconds,
+                           cf__bounds_latest_start(paths, CF__PIPE_BACK, first));
+    }
+}
+
+/* The jobs of one virtual stage; k: most chunks of a group that it keeps. */
+static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v, int64_t k) {
     const cf__pipeline *pipe = paths->pipe;
-    int64_t v, i;
+    int64_t i;
     int place;
-    jobs->n = 0;
-    for (v = stage; v < pipe->n_v; v += pipe->n_stages)
-        for (i = 0; i < pipe->n; i++) {
+    for (i = 0; i < pipe->n; i++)
+        for (place = 0; place < 3 + paths->split; place++) {
             int64_t cell = v * pipe->n + i;
-            for (place = 0; place < 3 + paths->split; place++) {
-                if (place == CF_R && cf__pipe_chunks_after(pipe, i) < pipe->k) continue;
-                jobs->head[jobs->n] = paths->head[place][cell];
-                jobs->tail[jobs->n] = paths->tail[place][cell];
-                jobs->left[jobs->n++] = paths->seconds[place][cell];
-            }
+            if (place == CF_R && !cf__bounds_must_drop(paths, i)) continue;
+            *(place == CF_R ? &jobs->replays : &jobs->work) += paths->seconds[place][cell];
+            cf__bounds_add_job(jobs, paths->head[place][cell], paths->seconds[place][cell], paths->tail[place][cell]);
         }
+    for (i = 0; paths->kept > 1 && i < pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, k);
+        if (unit.n > unit.k) cf__bounds_add_replays(jobs, paths, v, &unit, unit.k);
+        i += unit.n;
+    }
+}
+
+static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage, int64_t k) {
+    int64_t row;
+    jobs->n = 0;
+    jobs->work = jobs->replays = 0;
+    for (row = 0; row < paths->pipe->n_v / paths->pipe->n_stages; row++)
+        cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, row, stage), k);
 }
 
 /* Least head + all work + least tail. */
 static double cf__bounds_load(const cf__bounds_jobs *jobs) {
-    double head = DBL_MAX, tail = DBL_MAX, work = 0;
+    double head = DBL_MAX, tail = DBL_MAX;
     int64_t i;
     for (i = 0; i < jobs->n; i++) {
         if (jobs->head[i] < head) head = jobs->head[i];
         if (jobs->tail[i] < tail) tail = jobs->tail[i];
-        work += jobs->left[i];
     }
-    return jobs->n > 0 ? head + work + tail : 0;
+    return jobs->n > 0 ? head + jobs->work + jobs->replays + tail : 0;
 }
 
 /* By head, and by tail with the longest first; of equal tails the lower job is first. */
@@ -6019,7 +6161,8 @@ static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
 }
 
 /* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
-   the maximum of the load bound over all subsets of the jobs (Carlier, 1982). */
+   the maximum of the load bound over all subsets of the jobs (Carlier, 1982), and the maximum is reached by a subset of
+   all jobs past some head and some tail. */
 static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
     int64_t i = 0, place, job;
     double now = 0, bound = 0;
@@ -6045,64 +6188,115 @@ static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
 
 /* ---- memory ---- */
 
-/* Seconds that all chunks together must stay in the slots of each stage: at least while the later stages run the
-   chunk's forward and its backward. A chunk that is not the last of its group may be dropped, even where K would let it
-   stay; then that time is the one of its replay, which in local replay goes no further than its stage. */
-static void cf__bounds_sum_slots(const cf__bounds_paths *paths, double *sums) {
+/* How long a chunk takes a place on each virtual stage, to the end of its B or I, at least. */
+typedef struct cf__bounds_stays {
+    double *kept;  /* (cells) from its F on: there and back through the stages behind, and for a chunk of a group not
+                      before the next one has been there and back */
+    double *again; /* (cells) from its R on. Where all of its stages replay it through the pipeline, that goes there and
+                      back, too; otherwise the next stage may have kept it */
+} cf__bounds_stays;
+
+static void cf__bounds_find_stays(const cf__bounds_paths *paths, cf__bounds_stays *stays) {
     const cf__pipeline *pipe = paths->pipe;
-    const double *back = paths->seconds[CF__PIPE_BACK];
-    int64_t i, v;
-    for (v = 0; v < pipe->n_stages; v++) sums[v] = 0;
-    for (i = 0; i < pipe->n; i++) {
-        double transfer = 2 * cf__pipe_transfer_seconds(pipe, i), seconds = -transfer;
-        int may_drop = cf__pipe_chunks_after(pipe, i) > 0;
-        for (v = pipe->n_v - 1; v >= 0; v--) {
+    int64_t v, i;
+    for (v = pipe->n_v - 1; v >= 0; v--)
+        for (i = pipe->n - 1; i >= 0; i--) {
             int64_t cell = v * pipe->n + i;
-            double forward = paths->seconds[CF_F][cell], again = paths->seconds[CF_R][cell];
-            if (may_drop && again < forward) forward = again;
-            if (may_drop && pipe->local) seconds = -transfer;
-            seconds += transfer + forward + back[cell];
-            sums[v % pipe->n_stages] += seconds + (paths->split ? paths->seconds[CF__PIPE_W][cell] : 0);
+            double away = 0, replayed = 0, back = paths->seconds[CF__PIPE_BACK][cell];
+            if (v + 1 < pipe->n_v) {
+                double transfers = 2 * cf__pipe_hop_seconds(pipe, i, v, v + 1);
+                away = stays->kept[cell + pipe->n] + transfers;
+                if (!pipe->local && cf__bounds_must_drop(paths, i)) replayed = stays->again[cell + pipe->n] + transfers;
+            }
+            if (cf__pipe_chunks_after(pipe, i) > 0) away = cf__most(away, stays->kept[cell + 1]);
+            stays->kept[cell] = paths->seconds[CF_F][cell] + away + back;
+            stays->again[cell] = paths->seconds[CF_R][cell] + replayed + back;
         }
+}
+
+/* What the chunks of a stage take of its places, and what a replay of each would save: an item of a knapsack. */
+typedef struct cf__bounds_knapsack {
+    double head, tail; /* no place is taken sooner, or later before the end */
+    double stay;       /* seconds of all chunks together, nothing replayed that need not be */
+    int64_t n;         /* items, in jobs->head (seconds saved), ->tail (seconds of R) and ->left (R for each saved) */
+} cf__bounds_knapsack;
+
+static void cf__bounds_fill_knapsack(cf__bounds_knapsack *sack, const cf__bounds_paths *paths,
+                                     const cf__bounds_stays *stays, cf__bounds_jobs *jobs, int64_t v) {
+    const cf__pipeline *pipe = paths->pipe;
+    const double *tails = paths->tail[paths->split ? CF__PIPE_W : CF__PIPE_BACK];
+    int64_t i;
+    for (i = 0; i < pipe->n; i++) {
+        int64_t cell = v * pipe->n + i;
+        int must_drop = cf__bounds_must_drop(paths, i);
+        double again = paths->seconds[CF_R][cell], saved = stays->kept[cell] - stays->again[cell];
+        if (paths->head[CF_F][cell] < sack->head) sack->head = paths->head[CF_F][cell];
+        if (tails[cell] < sack->tail) sack->tail = tails[cell];
+        sack->stay += must_drop ? stays->again[cell] : stays->kept[cell];
+        if (paths->split) sack->stay += paths->seconds[CF__PIPE_W][cell];
+        if (must_drop || !(saved > 0)) continue;
+        jobs->head[sack->n] = saved;
+        jobs->tail[sack->n] = again;
+        jobs->left[sack->n] = again / saved;
+        jobs->by_head[sack->n] = (uint64_t)sack->n;
+        sack->n++;
     }
 }
 
-/* At most `limit` chunks are on the stage at once, so their slot times take at least sum / limit, after the least head
-   of a forward and before the least tail of a pass that frees a slot. */
-static double cf__bounds_memory(const cf__bounds_paths *paths, int64_t stage, int64_t limit, double slot_seconds) {
+/* A stage has at most `limit` chunks at once, so that what they stay there takes at least stay / limit. Replays save
+   some of that, and are work themselves. The least makespan weighs one against the other; cutting chunks in parts, the
+   ones that save most for their replay are replayed until the stage's work takes as long as the stays do. load: the
+   bound on the work with the replays that must be. Uses up the jobs. */
+static double cf__bounds_memory(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, const cf__bounds_stays *stays,
+                                int64_t stage, int64_t limit, double load) {
     const cf__pipeline *pipe = paths->pipe;
-    const double *heads = paths->head[CF_F], *tails = paths->tail[paths->split ? CF__PIPE_W : CF__PIPE_BACK];
-    double head = DBL_MAX, tail = DBL_MAX;
-    int64_t v, cell;
-    for (v = stage; v < pipe->n_v; v += pipe->n_stages)
-        for (cell = v * pipe->n; cell < (v + 1) * pipe->n; cell++) {
-            if (heads[cell] < head) head = heads[cell];
-            if (tails[cell] < tail) tail = tails[cell];
-        }
-    return pipe->n > 0 ? head + tail + slot_seconds / (double)limit : 0;
+    cf__bounds_knapsack sack = {DBL_MAX, DBL_MAX, 0, 0};
+    double slots = (double)limit, work = load - (paths->kept > 1 ? jobs->replays : 0), bound;
+    int64_t i;
+    for (i = 0; i < pipe->n_v / pipe->n_stages; i++)
+        cf__bounds_fill_knapsack(&sack, paths, stays, jobs, cf__pipe_at(pipe, i, stage));
+    if (pipe->n == 0) return 0;
+    cf__sort(&jobs->by_head, &jobs->place, sack.n, jobs->left, 0);
+    bound = sack.head + sack.tail + sack.stay / slots;
+    for (i = 0; i < sack.n && bound > cf__most(load, work); i++) {
+        double saved = jobs->head[jobs->by_head[i]] / slots, again = jobs->tail[jobs->by_head[i]], part = 1;
+        if (bound - part * saved < load) part = (bound - load) / saved;
+        if (bound - part * saved < work + part * again) part = (bound - work) / (saved + again);
+        bound -= cf__product(part, saved);
+        work += cf__product(part, again);
+    }
+    return bound;
 }
 
 /* ---- all bounds together ---- */
 
+/* They hold for every schedule that the validator accepts with this K, these limits and whole or split backwards:
+   whichever chunks it drops, in whichever order its stages run. */
 typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
-    double *slot_seconds; /* (n_stages) */
+    cf__bounds_stays stays;
+    int64_t *limits; /* (n_stages) the caller's: most chunks on each stage; INT64_MAX: any number */
     double critical_path, stage_load, one_machine, memory;
 } cf__bounds;
 
 static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
-    cf__bounds_layout_paths(&bounds->paths, pipe->n * pipe->n_v, split, carver);
+    int64_t cells = pipe->n * pipe->n_v;
+    cf__bounds_layout_paths(&bounds->paths, cells, split, carver);
     cf__bounds_layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * (split ? 4 : 3), carver);
-    bounds->slot_seconds = (double *)cf__take(carver, pipe->n_stages, sizeof(double));
+    bounds->stays.kept = (double *)cf__take(carver, cells, sizeof(double));
+    bounds->stays.again = (double *)cf__take(carver, cells, sizeof(double));
+    bounds->limits = (int64_t *)cf__take(carver, pipe->n_stages, sizeof(int64_t));
 }
 
-/* Tails and the critical path alone, unit by unit; linear in the passes. Every longest path begins with an F. */
-static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
+/* Tails and the critical path alone, for schedules that keep the last `kept` chunks of every group; unit by unit, linear
+   in the passes. Every longest path begins with an F. */
+static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
     paths->pipe = pipe;
     paths->split = split;
+    paths->kept = kept;
     cf__bounds_fill_seconds(paths);
     cf__bounds_each_unit(paths, cf__bounds_find_tails);
     bounds->critical_path = 0;
@@ -6111,22 +6305,25 @@ static void cf__bounds_find_critical(cf__bounds *bounds, const cf__pipeline *pip
             cf__most(bounds->critical_path, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
-/* limits: most chunks on each stage, 0: any number. NULL: `limit` on all of them. */
-static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t limit,
-                            const int64_t *limits) {
-    int64_t s;
+/* Where no group can keep two chunks, those that are dropped are known, and their replays lie on the paths; otherwise
+   these go through forwards and backwards alone. */
+static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
+    int64_t s, most = 1;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
-    cf__bounds_find_critical(bounds, pipe, split);
+    for (s = 0; s < pipe->n_stages; s++) most = cf__max(most, bounds->limits[s]);
+    cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->k, most) == 1 ? 1 : INT64_MAX);
     cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
-    if (limit > 0 || limits != NULL) cf__bounds_sum_slots(&bounds->paths, bounds->slot_seconds);
+    cf__bounds_find_stays(&bounds->paths, &bounds->stays);
     for (s = 0; s < pipe->n_stages; s++) {
-        int64_t own = limits != NULL ? limits[s] : limit;
-        cf__bounds_collect_jobs(&bounds->jobs, &bounds->paths, s);
-        bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_load(&bounds->jobs));
-        bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(&bounds->jobs));
-        if (own > 0)
-            bounds->memory =
-                cf__most(bounds->memory, cf__bounds_memory(&bounds->paths, s, own, bounds->slot_seconds[s]));
+        cf__bounds_jobs *jobs = &bounds->jobs;
+        double load;
+        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->k, bounds->limits[s]));
+        load = cf__bounds_load(jobs);
+        bounds->stage_load = cf__most(bounds->stage_load, load);
+        bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(jobs));
+        if (bounds->limits[s] == INT64_MAX) continue;
+        bounds->memory =
+            cf__most(bounds->memory, cf__bounds_memory(jobs, &bounds->paths, &bounds->stays, s, bounds->limits[s], load));
     }
 }
 
@@ -6141,23 +6338,29 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 /* ---- dispatch: schedules by simulated time ----
 
    Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. A unit starts on
-   a stage only if the stage has room for all that it may ever hold there; that room is given back as its chunks end.
+   a virtual stage only if the stage has room for what it keeps there, which comes back as its chunks end. Where room is
+   short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes its place only when the backward behind
+   it calls its replay.
 
-   Why this cannot deadlock. Units have one order everywhere. A unit may start before an earlier one only if the room
-   that the first of those waiting units needs stays free, so the first unconcluded unit never waits for room, and
-   nothing else than time delays it. A policy may take the risk and count only the slots in use; if that ends in a
-   deadlock, the search has tried one candidate in vain. */
+   Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there: the rest of its
+   unit has its places already. Starts in one row of virtual stages leave as many places as a unit of each later row
+   needs, so that those in front never fill the places of those behind. The last row waits for nobody. */
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
-    int risk;              /* 1: slots are taken one by one, not for a whole unit at its start */
+    int drop;              /* 1: a unit keeps fewer chunks than it might where room is short */
+    int spare;             /* places that stay free while a standalone chunk waits for its replay */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
-    double deep;           /* seconds by which a later virtual stage of the same stage is preferred in forwards */
+    double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
+    int64_t flight;        /* no unit starts while more than this many chunks, and one for each stage behind, have had
+                              their forward and not their backward */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
     const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
+
+enum { CF__DISPATCH_ANY_FLIGHT = 1 << 30 };
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
 static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
@@ -6166,17 +6369,16 @@ static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / C
 
 static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE_PLACES); }
 
-/* Where passes wait on a stage: those that are not ready yet, by the time at which they are; units that have not
-   started, by their order; and all others by urgency, those of each place by themselves: forwards of units that have
-   started, replays, backwards, W. */
+/* Where passes wait on a stage: those that are not ready yet, by the time at which they are; by urgency, those of each
+   place by themselves: forwards of units that have started, replays, backwards, W; and units that have not started, by
+   their order, those of each row of virtual stages by themselves. */
 enum {
     CF__DISPATCH_COMING = 0,
-    CF__DISPATCH_FRESH,
     CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
     CF__DISPATCH_WEIGHTS,
-    CF__DISPATCH_QUEUES
+    CF__DISPATCH_FRESH /* the first of n_virtual, by row */
 };
 
 /* A heap of passes, or of units. */
@@ -6185,13 +6387,6 @@ typedef struct cf__dispatch_queue {
     int64_t n;
 } cf__dispatch_queue;
 
-/* What waits for a pass, by how far on their numbers are: the same on every virtual stage. */
-typedef struct cf__dispatch_next {
-    int32_t on[CF__PIPE_MOST_NEEDS];
-    int8_t stages[CF__PIPE_MOST_NEEDS]; /* virtual stages on */
-    int32_t n;
-} cf__dispatch_next;
-
 /* One stage at work. */
 typedef struct cf__dispatch_worker {
     double free_at;
@@ -6199,7 +6394,8 @@ typedef struct cf__dispatch_worker {
     cf__schedule_limits room;        /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
-    cf__dispatch_queue queues[CF__DISPATCH_QUEUES];
+    int64_t n_dropped;               /* standalone chunks between their forward and their backward that were dropped */
+    cf__dispatch_queue *queues;      /* (CF__DISPATCH_FRESH + n_virtual) */
     int32_t *done;                   /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__dispatch_worker;
@@ -6209,50 +6405,56 @@ typedef struct cf__dispatch {
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    int32_t *known;       /* (n) of a unit's first chunk: for which k, and whether for split backwards, the rules of its
-                             chunks have been looked up. 0: not yet */
-    cf__dispatch_next *next; /* (n x CF__PIPE_PLACES) by chunk and pass: what the rules say */
-    uint8_t *waits;       /* (passes) and how much of what must come before there is */
-    double *place;        /* (n_units) 0, 1, 2 ...: keys of the heap of fresh units */
-    uint8_t *missing;     /* (passes) how much of what must come before has not been taken */
+    int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage; -1: it has not started there */
+    int32_t *flight;      /* (n_v) forwards minus backwards */
+    cf__schedule_limits most; /* that a unit keeps on one virtual stage */
+    int64_t replay_bytes; /* most that the replay of a dropped standalone chunk takes */
+    double *place;        /* (n_units) 0, 1, 2 ...: keys of the heaps of fresh units */
+    int8_t *missing;      /* (passes) how much of what must come before has not been taken; what does not depend on how
+                             many chunks the unit keeps there is counted from the start */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
     const double *nudges; /* (passes) added to that; or NULL */
     double give_up_at;
-    int64_t n_left;       /* passes that have not been taken */
+    int64_t n_left;       /* passes that have not been taken; R is counted when its unit starts */
     cf__dispatch_worker *workers; /* (n_stages) */
     double *wake;         /* (n_leaves) when to look at the stage again */
     int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
     int64_t n_leaves;     /* n_stages, up to a power of 2; those past the end never wake */
-    uint8_t *started;     /* (n_units x n_stages) */
     double makespan;
 } cf__dispatch;
 
 static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__PIPE_PLACES; }
 
+static int64_t cf__dispatch_queues(const cf__schedule_maker *m) { return CF__DISPATCH_FRESH + m->desc.n_virtual; }
+
+/* One stage's arrays. A queue of fresh units has room for all of them, one of a place for all cells. */
+static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__schedule_maker *m, cf__carver *carver) {
+    int64_t cells = m->pipe.n * m->desc.n_virtual, n_queues = cf__dispatch_queues(m), q;
+    worker->queues = (cf__dispatch_queue *)cf__take(carver, n_queues, sizeof(cf__dispatch_queue));
+    worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
+    for (q = 0; q < n_queues; q++) {
+        int64_t n = q == CF__DISPATCH_COMING ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->n_units;
+        int32_t *heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+        if (carver->base != NULL) worker->queues[q].heap = heap;
+    }
+}
+
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
-    int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.n_virtual, s;
-    int64_t per_stage = cells * CF__PIPE_PLACES;
-    int q;
+    int64_t passes = cf__dispatch_passes(&m->pipe), s;
     for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
-    d->known = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
-    d->waits = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
-    d->next = (cf__dispatch_next *)cf__take(carver, m->pipe.n * CF__PIPE_PLACES, sizeof(cf__dispatch_next));
+    d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
+    d->flight = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
-    d->missing = (uint8_t *)cf__take(carver, passes, sizeof(uint8_t));
+    d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
-    d->started = (uint8_t *)cf__take(carver, m->n_units * m->desc.n_stages, sizeof(uint8_t));
     for (s = 0; s < m->desc.n_stages; s++) {
-        cf__dispatch_worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
-        for (q = 0; q < CF__DISPATCH_QUEUES; q++) {
-            int64_t n = q == CF__DISPATCH_COMING ? per_stage : q == CF__DISPATCH_FRESH ? m->n_units : cells;
-            worker->queues[q].heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-        }
-        worker->done = (int32_t *)cf__take(carver, per_stage, sizeof(int32_t));
+        cf__dispatch_worker none;
+        cf__dispatch_layout_worker(carver->base != NULL ? &d->workers[s] : &none, m, carver);
     }
 }
 
@@ -6279,37 +6481,51 @@ static void cf__dispatch_start_wakes(cf__dispatch *d) {
 
 /* ---- passes that wait ---- */
 
-static void cf__dispatch_push(cf__dispatch_worker *worker, int queue, int32_t id, const double *keys) {
+static void cf__dispatch_push(cf__dispatch_worker *worker, int64_t queue, int32_t id, const double *keys) {
     cf__dispatch_queue *q = &worker->queues[queue];
     cf__heap_push(q->heap, q->n++, id, keys);
 }
 
-static int32_t cf__dispatch_pop(cf__dispatch_worker *worker, int queue, const double *keys) {
+static int32_t cf__dispatch_pop(cf__dispatch_worker *worker, int64_t queue, const double *keys) {
     cf__dispatch_queue *q = &worker->queues[queue];
     return cf__heap_pop(q->heap, q->n--, keys);
 }
 
 /* The first of a queue; -1: it is empty. */
-static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int queue) {
+static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int64_t queue) {
     return worker->queues[queue].n > 0 ? worker->queues[queue].heap[0] : -1;
+}
+
+/* Where the unit of a chunk says how many it keeps on virtual stage v. */
+static int32_t *cf__dispatch_kept(const cf__dispatch *d, int64_t chunk, int64_t v) {
+    return &d->kept[d->maker->unit_of[chunk] * d->pipe->n_v + v];
+}
+
+/* The unit of a chunk as it is on virtual stage v, once it has started there. */
+static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int64_t v) {
+    cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
+    unit.k = *cf__dispatch_kept(d, chunk, v);
+    return unit;
 }
 
 /* A pass becomes a choice of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t chunk = cf__dispatch_cell(id) - stage * d->pipe->n; /* on the first virtual stage of this stage */
+    int64_t v = cf__dispatch_cell(id) / d->pipe->n, chunk = cf__dispatch_cell(id) - v * d->pipe->n;
     int place = cf__dispatch_place(id);
-    if (place == CF_F && chunk < d->pipe->n && chunk == cf__schedule_unit(d->maker, chunk)->first)
-        cf__dispatch_push(worker, CF__DISPATCH_FRESH, d->maker->unit_of[chunk], d->place);
+    if (place == CF_F && chunk == cf__schedule_unit(d->maker, chunk)->first)
+        cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->maker->unit_of[chunk], d->place);
     else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
 }
 
-/* One thing less that a pass waits for; `when` it is there. A ready pass goes to its stage: it is a choice at once if
-   the stage cannot look at it any sooner. */
-static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, double when) {
+/* One thing less that a pass of virtual stage v waits for; `when` it is there. A ready pass goes to its stage: it is a
+   choice at once if the stage cannot look at it any sooner. Before its unit has started there, only F can be ready. */
+static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
+    int64_t stage = cf__pipe_stage(d->pipe, v);
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
+    if (cf__dispatch_place(id) != CF_F && *cf__dispatch_kept(d, cf__dispatch_cell(id) - v * d->pipe->n, v) < 0) return;
     if (d->ready_at[id] <= worker->free_at) cf__dispatch_admit(d, stage, id);
     else cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
     when = cf__most(d->ready_at[id], worker->free_at);
@@ -6318,27 +6534,15 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t stage, doub
 
 /* ---- the start ---- */
 
-/* Looks up the rules for a pass of a chunk: what waits for it, and for how much it waits itself. */
-static void cf__dispatch_follow(cf__dispatch *d, int place, int64_t chunk) {
-    const cf__pipeline *pipe = d->pipe;
-    const cf__pipe_links *links = pipe->links[d->policy.split];
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int32_t id = cf__dispatch_id(chunk, place);
-    cf__dispatch_next *next = &d->next[id];
+/* Counts what a pass waits for on virtual stage v. The replay of a chunk that is dropped by itself also waits to be
+   called: everywhere, or, if it comes through the pipeline, on the first stage. */
+static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
+    const cf__pipe_links *links = &d->pipe->links[d->policy.split][CF__PIPE_WAITS_FOR];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t v, per_stage = pipe->n * CF__PIPE_PLACES;
-    int n, i;
-    next->n = cf__pipe_follow(&links[CF__PIPE_HOLDS_UP], place, unit, chunk, needs);
-    for (i = 0; i < next->n; i++) {
-        next->on[i] = cf__dispatch_id(needs[i].stage * pipe->n + needs[i].chunk, needs[i].place) - id;
-        next->stages[i] = (int8_t)needs[i].stage;
-    }
-    n = cf__pipe_follow(&links[CF__PIPE_WAITS_FOR], place, unit, chunk, needs);
-    for (v = 0; v < pipe->n_v; v++) d->waits[v * per_stage + id] = (uint8_t)n;
-    for (i = 0; i < n; i++) { /* the first and the last virtual stage do without what would come from outside */
-        if (needs[i].stage < 0) d->waits[id]--;
-        if (needs[i].stage > 0) d->waits[(pipe->n_v - 1) * per_stage + id]--;
-    }
+    int n = cf__pipe_follow(links, place, unit, chunk, needs), i, n_there = 0;
+    for (i = 0; i < n; i++) n_there += (uint64_t)(v + needs[i].stage) < (uint64_t)d->pipe->n_v;
+    if (place == CF_R && unit->k == 0) n_there += d->pipe->local || v == 0;
+    d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] += (int8_t)n_there;
 }
 
 /* A W that nothing waits for is the least urgent of all. */
@@ -6349,68 +6553,62 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t cel
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
-/* The same for all passes of a unit, unless that was done before. */
-static void cf__dispatch_follow_unit(cf__dispatch *d, const cf__pipe_unit *unit) {
-    int32_t known = 2 * unit->k + d->policy.split + 1;
-    int64_t i;
-    int place;
-    if (d->known[unit->first] == known) return;
-    d->known[unit->first] = known;
-    for (i = unit->first; i < unit->first + unit->n; i++)
-        for (place = 0; place < 3 + d->policy.split; place++)
-            if (cf__pipe_occurs(unit, place, i)) cf__dispatch_follow(d, place, i);
-}
-
 static void cf__dispatch_start_passes(cf__dispatch *d) {
-    int64_t cells = d->pipe->n * d->pipe->n_v, i;
+    int64_t i, v;
     int place;
-    for (i = 0; i < d->maker->n_units; i++) cf__dispatch_follow_unit(d, &d->maker->units[i]);
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
-    memcpy(d->missing, d->waits, (size_t)cf__dispatch_passes(d->pipe));
-    for (i = 0; i < cells; i++)
-        for (place = 0; place < 3 + d->policy.split; place++) {
-            int32_t id = cf__dispatch_id(i, place);
-            d->urgency[id] = cf__dispatch_urgency(d, place, i) + (d->nudges != NULL ? d->nudges[id] : 0);
+    memset(d->missing, 0, (size_t)cf__dispatch_passes(d->pipe));
+    for (v = 0; v < d->pipe->n_v; v++)
+        for (i = 0; i < d->pipe->n; i++) {
+            cf__dispatch_count(d, CF_F, cf__schedule_unit(d->maker, i), i, v);
+            for (place = 0; place < 3 + d->policy.split; place++) {
+                int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
+                d->urgency[id] = cf__dispatch_urgency(d, place, v * d->pipe->n + i);
+                if (d->nudges != NULL) d->urgency[id] += d->nudges[id];
+            }
         }
 }
 
-/* What a unit may ever hold on a stage. */
+/* What a unit may ever hold on a virtual stage, if it keeps all that it may. */
 static cf__schedule_limits cf__dispatch_room(const cf__dispatch *d, int64_t id) {
-    const cf__schedule_maker *m = d->maker;
-    const cf__pipe_unit *unit = &m->units[id];
+    const cf__pipe_unit *unit = &d->maker->units[id];
     cf__schedule_limits room;
-    room.chunks = unit->k * m->desc.n_virtual;
-    room.bytes = m->needs != NULL ? cf__pattern_room(m, unit) * m->desc.n_virtual : 0;
+    room.chunks = unit->k;
+    room.bytes = d->maker->needs != NULL ? cf__pattern_room(d->maker, unit) : 0;
     return room;
 }
 
-static void cf__dispatch_start_workers(cf__dispatch *d, int64_t most_room_chunks) {
-    int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, most_room_chunks) : INT64_MAX, s;
-    int q;
+static void cf__dispatch_start_workers(cf__dispatch *d) {
+    int64_t least = d->most.chunks * d->maker->desc.n_virtual, s, q;
+    int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, least) : INT64_MAX;
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
         worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
-        worker->room = cf__schedule_limits_of(&d->maker->desc, s);
+        worker->room = cf__schedule_limits_of(d->maker, s);
         worker->room.chunks = cf__min(worker->room.chunks, depth);
-        worker->next_unit = worker->n_ahead = worker->n_done = 0;
-        for (q = 0; q < CF__DISPATCH_QUEUES; q++) worker->queues[q].n = 0;
+        worker->next_unit = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
+        for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
     }
 }
 
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, most_room_chunks = 0;
+    int64_t u, i;
     cf__schedule_number_units(m);
+    d->most.chunks = d->most.bytes = d->replay_bytes = 0;
     for (u = 0; u < m->n_units; u++) {
+        cf__schedule_limits room = cf__dispatch_room(d, u);
         d->place[u] = (double)u;
-        most_room_chunks = cf__max(most_room_chunks, cf__dispatch_room(d, u).chunks);
+        d->most.chunks = cf__max(d->most.chunks, room.chunks);
+        d->most.bytes = cf__max(d->most.bytes, room.bytes);
+        if (m->units[u].n == 1) d->replay_bytes = cf__max(d->replay_bytes, room.bytes);
     }
-    memset(d->started, 0, (size_t)(m->n_units * d->pipe->n_stages));
+    for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = -1;
+    memset(d->flight, 0, (size_t)m->pipe.n_v * sizeof *d->flight);
     d->makespan = 0;
-    d->n_left = d->pipe->n * d->pipe->n_v * (d->policy.split ? 3 : 2);
-    for (u = 0; u < m->n_units; u++) d->n_left += (m->units[u].n - m->units[u].k) * d->pipe->n_v;
+    d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_passes(d);
-    cf__dispatch_start_workers(d, most_room_chunks);
+    cf__dispatch_start_workers(d);
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
@@ -6420,82 +6618,156 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- room ---- */
 
-/* Whether a unit may start on a stage: see above. */
-static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t unit) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
-    cf__schedule_limits room = cf__dispatch_room(d, unit), first = {0, 0};
-    if (d->policy.ahead != NULL && (unit != worker->next_unit || worker->n_ahead >= d->policy.ahead[stage])) return 0;
-    if (d->policy.risk) return room.bytes <= worker->room.bytes;
-    if (unit != worker->next_unit) first = cf__dispatch_room(d, worker->next_unit);
-    return room.chunks + first.chunks <= worker->room.chunks && room.bytes + first.bytes <= worker->room.bytes;
+/* Bytes of the input that a chunk which is dropped in local replay leaves behind. */
+static int64_t cf__dispatch_saved_bytes(const cf__dispatch *d, int64_t chunk) {
+    return d->pipe->local ? d->maker->desc.bytes.per_token_boundary * d->pipe->chunks[chunk].padded : 0;
 }
 
-static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t unit) {
+/* Whether a standalone chunk may be dropped on virtual stage v: no stage before it keeps it, if the replay is to come
+   through the pipeline, and its backward there does not follow at once. */
+static int cf__dispatch_may_drop(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
+    if (!d->policy.drop || unit->n > 1 || v == d->pipe->n_v - 1) return 0;
+    return d->pipe->local || v == 0 || *cf__dispatch_kept(d, unit->first, v - 1) == 0;
+}
+
+/* How many chunks of a unit virtual stage v keeps if it starts now; -1: it may not start yet. */
+static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    const cf__pipe_unit *unit = &d->maker->units[id];
+    cf__schedule_limits own = cf__dispatch_room(d, id), room = worker->room;
+    int64_t behind = (d->pipe->n_v - 1 - v) / d->pipe->n_stages, least = 1;
+    int may_drop = cf__dispatch_may_drop(d, unit, v);
+    if (d->policy.ahead != NULL && v < d->pipe->n_stages &&
+        (id != worker->next_unit || worker->n_ahead >= d->policy.ahead[stage]))
+        return -1;
+    if (d->flight[v] > 0 && d->flight[v] >= d->pipe->n_v - v + d->policy.flight) return -1;
+    room.chunks -= behind * d->most.chunks;
+    room.bytes -= behind * d->most.bytes;
+    if (may_drop && v < unit->depth) own.chunks = 0; /* as the search has it */
+    if (may_drop && (own.chunks == 0 || room.chunks <= (worker->n_dropped > 0 ? d->policy.spare : 0) ||
+                     room.bytes - own.bytes < (worker->n_dropped > 0 ? d->replay_bytes : 0)))
+        return room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes ? 0 : -1;
+    if (worker->n_dropped > 0) {
+        room.chunks -= d->policy.spare;
+        room.bytes -= d->replay_bytes;
+    }
+    if (room.bytes < own.bytes) return -1;
+    if (room.chunks >= unit->k && !(unit->n > 1 && v < unit->depth)) return unit->k;
+    if (!d->policy.drop || unit->n == 1 || d->maker->needs != NULL) return -1;
+    if (!d->pipe->local && v > 0) least = *cf__dispatch_kept(d, unit->first, v - 1);
+    own.chunks = v < unit->depth ? least : cf__min(room.chunks, unit->k);
+    return own.chunks >= least && own.chunks <= room.chunks ? own.chunks : -1;
+}
+
+static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    cf__schedule_limits room = cf__dispatch_room(d, unit);
-    if (!d->policy.risk) worker->room.chunks -= room.chunks;
-    worker->room.bytes -= room.bytes;
-    d->started[unit * d->pipe->n_stages + stage] = 1;
-    while (worker->next_unit < d->maker->n_units && d->started[worker->next_unit * d->pipe->n_stages + stage])
+    cf__pipe_unit unit = d->maker->units[id];
+    int64_t i;
+    int place;
+    unit.k = (int32_t)cf__dispatch_fit(d, stage, id, v);
+    d->kept[id * d->pipe->n_v + v] = unit.k;
+    d->n_left += unit.n - unit.k;
+    worker->room.chunks -= unit.k;
+    worker->room.bytes -= unit.k > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
+    worker->n_dropped += unit.k == 0;
+    for (i = unit.first; i < unit.first + unit.n; i++)
+        for (place = CF_R; place < 3 + d->policy.split; place++)
+            if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
+    while (worker->next_unit < d->maker->n_units && d->kept[worker->next_unit * d->pipe->n_v + stage] >= 0)
         worker->next_unit++;
+}
+
+/* The replay of a chunk that was dropped by itself takes its place now; the saved input is no longer needed. */
+static void cf__dispatch_take_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    worker->room.chunks -= sign;
+    if (d->maker->needs == NULL) return;
+    worker->room.bytes -= sign * d->maker->needs[unit->first];
+    if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
 }
 
 /* A chunk has ended on a stage: its place goes to the chunk k before it, if that was dropped, or back to the stage. */
 static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
-    worker->room.chunks += d->policy.risk || chunk - unit->first < unit->k;
+    if (unit->k == 0) {
+        worker->n_dropped--;
+        cf__dispatch_take_room(d, stage, unit, -1);
+        return;
+    }
+    worker->room.chunks += chunk - unit->first < unit->k;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
-/* Whether a pass leaves activations behind. */
-static int cf__dispatch_keeps(const cf__dispatch *d, int32_t id) {
-    int64_t chunk = cf__dispatch_cell(id) % d->pipe->n;
-    return cf__pipe_keeps(cf__schedule_unit(d->maker, chunk), cf__dispatch_place(id), chunk);
-}
-
-/* A pass, or -1 if there is no slot for it, where slots are taken one by one. */
-static int32_t cf__dispatch_with_slot(const cf__dispatch *d, int64_t stage, int32_t id) {
-    if (id < 0 || !d->policy.risk || d->workers[stage].room.chunks > 0) return id;
-    return cf__dispatch_keeps(d, id) ? -1 : id;
+/* A replay, or -1 if there is no place for it: the one of a chunk that was dropped by itself has none of its own. */
+static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int32_t id) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t v = cf__dispatch_cell(id) / d->pipe->n, chunk = cf__dispatch_cell(id) - v * d->pipe->n;
+    if (id < 0 || *cf__dispatch_kept(d, chunk, v) > 0) return id;
+    if (worker->room.chunks < 1) return -1;
+    if (d->maker->needs == NULL) return id;
+    return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
 }
 
 /* ---- taking a pass ---- */
 
-/* Sends the result of a pass on to one on virtual stage `to`; cf__clock_send says how. */
-static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t to, int back, double end,
+/* Sends the result of a pass on virtual stage v on to one on virtual stage `to`; cf__clock_send says how. */
+static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t to, double end,
                                  double transfer) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    double begin = cf__most(end, worker->link_free[back]);
+    double *link_free = &worker->link_free[cf__pipe_queue(d->pipe, v, to < v ? -1 : 1)];
+    double begin = cf__most(end, *link_free);
     if (transfer > 0 && d->pipe->timing->no_overlap) {
         worker->free_at = end + transfer;
         begin = end - transfer;
     }
-    worker->link_free[back] = begin + transfer;
-    cf__dispatch_supply(d, id, to % d->pipe->n_stages, begin + transfer);
+    *link_free = begin + transfer;
+    cf__dispatch_supply(d, id, to, begin + transfer);
+}
+
+/* The backward of a standalone chunk on virtual stage v calls the replay that comes next. Locally that is the one on
+   the stage before, so that it ends when the gradient is there. Through the pipeline it is the first of a row of
+   replays, which needs a start as long as half of them. */
+static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now, double arrival) {
+    const int32_t *kept = cf__dispatch_kept(d, chunk, 0);
+    int64_t n_dropped = 0, cell = (v - 1) * d->pipe->n + chunk;
+    if (v == 0 || cf__schedule_unit(d->maker, chunk)->n > 1) return;
+    if (d->pipe->local) {
+        if (kept[v - 1] > 0) return;
+        cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), v - 1, cf__most(now, arrival - d->paths->seconds[CF_R][cell]));
+        return;
+    }
+    while (n_dropped < d->pipe->n_v && kept[n_dropped] == 0) n_dropped++;
+    if (n_dropped > 0 && v == cf__min(n_dropped + n_dropped / 2, d->pipe->n_v - 1))
+        cf__dispatch_supply(d, cf__dispatch_id(chunk, CF_R), 0, now);
 }
 
 /* What comes after a pass that ends at `end`. */
-static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t chunk, double end) {
-    int place = cf__dispatch_place(id), i;
-    const cf__dispatch_next *next = &d->next[cf__dispatch_id(chunk, place)];
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    if (place == CF_F) d->workers[stage].n_ahead += cf__pipe_keeps(unit, CF_F, chunk);
-    if (place == CF__PIPE_BACK) d->workers[stage].n_ahead -= cf__pipe_keeps(unit, CF_F, chunk);
-    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, unit, chunk);
-    for (i = 0; i < next->n; i++) {
-        int64_t to = v + next->stages[i];
-        if (to == v) cf__dispatch_supply(d, id + next->on[i], stage, end);
-        else if (to >= 0 && to < d->pipe->n_v)
-            cf__dispatch_pass_on(d, stage, id + next->on[i], to, to < v, end,
-                                 cf__pipe_transfer_seconds(d->pipe, chunk));
+static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int64_t v, int64_t chunk, double end) {
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    cf__dispatch_worker *worker = &d->workers[stage];
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &unit, chunk, needs), i;
+    int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
+    d->flight[v] += way;
+    worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
+    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
+    for (i = 0; i < n; i++) {
+        int64_t to = v + needs[i].stage;
+        int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
+        if (to < 0 || to >= d->pipe->n_v) continue;
+        if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to) &&
+            *cf__dispatch_kept(d, chunk, to) >= 0)
+            continue; /* it was kept there */
+        if (!cf__pipe_hops(d->pipe, v, to)) cf__dispatch_supply(d, id, to, end);
+        else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
     }
 }
 
 /* Seconds that a stage is busy with taking in what a pass needs from another stage. */
 static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, int64_t chunk) {
-    int blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
-    return blocks && cf__pipe_leads(d->pipe, d->pipe->takes[place], v) ? cf__pipe_transfer_seconds(d->pipe, chunk) : 0;
+    int way = d->pipe->takes[place], blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
+    return blocks && cf__pipe_leads(d->pipe, way, v) ? cf__pipe_hop_seconds(d->pipe, chunk, v, v + way) : 0;
 }
 
 /* Runs a pass on a free stage. */
@@ -6504,13 +6776,16 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
     int place = cf__dispatch_place(id);
     double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
-    if (d->policy.risk) worker->room.chunks -= cf__dispatch_keeps(d, id);
+    if (place == CF_R && *cf__dispatch_kept(d, chunk, v) == 0)
+        cf__dispatch_take_room(d, stage, cf__schedule_unit(d->maker, chunk), 1);
     worker->done[worker->n_done++] = id;
     d->n_left--;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
-    cf__dispatch_conclude(d, stage, id, v, chunk, end);
+    cf__dispatch_conclude(d, stage, place, v, chunk, end);
+    if (place == CF__PIPE_BACK && d->policy.drop)
+        cf__dispatch_call(d, v, chunk, now, end + cf__pipe_transfer_seconds(d->pipe, chunk));
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -6542,20 +6817,24 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* The forward to take next: the first unit that may start, or a pass of one that has; -1: none. */
+/* The forward to take next: a pass of a unit that has started, or the first unit of a row that may; -1: none. */
 static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t unit = cf__dispatch_top(worker, CF__DISPATCH_FRESH), begun = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
-    int32_t fresh = -1;
-    if (unit >= 0 && cf__dispatch_may_start(d, stage, unit))
-        fresh = cf__dispatch_id(stage * d->pipe->n + d->maker->units[unit].first, CF_F);
-    return cf__dispatch_prefer(d, cf__dispatch_with_slot(d, stage, begun), cf__dispatch_with_slot(d, stage, fresh));
+    int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
+    int64_t row;
+    for (row = 0; row < d->maker->desc.n_virtual; row++) {
+        int32_t unit = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
+        int64_t v = cf__pipe_at(d->pipe, row, stage);
+        if (unit >= 0 && cf__dispatch_fit(d, stage, unit, v) >= 0)
+            best = cf__dispatch_prefer(d, best, cf__dispatch_id(v * d->pipe->n + d->maker->units[unit].first, CF_F));
+    }
+    return best;
 }
 
 /* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t replay = cf__dispatch_with_slot(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
+    int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
@@ -6567,8 +6846,9 @@ static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id);
+    int64_t v = cf__dispatch_cell(id) / d->pipe->n, fresh = CF__DISPATCH_FRESH + v / d->pipe->n_stages;
     if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
-    else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH, d->place));
+    else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, fresh, d->place), v);
 }
 
 /* A stage that is free at `now` takes a pass, or waits. */
@@ -6612,10 +6892,11 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         const cf__dispatch_worker *worker = &d->workers[s];
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
-            int32_t id = worker->done[i];
-            int64_t v = cf__dispatch_cell(id) / pipe->n, chunk = cf__dispatch_cell(id) - v * pipe->n;
-            int pass = cf__pipe_pass_at(cf__dispatch_place(id), d->policy.split);
-            cf__schedule_put(&next, (cf_pass)pass, pipe->first_chunk + chunk, v, cf__dispatch_keeps(d, id));
+            int place = cf__dispatch_place(worker->done[i]);
+            int64_t cell = cf__dispatch_cell(worker->done[i]), v = cell / pipe->n, chunk = cell - v * pipe->n;
+            cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+            cf__schedule_put(&next, (cf_pass)cf__pipe_pass_at(place, d->policy.split), pipe->first_chunk + chunk, v,
+                             cf__pipe_keeps(&unit, place, chunk));
         }
     }
     schedule->first[pipe->n_stages] = next - schedule->actions;
@@ -6624,34 +6905,42 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
 
 /* ---- best: search ----
 
-   First the fixed schedules, then dispatch under a grid of policies, then a walk: change one thing at random (two units
-   change places, one moves, a policy, the urgency of one pass), keep it if the makespan does not grow. Everything
-   follows from the problem and the budget, so the same call gives the same schedule. */
+   A core search looks for a schedule with one K, one set of limits, whole or split backwards, and one placement: first
+   the fixed schedules, then dispatch with one thing about it changed after the other, then a walk: change one thing at
+   random (two units change places, one moves, the policy, what is kept of one unit, the urgency of one pass) and keep
+   it if the makespan does not grow. It tries the same candidates in the same order whatever the budget, which only says
+   when to stop.
+
+   The whole search makes core searches for K and for smaller ones, for the limits and for halves of them, whole before
+   split, and takes the best of all. So a schedule for more (budget, K, limits, splitting, placements) is never longer,
+   along these steps. A core search that its own lower bound already rules out is left out. */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
-    cf_schedule *schedule;  /* holds the best so far, unless that is a fixed pattern */
-    cf__clock clock;        /* times the fixed schedules */
-    cf__bounds bounds[2];   /* whole and split backwards; bounds[1] only if they may be split */
+    cf_schedule *schedule;  /* the best so far */
+    cf_schedule trial;      /* the candidate */
+    cf__clock clock;        /* times it */
+    uint16_t *listed;       /* (cells) for the clock */
+    cf__bounds bounds;
     cf__dispatch dispatch;
     double *nudges;         /* (passes) */
     int64_t *ahead;         /* (n_stages) of interleaved */
     uint64_t random;
-    int64_t budget;
-    double goal;            /* no schedule is shorter */
-    cf__dispatch_policy best_policy; /* of the best dispatch so far */
-    cf_schedule_kind holder; /* whose the best schedule is */
+    int64_t budget, n_tried; /* of the core search */
+    double goal;            /* no core search can find a shorter schedule */
+    double makespan;        /* of the core search's best dispatch */
+    cf__dispatch_policy best_policy; /* and its policy */
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 3, CF__SEARCH_WALK = 1000 /* candidates of one walk */ };
+enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */ };
 
-/* Candidates in about a tenth of a second: dispatch takes some 70 ns for each action. Large problems get the fixed
+/* Candidates in some hundredths of a second: dispatch takes about 150 ns for each action. Large problems get the fixed
    schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
-    if (m->n_actions <= 64) return 50000; /* what is small enough to be checked by hand deserves to be optimal */
-    return cf__max(CF__SEARCH_FIXED + 3, cf__min(20000, 500000 / cf__max(m->n_actions, 1)));
+    if (m->n_actions <= 64) return 20000; /* what is small enough to be checked by hand deserves to be optimal */
+    return cf__max(CF__SEARCH_FIXED + 3, cf__min(10000, 500000 / m->n_actions));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
@@ -6663,20 +6952,27 @@ static int cf__search_dispatches(const cf__schedule_maker *m) {
     return m->desc.n_virtual > 1 || m->desc.split_backward || budget > CF__SEARCH_FIXED;
 }
 
+/* Whether candidates are timed and compared. */
+static int cf__search_compares(const cf__schedule_maker *m) {
+    return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
+}
+
 static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
-    int best = m->desc.kind == CF_SCHEDULE_BEST, dispatches = cf__search_dispatches(m);
+    int best = m->desc.kind == CF_SCHEDULE_BEST;
     if (cf__schedule_is_plain(&m->desc)) return;
     cf__schedule_layout_maker(m, carver);
-    if (best) {
+    if (cf__search_compares(m)) {
+        search->trial.first = (int64_t *)cf__take(carver, m->desc.n_stages + 1, sizeof(int64_t));
+        search->trial.actions = (cf_action *)cf__take(carver, m->n_actions, sizeof(cf_action));
         search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
+        search->listed = (uint16_t *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(uint16_t));
         cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
-    if (best || m->desc.kind == CF_SCHEDULE_INTERLEAVED) cf__bounds_layout(&search->bounds[0], &m->pipe, 0, carver);
-    if (cf__schedule_splits(&m->desc)) cf__bounds_layout(&search->bounds[1], &m->pipe, 1, carver);
-    if (!dispatches) return;
+    if (best || cf__search_dispatches(m)) cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
+    if (!cf__search_dispatches(m)) return;
     cf__dispatch_layout(&search->dispatch, m, carver);
     search->nudges = best ? (double *)cf__take(carver, cf__dispatch_passes(&m->pipe), sizeof(double)) : NULL;
     search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
@@ -6691,60 +6987,76 @@ static double cf__search_random(cf__search *search) {
     return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1;
 }
 
+/* Whether a makespan is as short as a lower bound. */
+static int cf__search_reaches(double makespan, double bound) { return makespan <= bound * (1 + 1e-12); }
+
 static int cf__search_is_over(const cf__search *search) {
-    return search->report.n_tried >= search->budget || search->report.makespan <= search->goal * (1 + 1e-12);
+    return search->n_tried >= search->budget || cf__search_reaches(search->report.makespan, search->goal);
 }
 
-/* ---- the fixed schedules as candidates ---- */
+/* ---- candidates ---- */
 
-static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind) {
+static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
     m->pattern.kind = kind;
+    m->pattern.runs_ahead = runs_ahead;
     cf__schedule_collect_units(m);
     if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
     cf__pattern_build(m);
-    search->schedule->n_actions = cf__pattern_write(m, search->schedule);
+    schedule->n_actions = cf__pattern_write(m, schedule);
 }
 
-/* The best schedule so far has this makespan and comes from this kind. */
-static void cf__search_note_best(cf__search *search, cf_schedule_kind kind, double makespan) {
-    search->report.n_improved++;
-    search->report.makespan = makespan;
-    search->holder = kind;
-    if (kind == CF_SCHEDULE_BEST) return;
-    search->report.best_fixed = kind;
-    search->report.fixed_makespan = makespan;
-}
-
-static void cf__search_try_patterns(cf__search *search) {
-    static const cf_schedule_kind kinds[CF__SEARCH_FIXED] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_GPIPE};
-    cf__clock *clock = &search->clock;
-    int i;
-    clock->pipe = &search->maker.pipe;
-    clock->schedule = search->schedule;
-    for (i = 0; i < CF__SEARCH_FIXED; i++) {
-        cf__search_write_fixed(search, kinds[i]);
-        cf__clock_run(clock);
-        search->report.n_tried++;
-        if (clock->makespan < search->report.makespan) cf__search_note_best(search, kinds[i], clock->makespan);
+/* Times the candidate, and keeps it if it is the best so far. Run by itself it may take less time than dispatch needed,
+   which waits in places. */
+static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
+    const cf__pipeline *pipe = &search->maker.pipe;
+    cf_search_report *report = &search->report;
+    const cf_schedule *trial = &search->trial;
+    double makespan;
+    int64_t i;
+    memset(search->listed, 0, (size_t)(pipe->n * pipe->n_v) * sizeof *search->listed);
+    for (i = 0; i < trial->n_actions; i++) {
+        const cf_action *a = &trial->actions[i];
+        search->listed[a->stage * pipe->n + a->chunk - pipe->first_chunk] |= (uint16_t)(1 << a->pass);
     }
+    cf__clock_run(&search->clock);
+    makespan = search->clock.makespan;
+    if (kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan) {
+        report->best_fixed = kind;
+        report->fixed_makespan = makespan;
+        report->runs_ahead = search->maker.pattern.runs_ahead;
+    }
+    if (!(makespan < report->makespan)) return;
+    report->makespan = makespan;
+    report->n_improved++;
+    search->schedule->placement = pipe->placement;
+    search->schedule->n_actions = trial->n_actions;
+    memcpy(search->schedule->first, trial->first, (size_t)(pipe->n_stages + 1) * sizeof *trial->first);
+    memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
-/* ---- dispatch as a candidate ---- */
+static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
+    search->n_tried++;
+    search->report.n_tried++;
+    cf__search_write_fixed(search, kind, runs_ahead, &search->trial);
+    cf__search_judge(search, kind);
+}
 
-/* Runs dispatch as units, policy and nudges now are. Returns whether the schedule is no worse than the best so far; a
-   better one is written down as `kind`. */
+/* Runs dispatch as units, policy and nudges now are, unless it takes longer than `most`; returns whether it did not. */
 static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
     cf__dispatch *d = &search->dispatch;
-    d->paths = &search->bounds[d->policy.split].paths;
+    search->n_tried++;
     search->report.n_tried++;
     if (!cf__dispatch_run(d, most)) return 0;
+    if (!(d->makespan < search->makespan)) return 1;
+    search->makespan = d->makespan;
     search->best_policy = d->policy;
-    if (!(d->makespan < search->report.makespan)) return 1;
-    search->schedule->n_actions = cf__dispatch_write(d, search->schedule);
-    cf__search_note_best(search, kind, d->makespan);
+    search->trial.n_actions = cf__dispatch_write(d, &search->trial);
+    cf__search_judge(search, kind);
     return 1;
 }
+
+/* ---- one thing after the other ---- */
 
 static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
     cf__pipe_unit swap = units[a];
@@ -6766,23 +7078,45 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Each order with each policy, the most promising ones first. Leaves the best order, and its policy in best_policy. */
-static void cf__search_try_grid(cf__search *search) {
+/* Tries the orders in turn; the best one so far stays. */
+static void cf__search_try_orders(cf__search *search, int *best) {
     static const int orders[CF__SEARCH_ORDERS] = {2, 0, 4, 1, 3};
-    cf__schedule_maker *m = &search->maker;
-    double much = search->bounds[0].critical_path;
-    int risks = cf__schedule_is_limited(&m->desc), splits = m->desc.split_backward != 0;
-    int i, o, best_order = 2, n = 6 * (1 + risks) * (1 + splits);
-    for (i = 0; i < n; i++)
-        for (o = 0; o < CF__SEARCH_ORDERS && !cf__search_is_over(search); o++) {
-            double bias = i % 3 == 0 ? 0 : i % 3 == 1 ? much : -much;
-            int risk = risks && i / 6 % 2 == 1, split = splits && i >= n / 2;
-            cf__dispatch_policy policy = {split, risk, bias, 0, i / 3 % 2 == 0 ? 0 : 0.5, 0, NULL};
-            cf__search_set_order(m, orders[o]);
-            search->dispatch.policy = policy;
-            if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, search->report.makespan)) best_order = orders[o];
-        }
-    cf__search_set_order(m, best_order);
+    int i;
+    for (i = 0; i < CF__SEARCH_ORDERS && !cf__search_is_over(search); i++) {
+        double before = search->makespan;
+        cf__search_set_order(&search->maker, orders[i]);
+        (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST, before);
+        if (search->makespan < before) *best = orders[i];
+    }
+    cf__search_set_order(&search->maker, *best);
+}
+
+/* Tries a policy; the best one so far stays. */
+static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy) {
+    if (cf__search_is_over(search)) return;
+    search->dispatch.policy = policy;
+    (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST, search->makespan);
+    search->dispatch.policy = search->best_policy;
+}
+
+/* Whether a stage keeps to limits, of whichever kind. */
+static void cf__search_try_policies(cf__search *search, double much) {
+    static const int64_t flights[] = {2, -1, 4, 8, -2, CF__DISPATCH_ANY_FLIGHT};
+    cf__dispatch_policy policy;
+    int i;
+    for (i = 0; i < 2; i++) {
+        policy = search->best_policy;
+        policy.bias = i == 0 ? much : -much;
+        cf__search_try_policy(search, policy);
+    }
+    policy = search->best_policy;
+    policy.patience = 0.5;
+    cf__search_try_policy(search, policy);
+    for (i = 0; i < CF__COUNT(flights) && search->best_policy.drop; i++) {
+        policy = search->best_policy;
+        policy.flight = flights[i];
+        cf__search_try_policy(search, policy);
+    }
 }
 
 /* ---- the walk ---- */
@@ -6798,7 +7132,7 @@ typedef enum cf__search_move_kind {
 typedef struct cf__search_move {
     cf__search_move_kind kind;
     int64_t from, to;   /* units */
-    int64_t k;          /* of unit `from` before the move */
+    cf__pipe_unit unit; /* unit `from` before the move */
     int64_t pass;
     double nudge;       /* before the move */
     cf__dispatch_policy policy;  /* before the move */
@@ -6814,15 +7148,12 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
 
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
-    double much = search->bounds[0].critical_path;
-    if (cf__schedule_is_limited(&search->maker.desc) && cf__search_below(search, 2)) policy->risk = !policy->risk;
-    switch (cf__search_below(search, 3)) {
-        case 0: policy->bias = cf__product(much, cf__search_random(search)); break;
+    double much = search->bounds.critical_path;
+    switch (cf__search_below(search, policy->drop ? 4 : 2)) {
+        case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
-        default:
-            policy->bias = 0;
-            if (search->maker.desc.split_backward) policy->split = (int)cf__search_below(search, 2);
-            break;
+        case 2: policy->spare = !policy->spare; break;
+        default: policy->flight = cf__search_below(search, 12) - 4; break;
     }
 }
 
@@ -6835,29 +7166,34 @@ static void cf__search_nudge(cf__search *search, cf__search_move *move) {
     part = cf__search_random(search);
     halvings = cf__search_below(search, 5);
     move->nudge = search->nudges[move->pass];
-    search->nudges[move->pass] += cf__product(search->bounds[0].critical_path / (double)(1 << halvings), part);
+    search->nudges[move->pass] += cf__product(search->bounds.critical_path / (double)(1 << halvings), part);
+}
+
+/* Another number of chunks of a unit is kept, on all virtual stages or on the first ones. */
+static void cf__search_change_kept(cf__search *search, cf__search_move *move) {
+    cf__schedule_maker *m = &search->maker;
+    cf__pipe_unit *unit;
+    int64_t bytes;
+    move->from = cf__search_below(search, m->n_units);
+    unit = &m->units[move->from];
+    move->unit = *unit;
+    if (unit->n == 1 || cf__search_below(search, 2)) unit->depth = (int32_t)cf__search_below(search, m->pipe.n_v);
+    else cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
 }
 
 static cf__search_move cf__search_make_move(cf__search *search) {
+    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,  CF__SEARCH_SWAP,  CF__SEARCH_SWAP,   CF__SEARCH_KEEP,
+                                      CF__SEARCH_SHIFT, CF__SEARCH_SHIFT, CF__SEARCH_SHIFT,  CF__SEARCH_KEEP,
+                                      CF__SEARCH_NUDGE, CF__SEARCH_NUDGE, CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,
+                                      CF__SEARCH_NUDGE, CF__SEARCH_KEEP,  CF__SEARCH_POLICY, CF__SEARCH_POLICY};
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch *d = &search->dispatch;
-    int64_t chance = cf__search_below(search, 16), bytes;
     cf__search_move move;
     memset(&move, 0, sizeof move);
-    move.policy = d->policy;
-    move.kind = chance < 4    ? CF__SEARCH_SWAP
-                : chance < 8  ? CF__SEARCH_SHIFT
-                : chance < 14 ? CF__SEARCH_NUDGE
-                              : CF__SEARCH_POLICY;
-    if (m->n_units < 2 && (move.kind == CF__SEARCH_SWAP || move.kind == CF__SEARCH_SHIFT)) move.kind = CF__SEARCH_NUDGE;
-    if (chance % 4 == 0 && cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_KEEP;
+    move.policy = search->dispatch.policy;
+    move.kind = (cf__search_move_kind)kinds[cf__search_below(search, 16)];
+    if (move.kind == CF__SEARCH_KEEP && !search->dispatch.policy.drop) move.kind = CF__SEARCH_NUDGE;
+    if (m->n_units < 2 && move.kind <= CF__SEARCH_SHIFT) move.kind = CF__SEARCH_NUDGE;
     switch (move.kind) {
-        case CF__SEARCH_KEEP:
-            move.from = cf__search_below(search, m->n_units);
-            move.k = m->units[move.from].k;
-            cf__schedule_set_k(m, &m->units[move.from],
-                               1 + cf__search_below(search, cf__schedule_fitting_k(m, &m->units[move.from], &bytes)));
-            break;
         case CF__SEARCH_SWAP:
         case CF__SEARCH_SHIFT:
             move.from = cf__search_below(search, m->n_units);
@@ -6865,6 +7201,7 @@ static cf__search_move cf__search_make_move(cf__search *search) {
             if (move.kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move.from, move.to);
             else cf__search_shift(m->units, move.from, move.to);
             break;
+        case CF__SEARCH_KEEP: cf__search_change_kept(search, &move); break;
         case CF__SEARCH_NUDGE: cf__search_nudge(search, &move); break;
         default: cf__search_change_policy(search); break;
     }
@@ -6875,14 +7212,18 @@ static void cf__search_undo_move(cf__search *search, const cf__search_move *move
     cf__schedule_maker *m = &search->maker;
     if (move->kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move->from, move->to);
     if (move->kind == CF__SEARCH_SHIFT) cf__search_shift(m->units, move->to, move->from);
-    if (move->kind == CF__SEARCH_KEEP) cf__schedule_set_k(m, &m->units[move->from], move->k);
+    if (move->kind == CF__SEARCH_KEEP) {
+        m->units[move->from] = move->unit;
+        cf__schedule_set_k(m, &m->units[move->from], move->unit.k);
+    }
     if (move->kind == CF__SEARCH_NUDGE) search->nudges[move->pass] = move->nudge;
     search->dispatch.policy = move->policy;
 }
 
-/* One walk, up to candidate `until`, from where the search stands; `current` is the makespan there. */
-static void cf__search_walk(cf__search *search, int64_t until, double current) {
-    while (!cf__search_is_over(search) && search->report.n_tried < until) {
+/* One walk from where the search stands; `current` is the makespan there. */
+static void cf__search_walk(cf__search *search, double current) {
+    int64_t until = search->n_tried + CF__SEARCH_WALK;
+    while (!cf__search_is_over(search) && search->n_tried < until) {
         cf__search_move move = cf__search_make_move(search);
         if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, current)) current = search->dispatch.makespan;
         else cf__search_undo_move(search, &move);
@@ -6891,25 +7232,10 @@ static void cf__search_walk(cf__search *search, int64_t until, double current) {
 
 /* Another point to walk from, far from the best. */
 static void cf__search_jump(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, NULL};
-    policy.risk = cf__schedule_is_limited(&m->desc) && cf__search_below(search, 2);
-    policy.split = m->desc.split_backward && cf__search_below(search, 2);
-    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
-    cf__search_set_order(m, (int)cf__search_below(search, CF__SEARCH_ORDERS));
-    policy.bias = cf__product(search->bounds[0].critical_path, cf__search_random(search));
-    search->dispatch.policy = policy;
-}
-
-/* The first walk starts at the best point so far, later ones, where the budget is ample, at others. */
-static void cf__search_walk_about(cf__search *search) {
-    int64_t left = search->budget - search->report.n_tried, n_walks = 1 + left / CF__SEARCH_WALK, i;
-    search->dispatch.policy = search->best_policy;
-    for (i = 0; i < n_walks; i++) {
-        int64_t until = search->budget - left / n_walks * (n_walks - 1 - i);
-        if (i > 0) cf__search_jump(search);
-        cf__search_walk(search, until, i == 0 ? search->report.makespan : DBL_MAX);
-    }
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&search->maker.pipe) * sizeof(double));
+    cf__search_set_order(&search->maker, (int)cf__search_below(search, CF__SEARCH_ORDERS));
+    search->dispatch.policy.bias = cf__product(search->bounds.critical_path, cf__search_random(search));
+    search->dispatch.policy.patience = 0;
 }
 
 /* ---- the fixed kinds that are dispatched ---- */
@@ -6917,64 +7243,140 @@ static void cf__search_walk_about(cf__search *search) {
 /* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
    (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
    and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
-static void cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
+static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__schedule_maker *m = &search->maker;
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
-    double much = 4 * search->bounds[split].critical_path;
-    cf__dispatch_policy policy = {split, 0, cf__product(much, (double)(n + 1)), much, 0, split ? p * n : 0, NULL};
+    double much = 4 * search->bounds.critical_path;
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    policy.split = split;
+    policy.bias = cf__product(much, (double)(n + 1));
+    policy.deep = much;
+    policy.depth = split ? p * n : 0;
     policy.ahead = search->ahead;
     for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
+    if (m->pipe.placement == CF_PLACEMENT_V)
+        for (s = 0; s < p; s++) search->ahead[s] = p * n;
     search->dispatch.policy = policy;
+    search->dispatch.nudges = NULL;
     cf__schedule_collect_units(m);
-    cf__search_try_dispatch(search, kind, search->report.makespan);
+    return cf__dispatch_run(&search->dispatch, DBL_MAX);
+}
+
+/* The same as a candidate. */
+static void cf__search_try_kind(cf__search *search, cf_schedule_kind kind) {
+    search->n_tried++;
+    search->report.n_tried++;
+    if (!cf__search_dispatch_fixed(search, kind)) return;
+    search->trial.n_actions = cf__dispatch_write(&search->dispatch, &search->trial);
+    cf__search_judge(search, kind);
+}
+
+/* The bounds of what is asked for now; with split backwards, of schedules that split them all. */
+static void cf__search_find_bounds(cf__search *search, int split) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t s;
+    for (s = 0; s < m->desc.n_stages; s++) search->bounds.limits[s] = cf__schedule_limits_of(m, s).chunks;
+    cf__bounds_find(&search->bounds, &m->pipe, split);
 }
 
 /* ---- the whole search ---- */
 
-static void cf__search_start(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
-    const cf_schedule_desc *desc = &m->desc;
-    int split;
-    search->budget = desc->budget > 0 ? desc->budget : cf__search_default_budget(m);
-    search->dispatch.maker = m;
-    search->dispatch.pipe = &m->pipe;
-    if (cf__search_dispatches(m)) {
-        memset(search->dispatch.known, 0, (size_t)m->pipe.n * sizeof(int32_t));
-        memset(search->dispatch.waits, 0, (size_t)cf__dispatch_passes(&m->pipe));
+static void cf__search_try_all_fixed(cf__search *search, int split) {
+    int i;
+    for (i = 0; i < 2 && search->maker.desc.n_virtual == 1 && !split; i++) {
+        cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
+        if (search->maker.desc.kind == CF_SCHEDULE_BEST)
+            cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
     }
-    search->report.makespan = DBL_MAX;
-    search->goal = DBL_MAX;
-    if (desc->kind == CF_SCHEDULE_INTERLEAVED) cf__bounds_find_critical(&search->bounds[0], &m->pipe, 0);
-    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) cf__bounds_find_critical(&search->bounds[1], &m->pipe, 1);
-    if (desc->kind != CF_SCHEDULE_BEST) return;
-    for (split = 0; split <= (desc->split_backward != 0); split++) {
-        cf__bounds_find(&search->bounds[split], &m->pipe, split, desc->limit, desc->limits);
-        if (cf__bounds_strongest(&search->bounds[split]) < search->goal)
-            search->goal = cf__bounds_strongest(&search->bounds[split]);
-    }
-    if (search->nudges == NULL) return;
-    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
-    search->dispatch.nudges = search->nudges;
+    if (split) cf__search_try_kind(search, CF_SCHEDULE_ZERO_BUBBLE);
+    else if (search->maker.desc.n_virtual > 1) cf__search_try_kind(search, CF_SCHEDULE_INTERLEAVED);
 }
 
-static cf_result cf__search_best(cf__search *search) {
-    const cf_schedule_desc *desc = &search->maker.desc;
-    cf_search_report *report = &search->report;
-    if (desc->n_virtual == 1) cf__search_try_patterns(search);
-    else cf__search_dispatch_fixed(search, CF_SCHEDULE_INTERLEAVED);
-    if (desc->split_backward) cf__search_dispatch_fixed(search, CF_SCHEDULE_ZERO_BUBBLE);
-    if (cf__search_dispatches(&search->maker) && !cf__search_is_over(search)) {
-        cf__search_try_grid(search);
-        cf__search_walk_about(search);
+static void cf__search_core(cf__search *search, int split) {
+    cf__schedule_maker *m = &search->maker;
+    cf__dispatch_policy policy = {0, 0, 1, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    double bound;
+    int order = 2;
+    cf__search_find_bounds(search, split);
+    bound = cf__bounds_strongest(&search->bounds);
+    if (cf__search_reaches(search->report.makespan, bound)) return;
+    cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+    search->n_tried = 0;
+    search->random = 0;
+    search->makespan = DBL_MAX;
+    cf__search_try_all_fixed(search, split);
+    if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
+    policy.split = split;
+    policy.drop = cf__schedule_is_limited(&m->desc);
+    if (policy.drop) policy.flight = 0;
+    search->dispatch.policy = search->best_policy = policy;
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
+    search->dispatch.nudges = search->nudges;
+    cf__search_try_orders(search, &order);
+    cf__search_try_policies(search, search->bounds.critical_path);
+    cf__search_try_orders(search, &order);
+    search->dispatch.policy = search->best_policy;
+    cf__search_walk(search, search->makespan);
+    while (!cf__search_is_over(search)) {
+        cf__search_jump(search);
+        cf__search_walk(search, DBL_MAX);
     }
-    if (desc->n_virtual == 1 && search->holder != CF_SCHEDULE_BEST && search->holder != CF_SCHEDULE_ZERO_BUBBLE)
-        cf__search_write_fixed(search, search->holder);
+}
+
+/* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. */
+static void cf__search_each_k(cf__search *search, int split) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t given = m->desc.k, k = m->most_kept, power = 1;
+    while (power < k) power *= 2;
+    for (; k >= 1; k = power) {
+        m->desc.k = m->pipe.k = k;
+        cf__search_core(search, split);
+        power /= 2;
+    }
+    m->desc.k = m->pipe.k = given;
+}
+
+/* The same for the limits, and for halves of them as long as every unit finds room. */
+static void cf__search_each_limit(cf__search *search, int split) {
+    cf__schedule_maker *m = &search->maker;
+    int fits = 1;
+    while (fits) {
+        int64_t i, bytes = 0;
+        cf__search_each_k(search, split);
+        m->halvings++;
+        m->tightest = cf__schedule_tightest(m);
+        fits = cf__schedule_is_limited(&m->desc) && m->halvings < 62 && m->tightest.chunks > 0;
+        for (i = 0; i < m->pipe.n && fits; i++) fits = cf__schedule_unit_at(m, i, &bytes).k > 0;
+        if (m->tightest.chunks == 1 && m->tightest.bytes == INT64_MAX && cf__schedule_limits_of(m, 0).chunks == 1) break;
+    }
+    m->halvings = 0;
+    m->tightest = cf__schedule_tightest(m);
+}
+
+static void cf__search_best(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
+    cf_search_report *report = &search->report;
+    cf_placement asked = m->desc.placement, placement;
+    int split;
+    search->goal = DBL_MAX;
+    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement = (cf_placement)(placement + 1)) {
+        if (asked != placement && asked != CF_PLACEMENT_ANY) continue;
+        m->pipe.placement = placement;
+        for (split = 0; split <= cf__schedule_splits(&m->desc); split++) {
+            cf__search_find_bounds(search, split);
+            if (cf__bounds_strongest(&search->bounds) < search->goal)
+                search->goal = cf__bounds_strongest(&search->bounds);
+        }
+    }
+    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement = (cf_placement)(placement + 1)) {
+        if (asked != placement && asked != CF_PLACEMENT_ANY) continue;
+        m->pipe.placement = placement;
+        for (split = 0; split <= cf__schedule_splits(&m->desc); split++) cf__search_each_limit(search, split);
+    }
     report->budget = search->budget;
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
-    if (desc->report != NULL) *desc->report = *report;
-    return CF_OK;
 }
 
 /* ---- the road, and the public functions ---- */
@@ -6991,15 +7393,16 @@ static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const 
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
     CF__TRY(cf__pipe_check_units(plan, m->desc.rank, error));
-    m->tightest = cf__schedule_tightest(&m->desc);
-    m->pipe = cf__pipe_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.k, m->desc.replay,
-                              m->desc.timing);
+    m->pipe = cf__pipe_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.placement, m->desc.k,
+                          m->desc.replay, m->desc.timing);
+    m->most_kept = cf__min(m->desc.k, cf__schedule_longest(&m->pipe));
+    m->tightest = cf__schedule_tightest(m);
     return cf__schedule_count(m);
 }
 
 static cf_block *cf__search_object(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
-    const cf__schedule_maker *m = &search->maker;
+    cf__schedule_maker *m = &search->maker;
     cf_schedule schedule;
     memset(&schedule, 0, sizeof schedule);
     schedule.kind = m->desc.kind;
@@ -7010,10 +7413,28 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     schedule.rank = m->desc.rank;
     schedule.n_chunks = m->pipe.plan->n_chunks;
     schedule.n_actions = m->n_actions;
+    schedule.placement = m->desc.placement;
+    schedule.limits = cf__schedule_limits_chunks(&m->desc) ? &m->most_kept : NULL; /* for its layout */
     search->schedule = cf__schedule_layout(&schedule, carver);
     if (search->schedule == NULL) return NULL;
     *search->schedule = schedule;
     return &search->schedule->block;
+}
+
+static void cf__search_start(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t s;
+    for (s = 0; search->schedule->limits != NULL && s < m->desc.n_stages; s++) {
+        int64_t chunks = cf__schedule_limits_of(m, s).chunks;
+        search->schedule->limits[s] = chunks < INT64_MAX ? chunks : 0;
+    }
+    search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m);
+    search->dispatch.maker = m;
+    search->dispatch.pipe = search->clock.pipe = &m->pipe;
+    search->dispatch.paths = &search->bounds.paths;
+    search->clock.schedule = &search->trial;
+    search->clock.listed = search->listed;
+    search->report.makespan = search->report.fixed_makespan = search->makespan = DBL_MAX;
 }
 
 /* Writes actions and first, and sets n_actions to what was written. */
@@ -7027,9 +7448,18 @@ static cf_result cf__search_fill(void *job) {
     cf__pipe_fill(&m->pipe);
     CF__TRY(cf__pipe_check_total(&m->pipe, m->error));
     cf__search_start(search);
-    if (m->desc.kind == CF_SCHEDULE_BEST) return cf__search_best(search);
-    if (cf__search_dispatches(m)) cf__search_dispatch_fixed(search, m->desc.kind);
-    else cf__search_write_fixed(search, m->desc.kind);
+    if (m->desc.kind == CF_SCHEDULE_BEST) {
+        cf__search_best(search);
+    } else if (m->desc.kind == CF_SCHEDULE_PAPER) {
+        cf__search_try_all_fixed(search, 0);
+    } else if (cf__search_dispatches(m)) {
+        cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.k);
+        (void)cf__search_dispatch_fixed(search, m->desc.kind);
+        search->schedule->n_actions = cf__dispatch_write(&search->dispatch, search->schedule);
+    } else {
+        cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
+    }
+    if (m->desc.report != NULL && cf__search_compares(m)) *m->desc.report = search->report;
     return CF_OK;
 }
 
@@ -7762,11 +8192,17 @@ static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, doub
 static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) {
     const cf_simulate_desc *desc = &sim->desc;
     cf__bounds *bounds = &sim->bounds;
-    cf__bounds_find(bounds, &sim->pipe, sim->splits, desc->limit, desc->limits);
+    int64_t s;
+    int limited = 0;
+    for (s = 0; s < sim->pipe.n_stages; s++) {
+        bounds->limits[s] = cf__pipe_limit(desc->limit, desc->limits, sim->schedule, s);
+        limited |= bounds->limits[s] < INT64_MAX;
+    }
+    cf__bounds_find(bounds, &sim->pipe, sim->splits);
     cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
     cf__simulate_add_bound(timeline, "one-machine", bounds->one_machine);
-    if (desc->limit > 0 || desc->limits != NULL) cf__simulate_add_bound(timeline, "memory", bounds->memory);
+    if (limited) cf__simulate_add_bound(timeline, "memory", bounds->memory);
 }
 
 static cf_result cf__simulate_fill(void *job) {
