@@ -34,7 +34,7 @@
        run them                cf_run, cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
-       write                   cf_write_plan_json, cf_write_schedule_json, cf_write_graph_dot
+       write                   cf_write_plan_json, cf_write_schedule_json
        errors                  cf_result_name, cf_result_text, the cf_error record
        memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
        cost numbers            cf_cost_seconds
@@ -1317,7 +1317,7 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
-   >>write    plans, schedules and graphs as text
+   >>write    plans and schedules as text
    ================================================================================================================ */
 
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
@@ -1337,12 +1337,6 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
    action. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
-
-/* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient
-   dashed, slots dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is
-   CF_ERROR_LIMIT, and nothing is written. */
-CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
-                                           cf_error *error);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -8753,17 +8747,12 @@ static void cf__write_members(cf__writer *w, const char *before, const cf__write
 }
 
 /* A double as JSON wants it, whatever the locale's decimal point is. */
-static void cf__write_real(cf__writer *w, double value) {
+static void cf__write_real(cf__writer *w, const char *before, const char *name, double value) {
     char text[40], *c;
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c != 0; c++)
         if (*c == ',') *c = '.';
-    cf__write_text(w, "%s", text);
-}
-
-static void cf__write_real_member(cf__writer *w, const char *before, const char *name, double value) {
-    cf__write_text(w, "%s\"%s\": ", before, name);
-    cf__write_real(w, value);
+    cf__write_text(w, "%s\"%s\": %s", before, name, text);
 }
 
 static cf_result cf__write_start(cf__writer *w, cf_write_fn write, void *user, cf_error *error) {
@@ -8826,7 +8815,7 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
     cf__write_members(w, ", \n  ", made, CF__COUNT(made), "");
     cf__write_text(w, ", \n  \"lower_bound\": %lld, \"excess\": %lld", (long long)plan->lower_bound,
                    (long long)stats.excess);
-    cf__write_real_member(w, ", ", "fill", stats.fill);
+    cf__write_real(w, ", ", "fill", stats.fill);
 }
 
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
@@ -8855,14 +8844,14 @@ static void cf__write_counts(cf__writer *w, const char *name, const int64_t *val
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     int64_t i;
-    cf__write_real_member(w, "\n  ", "makespan", t->makespan);
-    cf__write_real_member(w, ", ", "busy", t->busy);
-    cf__write_real_member(w, ", ", "replayed", t->replayed);
-    cf__write_real_member(w, ", ", "bubble_useful", t->bubble_useful);
-    cf__write_real_member(w, ", ", "bubble_busy", t->bubble_busy);
+    cf__write_real(w, "\n  ", "makespan", t->makespan);
+    cf__write_real(w, ", ", "busy", t->busy);
+    cf__write_real(w, ", ", "replayed", t->replayed);
+    cf__write_real(w, ", ", "bubble_useful", t->bubble_useful);
+    cf__write_real(w, ", ", "bubble_busy", t->bubble_busy);
     cf__write_text(w, ",\n  \"bounds\": {");
     for (i = 0; i < t->n_bounds; i++)
-        cf__write_real_member(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);
+        cf__write_real(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);
     cf__write_text(w, "}");
     cf__write_counts(w, "peak_live", t->peak_live, t->n_stages);
     cf__write_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
@@ -8877,8 +8866,8 @@ static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_ti
                    (int)a->stage);
     if (a->pass == CF_F || a->pass == CF_R) cf__write_text(w, ", \"keep\": %s", a->keep ? "true" : "false");
     if (t != NULL) {
-        cf__write_real_member(w, ", ", "start", t->start[id]);
-        cf__write_real_member(w, ", ", "end", t->end[id]);
+        cf__write_real(w, ", ", "start", t->start[id]);
+        cf__write_real(w, ", ", "end", t->end[id]);
         cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
     }
     cf__write_text(w, "}");
@@ -8916,55 +8905,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
         cf__write_text(&w, "]");
     }
     cf__write_text(&w, "]\n}\n");
-    return cf__write_end(&w, error);
-}
-
-/* ---- graphs ---- */
-
-static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id) {
-    static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
-                                        "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
-    const cf_node *node = &graph->nodes[id];
-    cf__write_text(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
-    if (graph->n_virtual > 1) cf__write_text(w, " @ %d", (int)node->stage);
-    cf__write_text(w, "\", tooltip=\"");
-    cf__write_real(w, node->seconds);
-    cf__write_text(w, " s\", %s];\n", looks[node->pass]);
-}
-
-static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
-    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
-                                                     "style=solid, color=\"#b05a00\"",
-                                                     "style=dashed, constraint=false",
-                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
-                                                     "style=solid, color=\"#5b8def\"",
-                                                     "style=solid, color=gray",
-                                                     "style=dotted, constraint=false, color=gray"};
-    cf__write_text(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
-              cf_edge_name((cf_edge_why)edge->why));
-}
-
-CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
-                                           cf_error *error) {
-    cf__writer w;
-    int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    CF__TRY(cf__write_start(&w, write, user, error));
-    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
-    if (graph->n_nodes > most)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
-                        "is too many to draw; raise max_nodes, or draw fewer chunks");
-    cf__write_text(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
-    cf__write_text(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
-    for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
-        cf__write_text(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage,
-                       (long long)stage);
-        for (i = 0; i < graph->n_nodes; i++)
-            if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
-        cf__write_text(&w, "  }\n");
-    }
-    for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
-    cf__write_text(&w, "}\n");
     return cf__write_end(&w, error);
 }
 
