@@ -4186,20 +4186,9 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
    >>pipeline
    ================================================================================================================ */
 
-CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
-    switch ((int)pass) { CF_PASSES(CF__NAME) }
-    return "?";
-}
-
-CHUNKFLOW_API const char *cf_replay_name(cf_replay replay) {
-    switch ((int)replay) { CF_REPLAYS(CF__NAME) }
-    return "?";
-}
-
-CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
-    switch ((int)why) { CF_EDGES(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_pass_name, cf_pass, CF_PASSES, "?")
+CF__NAMES(cf_replay_name, cf_replay, CF_REPLAYS, "?")
+CF__NAMES(cf_edge_name, cf_edge_why, CF_EDGES, "?")
 
 /* ---- passes of a stage ---- */
 
@@ -5178,10 +5167,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
    >>schedule
    ================================================================================================================ */
 
-CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    switch ((int)kind) { CF_SCHEDULE_KINDS(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
     cf_schedule_desc full;
