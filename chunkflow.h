@@ -3408,6 +3408,7 @@ static inline cf_result cf__plan_within(const cf__plan_check *check, const char 
 static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
+    if (plan == NULL) return cf__fail_null(error, "plan");
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
                                   {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
@@ -3588,12 +3589,9 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
                                          const cf_allocator *allocator, cf_error *error) {
     static const cf__recipe recipe = {"n_sequences", 1, cf__plan_check_scratch, NULL, NULL, cf__plan_check_body};
     cf__plan_check check = {plan, lengths, NULL, error};
-    cf_allocator checked;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    CF__TRY(cf__allocator(allocator, &checked, error));
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__plan_check_lengths(&check, n));
-    return cf__make(&recipe, &check, &checked, error);
+    return cf__make(&recipe, &check, allocator, error);
 }
 
 /* ================================================================================================================
@@ -4692,11 +4690,10 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
                                  cf_error *error) {
     int64_t i;
     memset(g, 0, sizeof *g);
-    if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
     g->error = error;
-    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
     CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
     g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
@@ -6980,11 +6977,10 @@ static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const 
                                     cf_error *error) {
     cf__schedule_maker *m = &search->maker;
     memset(search, 0, sizeof *search);
-    if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
-    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
     CF__TRY(cf__pipe_check_units(plan, m->desc.rank, error));
     m->tightest = cf__schedule_tightest(&m->desc);
@@ -7605,9 +7601,8 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     static const cf__recipe recipe = {"n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
     cf__pipeline pipe;
     cf__checker k;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__plan_check_counts(plan, error));
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
@@ -7685,10 +7680,9 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
                                     const cf_simulate_desc *desc, cf_error *error) {
     int64_t i;
     memset(sim, 0, sizeof *sim);
-    if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__plan_check_counts(plan, error));
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (desc != NULL) sim->desc = *desc;
-    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
@@ -8544,9 +8538,8 @@ static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *sc
 /* Checks plan and schedule against each other, and counts what a stage needs. */
 static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     memset(r, 0, sizeof *r);
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__plan_check_counts(plan, error));
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__run_check_counts(plan, schedule, error));
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
@@ -8807,9 +8800,8 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t i;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__plan_check_counts(plan, error));
+    CF__TRY(cf__write_start(&w, write, user, error));
     cf__write_plan_counts(&w, plan);
     cf__write_text(&w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups && w.code == 0; i++) cf__write_group_json(&w, plan, i);
