@@ -121,10 +121,11 @@ TEST_BUILD   := $(BUILD)/test
 TEST_CFLAGS  := -g1 -O1 $(SANITIZE)
 TEST_LIBRARY := $(TEST_BUILD)/implementation.o
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
-CSV_SOURCES  := tools/schedule_csv.c tools/schedule_new.c
-CSV_OBJECTS  := $(CSV_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
-TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(CSV_OBJECTS)
-TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(CSV_SOURCES:.c=.h) $(wildcard tests/*.h)
+# What the tools have of the library's kind: tested as the library is.
+KIN_SOURCES  := $(addprefix tools/,error_record.c graph_dot.c schedule_csv.c schedule_new.c text_out.c)
+KIN_OBJECTS  := $(KIN_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
+TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(KIN_OBJECTS)
+TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h)
 
 $(TEST_BUILD):
 	mkdir -p $@
@@ -132,7 +133,7 @@ $(TEST_BUILD):
 $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
-$(CSV_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
+$(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
 # What the library is compared with takes most of the time. It is optimised, and its own arithmetic is not watched; what it
@@ -162,7 +163,7 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
-$(BUILD)/record: tests/record.c $(CSV_SOURCES) $(TEST_HEADERS) | $(BUILD)
+$(BUILD)/record: tests/record.c $(KIN_SOURCES) $(TEST_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -DRECORD_TUNE_HEADER $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
