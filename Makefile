@@ -117,13 +117,15 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 # built with sanitizers where the compiler has them.
 
 TEST_BUILD   := $(BUILD)/test
-TEST_CFLAGS  := -g -O1 $(SANITIZE)
+# -g1 is lines without variables: enough for what a sanitizer prints, and a third less to compile.
+TEST_CFLAGS  := -g1 -O1 $(SANITIZE)
 TEST_LIBRARY := $(TEST_BUILD)/implementation.o
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
-CSV_SOURCES  := tools/schedule_csv.c tools/schedule_new.c
-CSV_OBJECTS  := $(CSV_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
-TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(CSV_OBJECTS)
-TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(CSV_SOURCES:.c=.h) $(wildcard tests/*.h)
+# What the tools have of the library's kind: tested as the library is.
+KIN_SOURCES  := $(addprefix tools/,error_record.c graph_dot.c schedule_csv.c schedule_new.c text_out.c)
+KIN_OBJECTS  := $(KIN_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
+TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(KIN_OBJECTS)
+TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h)
 
 $(TEST_BUILD):
 	mkdir -p $@
@@ -131,8 +133,15 @@ $(TEST_BUILD):
 $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
-$(CSV_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
+$(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+
+# What the library is compared with takes most of the time. It is optimised, and its own arithmetic is not watched; what it
+# reads of the library's results is.
+TEST_REFERENCES := $(addprefix $(TEST_BUILD)/,exact.o naive.o oracle.o pipeline.o)
+TEST_OPTIMISED  := $(addprefix $(TEST_BUILD)/,test_metadata.o test_schedule.o)
+$(TEST_REFERENCES): TEST_CFLAGS = -g1 -O2 $(subst address$(comma)undefined,address,$(SANITIZE))
+$(TEST_OPTIMISED): TEST_CFLAGS = -g1 -O2 $(SANITIZE)
 
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
@@ -154,7 +163,7 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
-$(BUILD)/record: tests/record.c $(CSV_SOURCES) $(TEST_HEADERS) | $(BUILD)
+$(BUILD)/record: tests/record.c $(KIN_SOURCES) $(TEST_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -DRECORD_TUNE_HEADER $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
@@ -164,10 +173,13 @@ SEARCH_SOURCES := $(addprefix tests/,main.c test_best.c exact.c pipeline.c suite
 $(TEST_BUILD)/search: $(SEARCH_SOURCES) $(LIBRARY) $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) '-DSUITES(X)=X(search)' $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
-# The unit tests alone; UNIT names a substring of the tests to run, or search.
+# The unit tests alone; UNIT names a substring of the tests to run, in whichever of the two programs they are.
 unit: $(TEST_BUILD)/unit $(TEST_BUILD)/search
 ifdef UNIT
-	$(TEST_BUILD)/$(if $(findstring search,$(UNIT)),search,unit) $(UNIT)
+	@for program in unit search; do \
+	    if $(TEST_BUILD)/$$program --list | grep -qF -e "$(UNIT)"; then \
+	        $(TEST_BUILD)/$$program "$(UNIT)" || exit 1; chosen=yes; fi; \
+	done; [ -n "$$chosen" ] || { echo "no test is named like '$(UNIT)'"; exit 1; }
 else
 	sh tests/run.sh "$(TEST_BUILD)/unit" "$(TEST_BUILD)/search"
 endif
@@ -178,10 +190,10 @@ CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/
 # What runs longest and is no part of what is tested, the emulated processor and the reference, is optimised and has no
 # sanitizers. It comes last when linking, so that templates are taken from files that have them.
 CUDA_PLAIN    := $(addprefix $(CUDA_BUILD)/,cuda_emu.cc.o reference.cc.o)
-$(CUDA_PLAIN): TEST_CFLAGS = -g -O2 $(if $(findstring address,$(SANITIZE)),-DEMU_ASAN=1)
+$(CUDA_PLAIN): TEST_CFLAGS = -g1 -O2 $(if $(findstring address,$(SANITIZE)),-DEMU_ASAN=1)
 # What is compiled longer than it runs: the tests themselves.
 CUDA_TEST     := $(patsubst tests/cuda/%,$(CUDA_BUILD)/%.o,$(wildcard tests/cuda/test_*.cc) tests/cuda/main.cc)
-$(CUDA_TEST): TEST_CFLAGS = -g -O0 $(SANITIZE)
+$(CUDA_TEST): TEST_CFLAGS = -g1 -O0 $(SANITIZE)
 CUDA_SOURCES  := chunkflow_cuda.cu $(wildcard tests/cuda_emu/*.cc tests/cuda/*.cc)
 CUDA_OBJECTS  := $(filter-out $(CUDA_PLAIN),$(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))) \
                  $(CUDA_PLAIN) $(TEST_LIBRARY)

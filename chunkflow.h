@@ -34,7 +34,7 @@
        run them                cf_run, cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
-       write                   cf_write_plan_json, cf_write_schedule_json, cf_write_graph_dot
+       write                   cf_write_plan_json, cf_write_schedule_json
        errors                  cf_result_name, cf_result_text, the cf_error record
        memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
        cost numbers            cf_cost_seconds
@@ -158,13 +158,12 @@ extern "C" {
     X(CF_ERROR_TEXT, "the text breaks its format")                                    \
     X(CF_ERROR_DEVICE, "CUDA or cuBLAS reported an error")
 
-/* An item of an enum from its row in a table. Undefined below the declarations. */
+/* An enum from a table with a row for each item; `count` is how many there are, and no item itself. A function returns
+   the name of an item, which is the string in its row ("?" for any other value). Undefined below the declarations. */
+#define CF_ENUM_OF(type, ITEMS, count) typedef enum type { ITEMS(CF_ENUM_ITEM) count } type
 #define CF_ENUM_ITEM(name, text) name,
 
-typedef enum cf_result {
-    CF_RESULTS(CF_ENUM_ITEM)
-    CF_RESULT_COUNT /* how many codes there are; never returned */
-} cf_result;
+CF_ENUM_OF(cf_result, CF_RESULTS, CF_RESULT_COUNT);
 
 /* What went wrong, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It
    is written only on failure, and then all of it. */
@@ -216,6 +215,11 @@ typedef struct cf_block {
     size_t bytes;
 } cf_block;
 
+/* Objects and options, in all sections. A function that makes an object puts its address into *out, to be given to the
+   free function of its kind (which also takes NULL); *out is untouched on failure. A function ending in _defaults
+   returns a copy of a record of options with every default filled in; for packing, graphs and schedules NULL stands for
+   a record of zeros. */
+
 /* ================================================================================================================
    >>pack    lengths -> plan
    ================================================================================================================ */
@@ -251,10 +255,8 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
     X(CF_PACK_FIRST_FIT, "first-fit") /* longest first, into the earliest chunk with room */                      \
     X(CF_PACK_NEXT_FIT, "next-fit")   /* in input order, into the last chunk or a new one: sequences stay in order */
 
-typedef enum cf_pack_method {
-    CF_PACK_METHODS(CF_ENUM_ITEM)
-    CF_PACK_COUNT
-} cf_pack_method;
+CF_ENUM_OF(cf_pack_method, CF_PACK_METHODS, CF_PACK_COUNT);
+CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 
 #define CF_SPLIT_METHODS(X)                                                                                       \
     X(CF_SPLIT_DEFAULT, "?")          /* CF_SPLIT_FULL */                                                         \
@@ -265,13 +267,7 @@ typedef enum cf_pack_method {
                                          late slices, which see more keys, get shorter. At most about twice as    \
                                          many slices as FULL. A search: a few microseconds a slice. */
 
-typedef enum cf_split_method {
-    CF_SPLIT_METHODS(CF_ENUM_ITEM)
-    CF_SPLIT_COUNT
-} cf_split_method;
-
-/* "best-fit", "first-fit", "next-fit"; "full", "even", "cost"; "?" for anything else. */
-CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
+CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
 /* Cost of the slice [begin, begin + length) of one sequence, in any unit; must be finite, not negative, and not fall as
@@ -295,7 +291,6 @@ typedef struct cf_pack_desc {
     const cf_allocator *allocator;
 } cf_pack_desc;
 
-/* A contiguous piece of one sequence in a chunk. */
 typedef struct cf_slice {
     int64_t sequence; /* index into the caller's lengths */
     int64_t begin;    /* first token, counted in the sequence */
@@ -303,7 +298,6 @@ typedef struct cf_slice {
     int64_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
 } cf_slice;
 
-/* Tokens that go through the model together. */
 typedef struct cf_chunk {
     int64_t first_slice; /* its slices are plan->slices[first_slice .. first_slice + n_slices); in a dependent chunk the
                             first one is the slice of the split sequence */
@@ -357,9 +351,8 @@ typedef struct cf_plan {
    one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
-   *out: a new plan, to be given to cf_plan_free; untouched on failure. Time is near linear (a million lengths in tens
-   of milliseconds; CF_SPLIT_COST takes a few microseconds more for each slice of a long sequence). The plan depends
-   only on the arguments, so each data-parallel rank can compute it for itself.
+   Time is near linear (a million lengths in tens of milliseconds; CF_SPLIT_COST takes a few microseconds more for each
+   slice of a long sequence). The plan depends only on the arguments, so every rank can compute it for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out
    by placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
@@ -382,10 +375,7 @@ CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
                                      size_t bytes, cf_plan **out, cf_error *error);
 
-/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
-
-/* Frees a plan made by cf_pack. NULL is allowed. */
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
 /* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly
@@ -522,12 +512,7 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
                                               statistics */                                                       \
     X(CF_RECOMPUTE_FULL, "full")           /* whole layers; each keeps only its input */
 
-typedef enum cf_recompute {
-    CF_RECOMPUTES(CF_ENUM_ITEM)
-    CF_RECOMPUTE_COUNT
-} cf_recompute;
-
-/* "none", "selective", "full"; "?" for anything else. */
+CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
 /* Zero means default in every member. */
@@ -548,7 +533,6 @@ typedef struct cf_parallel {
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
 } cf_parallel;
 
-/* A copy with every default filled in. */
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 
 /* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
@@ -598,12 +582,7 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
     X(CF_LOSS_CHUNKED, "chunked")   /* Head and loss together, a few rows at a time; only the gradient of the     \
                                        head's input stays (2 bytes x hidden). There are no logits at all. */
 
-typedef enum cf_loss {
-    CF_LOSSES(CF_ENUM_ITEM)
-    CF_LOSS_COUNT
-} cf_loss;
-
-/* "parallel", "eager", "fused", "chunked"; "?" for anything else. */
+CF_ENUM_OF(cf_loss, CF_LOSSES, CF_LOSS_COUNT);
 CHUNKFLOW_API const char *cf_loss_name(cf_loss loss);
 
 #define CF_RUNTIME_BYTES ((int64_t)2 << 30) /* context, loaded kernels, buffers of libraries and of NCCL */
@@ -629,7 +608,6 @@ typedef struct cf_memory_desc {
                                      loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
 } cf_memory_desc;
 
-/* A copy with every default filled in. */
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 
 /* Bytes on one GPU of a virtual stage, for each token of ... */
@@ -728,15 +706,11 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
     X(CF_OFFLOAD, "OFFLOAD")    /* the chunk's rows of the state go to host memory */                             \
     X(CF_PREFETCH, "PREFETCH")  /* and come back */
 
-typedef enum cf_pass {
-    CF_PASSES(CF_ENUM_ITEM)
-    CF_PASS_COUNT
-} cf_pass;
+CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
 #define CF_COMPUTE_PASS_COUNT 5 /* F .. W */
 #define CF_NO_LIMIT (-1)        /* as a limit in any description: none, not even one that would hold by default */
 
-/* "F", "R", "B", "I", "W", "SEND_F" ... "PREFETCH"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
 /* How a dropped forward comes back. */
@@ -745,12 +719,7 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
     X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper) */                                 \
     X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
 
-typedef enum cf_replay {
-    CF_REPLAYS(CF_ENUM_ITEM)
-    CF_REPLAY_COUNT
-} cf_replay;
-
-/* "pipeline", "local"; "?" for anything else. */
+CF_ENUM_OF(cf_replay, CF_REPLAYS, CF_REPLAY_COUNT);
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 
 /* On which stage a virtual stage lies. */
@@ -761,12 +730,7 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
                                    /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
     X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
 
-typedef enum cf_placement {
-    CF_PLACEMENTS(CF_ENUM_ITEM)
-    CF_PLACEMENT_COUNT
-} cf_placement;
-
-/* "loop", "v", "any"; "?" for anything else. */
+CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
 CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
 
 /* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below 1
@@ -784,12 +748,7 @@ CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stage
     X(CF_EDGE_SLOT, "slot")                      /* R takes the place that the B or W of the chunk K later in the */ \
                                                  /* group frees, and those places go to R in falling order */
 
-typedef enum cf_edge_why {
-    CF_EDGES(CF_ENUM_ITEM)
-    CF_EDGE_COUNT
-} cf_edge_why;
-
-/* "activation", "gradient", "state", "state gradient", "replay", "own", "slot"; "?" for anything else. */
+CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
 /* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the
@@ -870,15 +829,11 @@ typedef struct cf_graph_desc {
 /* Builds the graph in time and space linear in its nodes. An executor that starts each pass once all of its edges are
    satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to that.
 
-   *out: a new graph, to be given to cf_graph_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT
-   (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long to be added up), CF_ERROR_PLAN,
-   CF_ERROR_MEMORY. */
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long
+   to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
-/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
-
-/* Frees a graph made by cf_graph_make. NULL is allowed. */
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 /* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. */
@@ -903,8 +858,8 @@ typedef struct cf_critical {
     cf_block block;         /* the memory that it lies in */
 } cf_critical;
 
-/* Finds the longest path in linear time, after the checks of cf_graph_validate. *out: as for cf_graph_make. Errors:
-   CF_ERROR_GRAPH, CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
+/* Finds the longest path in linear time, after the checks of cf_graph_validate. Errors: CF_ERROR_GRAPH,
+   CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
@@ -940,12 +895,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
                                               /* keeps more than 1F1B's fullest one */                                \
     X(CF_SCHEDULE_BEST, "best")               /* searched for */
 
-typedef enum cf_schedule_kind {
-    CF_SCHEDULE_KINDS(CF_ENUM_ITEM)
-    CF_SCHEDULE_COUNT
-} cf_schedule_kind;
-
-/* "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best"; "?" for anything else. */
+CF_ENUM_OF(cf_schedule_kind, CF_SCHEDULE_KINDS, CF_SCHEDULE_COUNT);
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
 
 /* One pass of one chunk on one (virtual) stage. 12 bytes. */
@@ -1038,9 +988,9 @@ typedef struct cf_schedule_desc {
    never longer than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with
    split_backward); the same budget gives the same schedule.
 
-   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN
-   (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE
-   (error->wanted: the smallest limit of that kind that would do), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS,
+   CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
+   CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
@@ -1051,10 +1001,7 @@ CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
                                          cf_schedule **out, cf_error *error);
 
-/* A copy of desc (NULL: of all zeros) with every default filled in. */
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc);
-
-/* Frees a schedule made by cf_schedule_make. NULL is allowed. */
 CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
 
 /* ================================================================================================================
@@ -1149,9 +1096,9 @@ typedef struct cf_timeline {
    after the other beside the passes, each from the end of the pass before it in the list; a pass that reads a group's
    state waits until all rows that were to come back are there. Neither transfers nor copies count as busy.
 
-   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. A schedule that deadlocks (lowered:
-   where a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency is CF_ERROR_SCHEDULE with
-   the index of the action in error->item. Time is linear in the actions; the bounds take n log n. */
+   A schedule that deadlocks (lowered: where a send waits for its receiver), repeats or leaves out a pass, or breaks a
+   dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
+   bounds take n log n. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
@@ -1159,15 +1106,12 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
    start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest
    start is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its
    passes in order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor
-   in the bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none.
-
-   *out: a new timeline, to be given to cf_timeline_free; untouched on failure. CF_ERROR_ARGUMENT where a time is not
-   finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. */
+   in the bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none. CF_ERROR_ARGUMENT where a time
+   is not finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. */
 CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
                                              const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
                                              cf_timeline **out, cf_error *error);
 
-/* Frees a timeline made by cf_simulate or cf_timeline_measured. NULL is allowed. */
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
@@ -1218,9 +1162,9 @@ typedef struct cf_lower_desc {
    many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
    groups at once are taken to be as fast as one.
 
-   *out: a new schedule, to be given to cf_schedule_free; untouched on failure. The given schedule is validated first,
-   without limits, so the errors are those of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and
-   CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can when many chunks leave in many gaps. */
+   The given schedule is validated first, without limits, so the errors are those of cf_schedule_validate;
+   CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can when
+   many chunks leave in many gaps. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1345,7 +1289,7 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
-   >>write    plans, schedules and graphs as text
+   >>write    plans and schedules as text
    ================================================================================================================ */
 
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
@@ -1365,12 +1309,6 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn writ
    action. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
-
-/* Writes a graph for Graphviz (dot): a cluster per stage; activations and gradients solid, state and its gradient
-   dashed, slots dotted; seconds as tooltips. A drawing of many nodes helps nobody: more than max_nodes (0: 500) is
-   CF_ERROR_LIMIT, and nothing is written. */
-CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
-                                           cf_error *error);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -1773,6 +1711,7 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const c
    is allowed. */
 CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
+#undef CF_ENUM_OF
 #undef CF_ENUM_ITEM
 
 #ifdef __cplusplus
@@ -2091,13 +2030,10 @@ static void cf__free(void *memory, void *user) {
 
 /* The caller's allocator, or malloc and free in the same form. */
 static cf_result cf__allocator(const cf_allocator *given, cf_allocator *out, cf_error *error) {
-    cf_allocator standard = {cf__malloc, cf__free, NULL};
-    *out = standard;
-    if (given == NULL || (given->alloc == NULL && given->release == NULL)) return CF_OK;
-    if (given->alloc == NULL) return cf__fail_null(error, "allocator.alloc");
-    if (given->release == NULL) return cf__fail_null(error, "allocator.release");
-    *out = *given;
-    return CF_OK;
+    const cf_allocator standard = {cf__malloc, cf__free, NULL};
+    *out = given != NULL && (given->alloc != NULL || given->release != NULL) ? *given : standard;
+    if (out->alloc == NULL) return cf__fail_null(error, "allocator.alloc");
+    return out->release != NULL ? CF_OK : cf__fail_null(error, "allocator.release");
 }
 
 /* Memory that a caller brought: present, aligned, large enough. */
@@ -2402,10 +2338,7 @@ static int32_t cf__heap_pop(int32_t *heap, int64_t n, const double *keys) {
 static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
     int64_t i;
     for (i = n / 2 - 1; i >= 0; i--) cf__heap_sink(ids, n, i, keys);
-    for (i = n; i > 1; i--) {
-        int32_t least = cf__heap_pop(ids, i, keys);
-        ids[i - 1] = least;
-    }
+    for (i = n; i > 1; i--) ids[i - 1] = cf__heap_pop(ids, i, keys);
 }
 
 /* ================================================================================================================
@@ -3442,6 +3375,7 @@ static inline cf_result cf__plan_within(const cf__plan_check *check, const char 
 static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
+    if (plan == NULL) return cf__fail_null(error, "plan");
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
                                   {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
@@ -3587,8 +3521,7 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
 static cf_result cf__plan_fail_unpacked(const cf__plan_check *check, int64_t sequence) {
     char why[64];
     (void)snprintf(why, sizeof why, "sequence %lld is in no slice", (long long)sequence);
-    (void)cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", -1, why);
-    if (check->error != NULL) check->error->wanted = sequence;
+    if (check->error != NULL) cf__record(check->error, CF_ERROR_PLAN, "slices.sequence", -1, sequence, 0, why, "");
     return CF_ERROR_PLAN;
 }
 
@@ -3622,12 +3555,9 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
                                          const cf_allocator *allocator, cf_error *error) {
     static const cf__recipe recipe = {"n_sequences", 1, cf__plan_check_scratch, NULL, NULL, cf__plan_check_body};
     cf__plan_check check = {plan, lengths, NULL, error};
-    cf_allocator checked;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    CF__TRY(cf__allocator(allocator, &checked, error));
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__plan_check_lengths(&check, n));
-    return cf__make(&recipe, &check, &checked, error);
+    return cf__make(&recipe, &check, allocator, error);
 }
 
 /* ================================================================================================================
@@ -4220,27 +4150,15 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
    >>pipeline
    ================================================================================================================ */
 
-CHUNKFLOW_API const char *cf_pass_name(cf_pass pass) {
-    switch ((int)pass) { CF_PASSES(CF__NAME) }
-    return "?";
-}
-
-CHUNKFLOW_API const char *cf_replay_name(cf_replay replay) {
-    switch ((int)replay) { CF_REPLAYS(CF__NAME) }
-    return "?";
-}
-
+CF__NAMES(cf_pass_name, cf_pass, CF_PASSES, "?")
+CF__NAMES(cf_replay_name, cf_replay, CF_REPLAYS, "?")
+CF__NAMES(cf_edge_name, cf_edge_why, CF_EDGES, "?")
 CF__NAMES(cf_placement_name, cf_placement, CF_PLACEMENTS, "?")
 
 CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v) {
     if (n_stages < 1 || v < 0) return -1;
     if (v < n_stages) return v;
     return placement == CF_PLACEMENT_V && v / n_stages % 2 == 1 ? n_stages - 1 - v % n_stages : v % n_stages;
-}
-
-CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why) {
-    switch ((int)why) { CF_EDGES(CF__NAME) }
-    return "?";
 }
 
 /* ---- passes of a stage ---- */
@@ -4757,12 +4675,11 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
                                  cf_error *error) {
     int64_t i;
     memset(g, 0, sizeof *g);
-    if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
     g->desc.split = g->desc.split != 0;
     g->error = error;
-    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
     CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
     g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, CF_PLACEMENT_LOOP, g->desc.k, g->desc.replay,
@@ -5237,10 +5154,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
    >>schedule
    ================================================================================================================ */
 
-CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind) {
-    switch ((int)kind) { CF_SCHEDULE_KINDS(CF__NAME) }
-    return "?";
-}
+CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
 
 CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc) {
     cf_schedule_desc full;
@@ -7386,11 +7300,10 @@ static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const 
                                     cf_error *error) {
     cf__schedule_maker *m = &search->maker;
     memset(search, 0, sizeof *search);
-    if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
-    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
     CF__TRY(cf__pipe_check_units(plan, m->desc.rank, error));
     m->pipe = cf__pipe_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.placement, m->desc.k,
@@ -8051,9 +7964,8 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     static const cf__recipe recipe = {"n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
     cf__pipeline pipe;
     cf__checker k;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__plan_check_counts(plan, error));
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
@@ -8131,10 +8043,9 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     const cf_bytes *b = &sim->desc.bytes;
     int64_t i;
     memset(sim, 0, sizeof *sim);
-    if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__plan_check_counts(plan, error));
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     if (desc != NULL) sim->desc = *desc;
-    CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
@@ -8996,9 +8907,8 @@ static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *sc
 /* Checks plan and schedule against each other, and counts what a stage needs. */
 static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     memset(r, 0, sizeof *r);
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__plan_check_counts(plan, error));
+    if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__run_check_counts(plan, schedule, error));
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
@@ -9184,17 +9094,12 @@ static void cf__write_members(cf__writer *w, const char *before, const cf__write
 }
 
 /* A double as JSON wants it, whatever the locale's decimal point is. */
-static void cf__write_real(cf__writer *w, double value) {
+static void cf__write_real(cf__writer *w, const char *before, const char *name, double value) {
     char text[40], *c;
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c != 0; c++)
         if (*c == ',') *c = '.';
-    cf__write_text(w, "%s", text);
-}
-
-static void cf__write_real_member(cf__writer *w, const char *before, const char *name, double value) {
-    cf__write_text(w, "%s\"%s\": ", before, name);
-    cf__write_real(w, value);
+    cf__write_text(w, "%s\"%s\": %s", before, name, text);
 }
 
 static cf_result cf__write_start(cf__writer *w, cf_write_fn write, void *user, cf_error *error) {
@@ -9207,8 +9112,7 @@ static cf_result cf__write_start(cf__writer *w, cf_write_fn write, void *user, c
 static cf_result cf__write_end(cf__writer *w, cf_error *error) {
     cf__write_flush(w);
     if (w->code == 0) return CF_OK;
-    (void)cf__refuse(error, CF_ERROR_WRITE, "write", -1, "the callback reported an error");
-    if (error != NULL) error->got = w->code;
+    if (error != NULL) cf__record(error, CF_ERROR_WRITE, "write", -1, 0, w->code, "the callback reported an error", "");
     return CF_ERROR_WRITE;
 }
 
@@ -9257,15 +9161,14 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
     cf__write_members(w, ", \n  ", made, CF__COUNT(made), "");
     cf__write_text(w, ", \n  \"lower_bound\": %lld, \"excess\": %lld", (long long)plan->lower_bound,
                    (long long)stats.excess);
-    cf__write_real_member(w, ", ", "fill", stats.fill);
+    cf__write_real(w, ", ", "fill", stats.fill);
 }
 
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error) {
     cf__writer w;
     int64_t i;
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__plan_check_counts(plan, error));
+    CF__TRY(cf__write_start(&w, write, user, error));
     cf__write_plan_counts(&w, plan);
     cf__write_text(&w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups && w.code == 0; i++) cf__write_group_json(&w, plan, i);
@@ -9286,14 +9189,14 @@ static void cf__write_counts(cf__writer *w, const char *name, const int64_t *val
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     int64_t i;
-    cf__write_real_member(w, "\n  ", "makespan", t->makespan);
-    cf__write_real_member(w, ", ", "busy", t->busy);
-    cf__write_real_member(w, ", ", "replayed", t->replayed);
-    cf__write_real_member(w, ", ", "bubble_useful", t->bubble_useful);
-    cf__write_real_member(w, ", ", "bubble_busy", t->bubble_busy);
+    cf__write_real(w, "\n  ", "makespan", t->makespan);
+    cf__write_real(w, ", ", "busy", t->busy);
+    cf__write_real(w, ", ", "replayed", t->replayed);
+    cf__write_real(w, ", ", "bubble_useful", t->bubble_useful);
+    cf__write_real(w, ", ", "bubble_busy", t->bubble_busy);
     cf__write_text(w, ",\n  \"bounds\": {");
     for (i = 0; i < t->n_bounds; i++)
-        cf__write_real_member(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);
+        cf__write_real(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);
     cf__write_text(w, "}");
     cf__write_counts(w, "peak_live", t->peak_live, t->n_stages);
     cf__write_counts(w, "peak_tokens", t->peak_tokens, t->n_stages);
@@ -9308,8 +9211,8 @@ static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_ti
                    (int)a->stage);
     if (a->pass == CF_F || a->pass == CF_R) cf__write_text(w, ", \"keep\": %s", a->keep ? "true" : "false");
     if (t != NULL) {
-        cf__write_real_member(w, ", ", "start", t->start[id]);
-        cf__write_real_member(w, ", ", "end", t->end[id]);
+        cf__write_real(w, ", ", "start", t->start[id]);
+        cf__write_real(w, ", ", "end", t->end[id]);
         cf__write_text(w, ", \"live\": %d", (int)t->live[id]);
     }
     cf__write_text(w, "}");
@@ -9347,55 +9250,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
         cf__write_text(&w, "]");
     }
     cf__write_text(&w, "]\n}\n");
-    return cf__write_end(&w, error);
-}
-
-/* ---- graphs ---- */
-
-static void cf__write_node_dot(cf__writer *w, const cf_graph *graph, int64_t id) {
-    static const char *const looks[] = {"fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"",
-                                        "fillcolor=\"#f2a154\"", "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
-    const cf_node *node = &graph->nodes[id];
-    cf__write_text(w, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
-    if (graph->n_virtual > 1) cf__write_text(w, " @ %d", (int)node->stage);
-    cf__write_text(w, "\", tooltip=\"");
-    cf__write_real(w, node->seconds);
-    cf__write_text(w, " s\", %s];\n", looks[node->pass]);
-}
-
-static void cf__write_edge_dot(cf__writer *w, const cf_edge *edge) {
-    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
-                                                     "style=solid, color=\"#b05a00\"",
-                                                     "style=dashed, constraint=false",
-                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
-                                                     "style=solid, color=\"#5b8def\"",
-                                                     "style=solid, color=gray",
-                                                     "style=dotted, constraint=false, color=gray"};
-    cf__write_text(w, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
-              cf_edge_name((cf_edge_why)edge->why));
-}
-
-CHUNKFLOW_API cf_result cf_write_graph_dot(const cf_graph *graph, int64_t max_nodes, cf_write_fn write, void *user,
-                                           cf_error *error) {
-    cf__writer w;
-    int64_t most = max_nodes == 0 ? 500 : max_nodes, stage, i;
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    CF__TRY(cf__write_start(&w, write, user, error));
-    if (max_nodes < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
-    if (graph->n_nodes > most)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
-                        "is too many to draw; raise max_nodes, or draw fewer chunks");
-    cf__write_text(&w, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
-    cf__write_text(&w, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
-    for (stage = 0; stage < graph->n_stages && graph->n_nodes > 0; stage++) {
-        cf__write_text(&w, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage,
-                       (long long)stage);
-        for (i = 0; i < graph->n_nodes; i++)
-            if (graph->nodes[i].stage % graph->n_stages == stage) cf__write_node_dot(&w, graph, i);
-        cf__write_text(&w, "  }\n");
-    }
-    for (i = 0; i < graph->n_edges; i++) cf__write_edge_dot(&w, &graph->edges[i]);
-    cf__write_text(&w, "}\n");
     return cf__write_end(&w, error);
 }
 

@@ -32,6 +32,23 @@ build() {
     return 1
 }
 
+# object NAME COMPILER FLAG... FILE: compiles a file, and leaves where in $object. What is the same text once it is
+# preprocessed (with NDEBUG and without, say) is compiled once by a compiler with the same flags.
+object() {
+    name=$1
+    shift
+    build "$name" "$@" -E -P -o "$OUT/text" || return 1
+    flags=
+    for word in "$@"; do
+        case $word in
+            -D* | -I* | *.c | *.cc) ;;
+            *) flags="$flags $word" ;;
+        esac
+    done
+    object=$OUT/object-$({ echo "$flags"; cat "$OUT/text"; } | cksum | tr ' ' -).o
+    [ -f "$object" ] || build "$name" "$@" -c -o "$object"
+}
+
 # run NAME PROGRAM EXPECTED-OUTPUT
 run() {
     "$2" >"$OUT/$1.out" 2>&1
@@ -57,7 +74,7 @@ language_flags() {
 # same to it. Elsewhere NDEBUG is compiled without.
 mode_flags() { # mode, standard or "plain"
     case $1-$2 in
-        debug-*) printf '%s' "-O0 -g" ;;
+        debug-*) printf '%s' "-O0" ;;
         ndebug-c11 | ndebug-plain) printf '%s' "-O0 -DNDEBUG" ;;
         ndebug-*) printf '%s' "-O2 -DNDEBUG" ;;
     esac
@@ -75,33 +92,38 @@ driver() { # compiler, standard
 one_file() { # compiler, standard, mode
     name=one-file-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN -I"$TOP" "$SOURCES/one_file.c" \
-        -o "$OUT/$name" && run "$name" "$OUT/$name" "passes 13"
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN -I"$TOP" \
+        "$SOURCES/one_file.c" &&
+        build "$name" $(driver "$1" "$2") "$object" -o "$OUT/$name" && run "$name" "$OUT/$name" "passes 13"
 }
 
 # What it shows is that the two files fit together, optimised or not.
 two_files() { # compiler, mode
     name=two-files-$1-$2
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) $(mode_flags "$2" plain) $WARN -I"$TOP" "$SOURCES/user.c" \
-        "$SOURCES/implementation.c" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
+    object "$name" "$1" $(language_flags c99) $(mode_flags "$2" plain) $WARN -I"$TOP" "$SOURCES/implementation.c" &&
+        build "$name" "$1" $(language_flags c99) $(mode_flags "$2" plain) $WARN -I"$TOP" "$SOURCES/user.c" \
+            -x none "$object" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
 }
 
 # A C++ program on top of the library compiled as C, and as C++.
 cplusplus_user() { # compiler, standard of the implementation
     name=c++-user-$1-$2
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") -O0 $WARN -I"$TOP" -c "$SOURCES/implementation.c" \
-        -o "$OUT/$name.o" || return 0
-    build "$name" $(driver "$1" c++11) -std=c++11 -O0 $WARN -I"$TOP" "$SOURCES/user.cc" "$OUT/$name.o" \
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") -O0 $WARN -I"$TOP" "$SOURCES/implementation.c" || return 0
+    build "$name" $(driver "$1" c++11) -std=c++11 -O0 $WARN -I"$TOP" "$SOURCES/user.cc" "$object" \
         -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
 }
 
 static_mode() { # compiler, standard, mode
     name=static-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
-        "$SOURCES/static_one.c" "$SOURCES/static_two.c" -o "$OUT/$name" || return 0
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
+        "$SOURCES/static_one.c" || return 0
+    static_one=$object
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
+        "$SOURCES/static_two.c" || return 0
+    build "$name" $(driver "$1" "$2") "$static_one" "$object" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of the library is visible outside its file"
         return 0
@@ -200,7 +222,7 @@ header_example() { # compiler
         fail "$name" "no program found in the header's comment"
         return 0
     fi
-    build "$name" "$1" -std=c99 -O1 $WARN -I"$TOP" "$OUT/$name.c" -o "$OUT/$name" || return 0
+    build "$name" "$1" -std=c99 -O0 $WARN -I"$TOP" "$OUT/$name.c" -o "$OUT/$name" || return 0
     "$OUT/$name" >"$OUT/$name.out" 2>&1
     status=$?
     if [ $status -ne 0 ]; then
@@ -247,7 +269,7 @@ int main(void) {
     return 0;
 }
 END
-    build "$name" "$1" -std=c99 -O1 $WARN -I"$TOP" "$OUT/$name.c" -o "$OUT/$name" || return 0
+    build "$name" "$1" -std=c99 -O0 $WARN -I"$TOP" "$OUT/$name.c" -o "$OUT/$name" || return 0
     "$OUT/$name" >"$OUT/$name.out" 2>"$OUT/$name.err"
     if [ "$(cat "$OUT/$name.out")" != "0: 3 updates, 18 passes
 1: 1 updates, 6 passes" ]; then
@@ -264,20 +286,22 @@ END
 tune_files() { # compiler, standard, mode
     name=tune-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN $TUNE \
-        -c "$SOURCES/tune_implementation.c" -o "$OUT/$name.tune.o" &&
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$2") $WARN $TUNE \
+        "$SOURCES/tune_implementation.c" || return 0
+    tuner=$object
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
+        "$SOURCES/implementation.c" &&
         build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
-            -c "$SOURCES/implementation.c" -o "$OUT/$name.o" &&
-        build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
-            "$SOURCES/tune_user.c" -x none "$OUT/$name.tune.o" "$OUT/$name.o" -o "$OUT/$name" &&
+            "$SOURCES/tune_user.c" -x none "$tuner" "$object" -o "$OUT/$name" &&
         run "$name" "$OUT/$name" "budget 64, h200"
 }
 
 tune_one_file() { # compiler, standard, mode
     name=tune-one-file-$1-$2-$3
     wanted "$name" || return 0
-    build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
-        "$SOURCES/tune_one_file.c" -o "$OUT/$name" || return 0
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
+        "$SOURCES/tune_one_file.c" &&
+        build "$name" $(driver "$1" "$2") "$object" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of a library is visible outside its file"
         return 0
@@ -290,7 +314,7 @@ tune_example() { # compiler
     wanted "$name" || return 0
     awk '/A complete program/ { on = 1; next } on && /^   [^ ]/ { exit } on { print }' "$TOP/tools/chunkflow_tune.h" \
         >"$OUT/$name.c"
-    build "$name" "$1" -std=c99 -O1 $WARN $TUNE "$OUT/$name.c" -o "$OUT/$name" || return 0
+    build "$name" "$1" -std=c99 -O0 $WARN $TUNE "$OUT/$name.c" -o "$OUT/$name" || return 0
     if "$OUT/$name" >"$OUT/$name.out" 2>&1 && grep -q '^ChunkSize [0-9]*, K [0-9]*, [a-z0-9]*: ' "$OUT/$name.out"; then
         ok "$name"
     else
@@ -322,7 +346,7 @@ same_bits() { # compiler
     ok "$name"
 }
 
-rm -f "$OUT/same-bits.reference"
+rm -f "$OUT/same-bits.reference" "$OUT"/object-*.o
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null 2>&1; then
         wanted $compiler && skip "all-of-$compiler" "there is no $compiler here"

@@ -61,14 +61,16 @@ cpu_seconds() {
         }' "$out/times")
 }
 
-compile() {
+compile() { # ARCHITECTURE CODE KIND-OF-CODE OPTION...
     arch=$1
     code=$2
+    kinds=$3
+    shift 3
     log=$out/$code.log
     cpu_seconds
     before=$seconds
     if "$NVCC" -O3 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v \
-            -gencode "arch=$arch,code=$code" -I. -c chunkflow_cuda.cu -o "$out/$code.o" >"$log" 2>&1; then
+            -gencode "arch=$arch,code=$kinds" "$@" -I. -c chunkflow_cuda.cu -o "$out/$code.o" >"$log" 2>&1; then
         ok "compiles for $code without warnings"
     else
         grep -E 'error|warning' "$log" >"$out/why"
@@ -84,27 +86,24 @@ compile() {
     else fail "$code: compiler time" "$seconds s, 60 allowed"; fi
 }
 
-compile compute_80 sm_80
-compile compute_90a sm_90a
+# With NCCL, where its header is, for one of the two: which device it is for makes no difference to the host's code.
+nccl=
+if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then nccl=-DCHUNKFLOW_NCCL
+else printf 'note: there is no nccl.h; NCCL is not compiled\n'; fi
 
-# Machine-independent code, for devices that come later; the driver compiles it.
-if "$NVCC" -O3 -std=c++17 -Werror all-warnings -gencode arch=compute_80,code=compute_80 -I. -c chunkflow_cuda.cu \
-        -o "$out/compute_80.o" >"$out/compute_80.log" 2>&1; then
-    ok "compiles to PTX for compute_80"
+# With the machine-independent code that sm_80 is made from, for devices that come later; the driver compiles it.
+compile compute_80 sm_80 '[sm_80,compute_80]' --no-compress
+# shellcheck disable=SC2086
+compile compute_90a sm_90a sm_90a $nccl
+
+if grep -qa '^\.target sm_80' "$out/sm_80.o"; then
+    ok "the object holds PTX for compute_80"
 else
-    fail "compiles to PTX for compute_80" "it does not" "$out/compute_80.log"
+    fail "the object holds PTX for compute_80" "it does not"
 fi
-
-# With NCCL, where its header is.
-if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then
-    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -DCHUNKFLOW_NCCL \
-            -gencode arch=compute_80,code=compute_80 -I. -c chunkflow_cuda.cu -o "$out/nccl.o" >"$out/nccl.log" 2>&1; then
-        ok "compiles with CHUNKFLOW_NCCL"
-    else
-        fail "compiles with CHUNKFLOW_NCCL" "it does not" "$out/nccl.log"
-    fi
-else
-    printf 'note: there is no nccl.h; NCCL is not compiled\n'
+if [ -n "$nccl" ]; then
+    if nm -u "$out/sm_90a.o" 2>/dev/null | grep -q ' ncclSend$'; then ok "compiles with CHUNKFLOW_NCCL"
+    else fail "compiles with CHUNKFLOW_NCCL" "it calls no ncclSend"; fi
 fi
 
 # The object offers the functions of the header and nothing else (nvcc gives names without linkage a unique prefix), and

@@ -1,6 +1,6 @@
 /* record.c - writes down what the library does with seeded inputs, so that two versions of it can be compared.
 
-       cc -std=c99 -O2 -I. -DRECORD_TUNE_HEADER tests/record.c tools/schedule_csv.c tools/schedule_new.c -o record -lm
+       make build/record
        record [FIRST COUNT]    cases FIRST .. FIRST + COUNT - 1 (0 2000), one line for each thing made
        record --full CASE      everything of one case in full
        record --hash COUNT     one number over plans, schedules and timelines of so many cases
@@ -22,6 +22,7 @@
 #endif
 #include "chunkflow.h"
 #ifndef RECORD_HASH_ONLY
+#include "tools/graph_dot.h"
 #include "tools/schedule_csv.h"
 #endif
 
@@ -831,7 +832,7 @@ static void record_dot(const cf_graph *graph) {
     collector c = new_collector();
     cf_error error = no_error();
     int64_t most = one_in(2) ? 0 : 200;
-    cf_result code = cf_write_graph_dot(graph, most, collect, &c, &error);
+    cf_result code = graph_dot_write(graph, most, NULL, collect, &c, &error);
     begin("dot");
     finish_text(code, &c, &error);
 }
@@ -2027,7 +2028,7 @@ static void record_null_readers(const batch *b, const cf_plan *plan, const cf_sc
     REFUSED("json.plan", cf_write_plan_json(NULL, collect, &c, &error));
     REFUSED("json.write", cf_write_plan_json(plan, NULL, &c, &error));
     REFUSED("json.schedule", cf_write_schedule_json(NULL, NULL, collect, &c, &error));
-    REFUSED("dot.graph", cf_write_graph_dot(NULL, 0, collect, &c, &error));
+    REFUSED("dot.graph", graph_dot_write(NULL, 0, NULL, collect, &c, &error));
     REFUSED("csv.schedule", schedule_csv_write(plan, NULL, NULL, collect, &c, &error));
     cf_plan_measure(NULL, NULL, &stats);
     begin("null.measure");

@@ -692,68 +692,7 @@ TEST(graph_survives_every_failed_allocation) {
     cf_plan_free(plan);
 }
 
-/* ---- drawing ---- */
-
-typedef struct text {
-    char *at;
-    size_t n, room;
-    int stop_after; /* pieces; 0: never */
-} text;
-
-static int collect(const char *piece, size_t bytes, void *user) {
-    text *t = (text *)user;
-    if (t->stop_after > 0 && --t->stop_after == 0) return 7;
-    if (t->n + bytes + 1 > t->room) {
-        t->room = 2 * (t->n + bytes + 1);
-        t->at = (char *)realloc(t->at, t->room);
-        if (!t->at) abort();
-    }
-    memcpy(t->at + t->n, piece, bytes);
-    t->n += bytes;
-    t->at[t->n] = 0;
-    return 0;
-}
-
-static int64_t count(const char *in, const char *word) {
-    int64_t n = 0;
-    for (; (in = strstr(in, word)) != NULL; in++) n++;
-    return n;
-}
-
-TEST(dot) {
-    cf_plan *plan;
-    cf_graph *g = example(&plan);
-    text t = {NULL, 0, 0, 0};
-    cf_error error;
-    REQUIRE(g != NULL);
-    CHECK_INT(cf_write_graph_dot(g, 0, collect, &t, &error), CF_OK);
-    REQUIRE(t.at != NULL);
-    CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
-    CHECK_INT(count(t.at, " [label="), g->n_nodes);
-    CHECK_INT(count(t.at, " -> "), g->n_edges);
-    CHECK(strstr(t.at, "digraph chunkflow {\n  rankdir=LR;\n") != NULL);
-    CHECK(strstr(t.at, "    n0 [label=\"F 0\", tooltip=\"3 s\", fillcolor=\"#397af2\", fontcolor=white];\n") != NULL);
-    CHECK_INT(count(t.at, "style=dotted"), count(t.at, "tooltip=\"slot\""));
-    CHECK_INT(count(t.at, "style=dashed"), count(t.at, "tooltip=\"state\"") + count(t.at, "tooltip=\"state gradient\""));
-    CHECK_INT(count(t.at, "{"), count(t.at, "}"));
-    CHECK_STR(t.at + t.n - 2, "}\n");
-    t.n = 0;
-    CHECK_INT(cf_write_graph_dot(g, g->n_nodes - 1, collect, &t, &error), CF_ERROR_LIMIT);
-    CHECK_STR(error.field, "n_nodes");
-    CHECK_INT(error.wanted, g->n_nodes - 1);
-    CHECK_INT(error.got, g->n_nodes);
-    CHECK_INT(cf_write_graph_dot(g, -1, collect, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT((int64_t)t.n, 0);
-    CHECK_INT(cf_write_graph_dot(g, g->n_nodes, collect, &t, &error), CF_OK);
-    t.stop_after = 1;
-    CHECK_INT(cf_write_graph_dot(g, 0, collect, &t, &error), CF_ERROR_WRITE);
-    CHECK_INT(error.got, 7);
-    CHECK_INT(cf_write_graph_dot(NULL, 0, collect, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_write_graph_dot(g, 0, NULL, &t, &error), CF_ERROR_ARGUMENT);
-    free(t.at);
-    cf_graph_free(g);
-    cf_plan_free(plan);
-}
+/* ---- names ---- */
 
 TEST(names_of_edges) {
     CHECK_STR(cf_edge_name(CF_EDGE_ACTIVATION), "activation");
@@ -766,5 +705,4 @@ SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions
       CASE(critical_path_is_the_simulators_bound),
       CASE(bounds_of_the_papers_example), CASE(ready_counts_lead_through_the_graph), CASE(damaged_graphs_are_named),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(graph_options_are_checked),
-      CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(dot),
-      CASE(names_of_edges));
+      CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));

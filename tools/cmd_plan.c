@@ -1,6 +1,7 @@
 /* cmd_plan.c - chunkflow plan: pack a list of lengths, order the passes of its chunks and simulate that. */
 
 #include "chart.h"
+#include "graph_dot.h"
 #include "pipeline.h"
 #include "schedule_csv.h"
 #include "trace.h"
@@ -282,7 +283,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     desc.timing = &timing;
     for (i = 0; i < schedule->n_actions; i++) desc.split |= schedule->actions[i].pass == CF_W;
     result = cf_graph_make(made->packed.plan, &desc, &graph, error);
-    if (result == CF_OK) result = cf_write_graph_dot(graph, made->asked->max_nodes, cli_write, to, error);
+    if (result == CF_OK) result = graph_dot_write(graph, made->asked->max_nodes, NULL, cli_write, to, error);
     if (result == CF_ERROR_LIMIT && strcmp(error->field, "n_nodes") == 0)
         snprintf(error->text, sizeof error->text, "--dot: got %lld passes, wanted at most %lld: raise --max-nodes",
                  (long long)error->got, (long long)error->wanted);

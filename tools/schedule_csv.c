@@ -1,9 +1,10 @@
 /* schedule_csv.c - schedules as CSV, out and in. */
 
 #include "schedule_csv.h"
+#include "error_record.h"
 #include "schedule_new.h"
+#include "text_out.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define TRY(call)                         \
@@ -12,21 +13,11 @@
         if (tried != CF_OK) return tried; \
     } while (0)
 
-static cf_result fail_null(cf_error *error, const char *field) {
-    return schedule_fail(error, CF_ERROR_ARGUMENT, field, -1, 0, 0, "%s: must not be NULL", field);
-}
-
-static cf_result fail(cf_error *error, cf_result code, const char *field, int64_t wanted, int64_t got,
-                      const char *why) {
-    return schedule_fail(error, code, field, -1, wanted, got, "%s: %s (wanted %lld, got %lld)", field, why,
-                         (long long)wanted, (long long)got);
-}
-
 static cf_result check_format(schedule_csv_format format, cf_error *error) {
     int64_t got = (int64_t)format, last = SCHEDULE_CSV_FORMAT_COUNT - 1;
 
     if (got >= 0 && got <= last) return CF_OK;
-    return fail(error, CF_ERROR_ARGUMENT, "format", got < 0 ? 0 : last, got, "there is no such choice");
+    return error_numbers(error, CF_ERROR_ARGUMENT, "format", got < 0 ? 0 : last, got, "there is no such choice");
 }
 
 static int is_transfer(const cf_action *a) { return a->pass >= CF_COMPUTE_PASS_COUNT; }
@@ -34,27 +25,6 @@ static int is_transfer(const cf_action *a) { return a->pass >= CF_COMPUTE_PASS_C
 /* ----------------------------------------------------------------------------------------------------------------
    Writing
    ---------------------------------------------------------------------------------------------------------------- */
-
-/* Text on its way out. After a refused piece the rest is swallowed. */
-typedef struct writer {
-    cf_write_fn write;
-    void *user;
-    int code; /* the first answer of the callback that was not 0 */
-    size_t used;
-    char text[4096];
-} writer;
-
-enum { MOST_CELL = 256 }; /* more bytes than any cell has */
-
-static void flush(writer *w) {
-    if (w->code == 0 && w->used > 0) w->code = w->write(w->text, w->used, w->user);
-    w->used = 0;
-}
-
-static void put(writer *w, int n) {
-    w->used += (size_t)n;
-    if (sizeof w->text - w->used < MOST_CELL) flush(w);
-}
 
 static int is_extension(const cf_action *a) {
     return a->pass == CF_R || a->pass == CF_SEND_R || a->pass == CF_RECV_R || a->pass == CF_OFFLOAD ||
@@ -73,47 +43,41 @@ static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule
     TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
     TRY(check_format(desc->format, error));
     if (desc->format == SCHEDULE_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return schedule_fail(error, CF_ERROR_ARGUMENT, "format", -1, 0, 0,
-                             "format: the schedule has no transfers to write; lower it first");
+        return error_record(error, CF_ERROR_ARGUMENT, "format", -1, 0, 0,
+                            "format: the schedule has no transfers to write; lower it first");
     for (i = 0; i < schedule->n_actions && !desc->extensions; i++)
         if (is_extension(&schedule->actions[i]) && !is_left_out(&schedule->actions[i], desc))
-            return schedule_fail(error, CF_ERROR_ARGUMENT, "extensions", i, 0, 0,
-                                 "extensions[%lld]: PyTorch's files do not have such a pass", (long long)i);
+            return error_record(error, CF_ERROR_ARGUMENT, "extensions", i, 0, 0,
+                                "extensions[%lld]: PyTorch's files do not have such a pass", (long long)i);
     return CF_OK;
 }
 
-static void write_row(writer *w, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+static void write_row(text_out *to, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                       const schedule_csv_desc *desc) {
     const char *comma = "";
     int64_t i;
 
-    for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w->code == 0; i++) {
+    for (i = schedule->first[stage]; i < schedule->first[stage + 1] && to->code == 0; i++) {
         const cf_action *a = &schedule->actions[i];
         if (is_left_out(a, desc)) continue;
-        put(w, snprintf(w->text + w->used, MOST_CELL, "%s%d%s%lld", comma, (int)a->stage,
-                        cf_pass_name((cf_pass)a->pass), (long long)(a->chunk - schedule->rank * plan->n_steps)));
+        text_out_put(to, "%s%d%s%lld", comma, (int)a->stage, cf_pass_name((cf_pass)a->pass),
+                     (long long)(a->chunk - schedule->rank * plan->n_steps));
         comma = ",";
     }
-    put(w, snprintf(w->text + w->used, MOST_CELL, "\r\n"));
+    text_out_put(to, "\r\n");
 }
 
 cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
                              cf_write_fn write, void *user, cf_error *error) {
     static const schedule_csv_desc defaults;
-    writer w;
+    text_out to;
     int64_t stage;
 
     if (!desc) desc = &defaults;
     TRY(check_writable(plan, schedule, desc, error));
-    if (!write) return fail_null(error, "write");
-    w.write = write;
-    w.user = user;
-    w.code = 0;
-    w.used = 0;
-    for (stage = 0; stage < schedule->n_stages && w.code == 0; stage++) write_row(&w, plan, schedule, stage, desc);
-    flush(&w);
-    if (w.code == 0) return CF_OK;
-    return schedule_fail(error, CF_ERROR_WRITE, "write", -1, 0, w.code, "write: the callback reported an error");
+    TRY(text_out_begin(&to, write, user, error));
+    for (stage = 0; stage < schedule->n_stages && to.code == 0; stage++) write_row(&to, plan, schedule, stage, desc);
+    return text_out_end(&to, error);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -146,9 +110,9 @@ static cf_result bad_cell(const reader *r, const cell *c, const char *why) {
     for (i = 0; i < c->n && i + 1 < sizeof excerpt; i++)
         excerpt[i] = (char)(c->text[i] >= ' ' && c->text[i] <= '~' ? c->text[i] : '?');
     excerpt[i] = 0;
-    return schedule_fail(r->error, CF_ERROR_TEXT, "csv", c->line, 0, c->column,
-                         "csv line %lld, column %lld: %s: \"%s\"", (long long)c->line, (long long)c->column, why,
-                         excerpt);
+    return error_record(r->error, CF_ERROR_TEXT, "csv", c->line, 0, c->column,
+                        "csv line %lld, column %lld: %s: \"%s\"", (long long)c->line, (long long)c->column, why,
+                        excerpt);
 }
 
 static void rewind_text(reader *r) {
@@ -253,14 +217,14 @@ static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
 
-    if (!text && r->bytes > 0) return fail_null(r->error, "text");
+    if (!text && r->bytes > 0) return error_null(r->error, "text");
     TRY(check_format(r->desc.format, r->error));
     memset(&order, 0, sizeof order);
     order.kind = r->desc.kind;
     order.replay = r->desc.replay;
     order.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
-    return r->desc.k >= 0 ? CF_OK : fail(r->error, CF_ERROR_ARGUMENT, "k", 0, r->desc.k, "is too small");
+    return r->desc.k >= 0 ? CF_OK : error_numbers(r->error, CF_ERROR_ARGUMENT, "k", 0, r->desc.k, "is too small");
 }
 
 /* First time through: every cell must be an action, and the dialect must be one. Fills in rows, actions, virtual stages
@@ -277,7 +241,8 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
         if (is_transfer(&action) && format == SCHEDULE_CSV_COMPUTE_ONLY)
             return bad_cell(r, &r->cell, "there is a transfer in a file that is said to hold passes only");
         if (header->n_actions == CF_MAX_ACTIONS)
-            return fail(r->error, CF_ERROR_LIMIT, "n_actions", CF_MAX_ACTIONS, header->n_actions + 1, "is too large");
+            return error_numbers(r->error, CF_ERROR_LIMIT, "n_actions", CF_MAX_ACTIONS, header->n_actions + 1,
+                                 "is too large");
         if (is_transfer(&action)) header->lowered = 1;
         if (action.stage >= header->n_virtual) header->n_virtual = (int64_t)action.stage + 1;
         header->n_actions++;
@@ -306,11 +271,11 @@ static cf_result finish_header(const reader *r, cf_schedule *header) {
     header->rank = r->desc.rank;
     header->n_chunks = r->plan->n_chunks;
     if (all % header->n_stages != 0)
-        return fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", header->n_stages, all,
-                    "the number of virtual stages is no multiple of the number of rows");
+        return error_numbers(r->error, CF_ERROR_SCHEDULE, "n_virtual", header->n_stages, all,
+                             "the number of virtual stages is no multiple of the number of rows");
     if (header->n_actions < needed)
-        return fail(r->error, CF_ERROR_SCHEDULE, "n_actions", needed, header->n_actions,
-                    "every chunk needs two passes on every virtual stage");
+        return error_numbers(r->error, CF_ERROR_SCHEDULE, "n_actions", needed, header->n_actions,
+                             "every chunk needs two passes on every virtual stage");
     return CF_OK;
 }
 
@@ -386,7 +351,7 @@ cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan,
     r.error = error;
     TRY(check_arguments(&r, text));
     TRY(count_actions(&r, &header));
-    if (!out) return fail_null(error, "out");
+    if (!out) return error_null(error, "out");
     TRY(finish_header(&r, &header));
     TRY(schedule_new(&header, r.desc.allocator, &schedule, error));
     result = fill_actions(&r, schedule);

@@ -1,27 +1,10 @@
-/* schedule_new.c - a schedule in one block, and errors in the library's form. */
+/* schedule_new.c - a schedule in one block. */
 
 #include "schedule_new.h"
+#include "error_record.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-cf_result schedule_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
-                        const char *format, ...) {
-    va_list arguments;
-
-    if (!error) return code;
-    error->code = code;
-    error->field = field;
-    error->item = item;
-    error->wanted = wanted;
-    error->got = got;
-    va_start(arguments, format);
-    (void)vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
-    return code;
-}
 
 static void *standard_alloc(size_t bytes, void *user) {
     (void)user;
@@ -38,8 +21,8 @@ static cf_result choose_allocator(const cf_allocator *given, cf_allocator *out, 
 
     *out = given && (given->alloc || given->release) ? *given : standard;
     if (out->alloc && out->release) return CF_OK;
-    return schedule_fail(error, CF_ERROR_ARGUMENT, out->alloc ? "allocator.release" : "allocator.alloc", -1, 0, 0,
-                         "%s: must not be NULL", out->alloc ? "allocator.release" : "allocator.alloc");
+    return error_record(error, CF_ERROR_ARGUMENT, out->alloc ? "allocator.release" : "allocator.alloc", -1, 0, 0,
+                        "%s: must not be NULL", out->alloc ? "allocator.release" : "allocator.alloc");
 }
 
 /* Zeroed memory, or NULL and the error; never no bytes at all, for which NULL would be no failure. */
@@ -47,8 +30,8 @@ static void *allocate(const cf_allocator *allocator, size_t bytes, cf_error *err
     void *memory = allocator->alloc(bytes > 0 ? bytes : 1, allocator->user);
 
     if (memory) return memset(memory, 0, bytes);
-    schedule_fail(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0,
-                  "allocator: gave no memory (wanted %llu bytes)", (unsigned long long)bytes);
+    error_record(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0,
+                 "allocator: gave no memory (wanted %llu bytes)", (unsigned long long)bytes);
     return NULL;
 }
 
@@ -62,7 +45,7 @@ cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator,
 
     if (result != CF_OK) return result;
     if ((uint64_t)header->n_stages >= most / sizeof(int64_t) || (uint64_t)header->n_actions > most / sizeof(cf_action))
-        return schedule_fail(error, CF_ERROR_OVERFLOW, "bytes", -1, 0, 0, "bytes: does not fit in memory");
+        return error_record(error, CF_ERROR_OVERFLOW, "bytes", -1, 0, 0, "bytes: does not fit in memory");
     bytes += n_first * sizeof(int64_t) + n_actions * sizeof(cf_action);
     schedule = (cf_schedule *)allocate(&used, bytes, error);
     if (!schedule) return CF_ERROR_MEMORY;

@@ -1,14 +1,10 @@
-/* schedule_new.h - what a reader of files needs to make a schedule as the library does: the error record, and a
-   schedule in one block from the caller's allocator. */
+/* schedule_new.h - what a reader of files needs to make a schedule as the library does: in one block from the
+   caller's allocator. */
 
 #ifndef CHUNKFLOW_SCHEDULE_NEW_H
 #define CHUNKFLOW_SCHEDULE_NEW_H
 
 #include "../chunkflow.h"
-
-/* Fills in the record (NULL: there is none) and returns the code. format: the whole text. */
-cf_result schedule_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
-                        const char *format, ...);
 
 /* A schedule with the counts and labels of `header` and room for its lists, all of it zero. *out: to be given to
    cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT (half an allocator), CF_ERROR_OVERFLOW,

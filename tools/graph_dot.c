@@ -1,0 +1,77 @@
+/* graph_dot.c - graphs for Graphviz. */
+
+#include "graph_dot.h"
+#include "error_record.h"
+#include "text_out.h"
+
+#include <stdio.h>
+
+#define TRY(call)                         \
+    do {                                  \
+        cf_result tried = (call);         \
+        if (tried != CF_OK) return tried; \
+    } while (0)
+
+/* Seconds, whatever the locale's decimal point is. */
+static void write_real(text_out *to, double value) {
+    char text[40], *c;
+
+    (void)snprintf(text, sizeof text, "%.17g", value);
+    for (c = text; *c; c++)
+        if (*c == ',') *c = '.';
+    text_out_put(to, "%s", text);
+}
+
+static void write_node(text_out *to, const cf_graph *graph, int64_t id) {
+    static const char *const looks[CF_COMPUTE_PASS_COUNT] = {
+        "fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"", "fillcolor=\"#f2a154\"",
+        "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
+    const cf_node *node = &graph->nodes[id];
+
+    text_out_put(to, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
+    if (graph->n_virtual > 1) text_out_put(to, " @ %d", (int)node->stage);
+    text_out_put(to, "\", tooltip=\"");
+    write_real(to, node->seconds);
+    text_out_put(to, " s\", %s];\n", looks[node->pass]);
+}
+
+static void write_edge(text_out *to, const cf_edge *edge) {
+    static const char *const looks[CF_EDGE_COUNT] = {"style=solid",
+                                                     "style=solid, color=\"#b05a00\"",
+                                                     "style=dashed, constraint=false",
+                                                     "style=dashed, constraint=false, color=\"#b05a00\"",
+                                                     "style=solid, color=\"#5b8def\"",
+                                                     "style=solid, color=gray",
+                                                     "style=dotted, constraint=false, color=gray"};
+
+    text_out_put(to, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
+                 cf_edge_name((cf_edge_why)edge->why));
+}
+
+static void write_stage(text_out *to, const cf_graph *graph, int64_t stage) {
+    int64_t i;
+
+    text_out_put(to, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
+    for (i = 0; i < graph->n_nodes; i++)
+        if (graph->nodes[i].stage % graph->n_stages == stage) write_node(to, graph, i);
+    text_out_put(to, "  }\n");
+}
+
+cf_result graph_dot_write(const cf_graph *graph, int64_t max_nodes, const cf_allocator *allocator, cf_write_fn write,
+                          void *user, cf_error *error) {
+    int64_t most = max_nodes == 0 ? 500 : max_nodes, i;
+    text_out to;
+
+    TRY(cf_graph_validate(graph, allocator, error));
+    TRY(text_out_begin(&to, write, user, error));
+    if (max_nodes < 0) return error_numbers(error, CF_ERROR_ARGUMENT, "max_nodes", 0, max_nodes, "is negative");
+    if (graph->n_nodes > most)
+        return error_numbers(error, CF_ERROR_LIMIT, "n_nodes", most, graph->n_nodes,
+                             "is too many to draw; raise max_nodes, or draw fewer chunks");
+    text_out_put(&to, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    text_out_put(&to, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
+    for (i = 0; i < graph->n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i);
+    for (i = 0; i < graph->n_edges; i++) write_edge(&to, &graph->edges[i]);
+    text_out_put(&to, "}\n");
+    return text_out_end(&to, error);
+}
