@@ -6338,6 +6338,13 @@ typedef struct cf__dispatch {
     double makespan;
 } cf__dispatch;
 
+/* The virtual stage of a pass, and its chunk. Divides 32 bits, which takes a fraction of the time of 64. */
+static int64_t cf__dispatch_stage(const cf__dispatch *d, int32_t id, int64_t *chunk) {
+    uint32_t cell = (uint32_t)id / CF__PIPE_PLACES, v = cell / (uint32_t)d->pipe->n;
+    *chunk = cell - v * (uint32_t)d->pipe->n;
+    return v;
+}
+
 static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__PIPE_PLACES; }
 
 static int64_t cf__dispatch_queues(const cf__schedule_maker *m) { return CF__DISPATCH_FRESH + m->desc.n_virtual; }
@@ -6425,7 +6432,7 @@ static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int
 /* A pass becomes a choice of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t v = cf__dispatch_cell(id) / d->pipe->n, chunk = cf__dispatch_cell(id) - v * d->pipe->n;
+    int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
     if (place == CF_F && chunk == cf__schedule_unit(d->maker, chunk)->first)
         cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->maker->unit_of[chunk], d->place);
@@ -6616,8 +6623,10 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
 /* A replay, or -1 if there is no place for it: the one of a chunk that was dropped by itself has none of its own. */
 static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t v = cf__dispatch_cell(id) / d->pipe->n, chunk = cf__dispatch_cell(id) - v * d->pipe->n;
-    if (id < 0 || *cf__dispatch_kept(d, chunk, v) > 0) return id;
+    int64_t chunk, v;
+    if (id < 0) return id;
+    v = cf__dispatch_stage(d, id, &chunk);
+    if ( *cf__dispatch_kept(d, chunk, v) > 0) return id;
     if (worker->room.chunks < 1) return -1;
     if (d->maker->needs == NULL) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
@@ -6687,7 +6696,7 @@ static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, 
 /* Runs a pass on a free stage. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t cell = cf__dispatch_cell(id), v = cell / d->pipe->n, chunk = cell - v * d->pipe->n;
+    int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
     int place = cf__dispatch_place(id);
     double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
     if (place == CF_R && *cf__dispatch_kept(d, chunk, v) == 0)
@@ -6760,9 +6769,14 @@ static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id);
-    int64_t v = cf__dispatch_cell(id) / d->pipe->n, fresh = CF__DISPATCH_FRESH + v / d->pipe->n_stages;
-    if (cf__dispatch_top(worker, queue) == id) cf__dispatch_pop(worker, queue, d->urgency);
-    else cf__dispatch_start_unit(d, stage, cf__dispatch_pop(worker, fresh, d->place), v);
+    int64_t chunk, v;
+    if (cf__dispatch_top(worker, queue) == id) {
+        cf__dispatch_pop(worker, queue, d->urgency);
+        return;
+    }
+    v = cf__dispatch_stage(d, id, &chunk);
+    cf__dispatch_start_unit(
+        d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->place), v);
 }
 
 /* A stage that is free at `now` takes a pass, or waits. */
@@ -6807,7 +6821,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
             int place = cf__dispatch_place(worker->done[i]);
-            int64_t cell = cf__dispatch_cell(worker->done[i]), v = cell / pipe->n, chunk = cell - v * pipe->n;
+            int64_t chunk, v = cf__dispatch_stage(d, worker->done[i], &chunk);
             cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
             cf__schedule_put(&next, (cf_pass)cf__pipe_pass_at(place, d->policy.split), pipe->first_chunk + chunk, v,
                              cf__pipe_keeps(&unit, place, chunk));
@@ -6847,7 +6861,7 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */ };
+enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */, CF__SEARCH_DRAWS = 20 };
 
 /* Candidates in some hundredths of a second: dispatch takes about 150 ns for each action. Large problems get the fixed
    schedules alone. */
@@ -7144,12 +7158,27 @@ static void cf__search_walk(cf__search *search, double current) {
     }
 }
 
-/* Another point to walk from, far from the best. */
-static void cf__search_jump(cf__search *search) {
+/* Another point to walk from, far from the best: the best of some that are drawn. Returns its makespan. */
+static double cf__search_jump(cf__search *search) {
+    cf__dispatch_policy policy = search->best_policy, best = policy;
+    double makespan = DBL_MAX;
+    int i, order = 0;
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&search->maker.pipe) * sizeof(double));
-    cf__search_set_order(&search->maker, (int)cf__search_below(search, CF__SEARCH_ORDERS));
-    search->dispatch.policy.bias = cf__product(search->bounds.critical_path, cf__search_random(search));
-    search->dispatch.policy.patience = 0;
+    for (i = 0; i < CF__SEARCH_DRAWS && !cf__search_is_over(search); i++) {
+        int drawn = (int)cf__search_below(search, CF__SEARCH_ORDERS);
+        cf__search_set_order(&search->maker, drawn);
+        policy.bias = cf__product(search->bounds.critical_path, cf__search_random(search));
+        policy.patience = cf__most(0, cf__search_random(search));
+        if (policy.drop) policy.flight = cf__search_below(search, 12) - 4;
+        search->dispatch.policy = policy;
+        if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST, makespan)) continue;
+        makespan = search->dispatch.makespan;
+        best = policy;
+        order = drawn;
+    }
+    cf__search_set_order(&search->maker, order);
+    search->dispatch.policy = best;
+    return makespan;
 }
 
 /* ---- the fixed kinds that are dispatched ---- */
@@ -7233,8 +7262,8 @@ static void cf__search_core(cf__search *search, int split) {
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search, search->makespan);
     while (!cf__search_is_over(search)) {
-        cf__search_jump(search);
-        cf__search_walk(search, DBL_MAX);
+        double makespan = cf__search_jump(search);
+        cf__search_walk(search, makespan);
     }
 }
 
