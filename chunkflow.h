@@ -4656,13 +4656,11 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
 
 /* ---- building ---- */
 
-/* Everything that the builder knows. */
 typedef struct cf__graph_builder {
     cf_graph_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    int64_t n_nodes, n_edges;
-    cf_graph *graph;
+    cf_graph header, *graph; /* header: what is known before there is memory */
 } cf__graph_builder;
 
 static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
@@ -4674,48 +4672,62 @@ static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *
     return cf__pipe_check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
 }
 
-/* Nodes of a chunk, on one virtual stage: F, B or I and W, and R if it is dropped. */
+/* What the pass of a chunk at that place waits for, if there is such a pass. Returns how many; the stage of each is
+   relative. */
+static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place,
+                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    int i, found, n = 0;
+    if (!cf__pipe_occurs(&unit, place, chunk)) return 0;
+    found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
+    for (i = 0; i < found; i++)
+        if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
+    return n;
+}
+
+/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R if it is dropped. */
 static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    return 2 + g->desc.split + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k);
+    return (2 + g->header.split + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k)) * g->pipe.n_v;
+}
+
+/* Counts the nodes and the edges. */
+static cf_result cf__graph_count(cf__graph_builder *g) {
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int64_t i, n_nodes = 0;
+    int place, n;
+    for (i = 0; i < g->pipe.n; i++) {
+        n_nodes += cf__graph_chunk_nodes(g, i);
+        if (n_nodes > CF_MAX_NODES)
+            return cf__fail(g->error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, n_nodes, "too many passes");
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (n = cf__graph_needs(g, i, place, needs); n > 0; n--)
+                g->header.n_edges += g->pipe.n_v - (needs[n - 1].stage != 0);
+    }
+    g->header.n_nodes = n_nodes;
+    return CF_OK;
 }
 
 /* Everything but times that are not finite is refused here. */
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
                                  cf_error *error) {
-    int64_t i;
     memset(g, 0, sizeof *g);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
-    g->desc.split = g->desc.split != 0;
     g->error = error;
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
     CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
     g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
                               g->desc.timing);
-    for (i = 0; i < g->pipe.n; i++) {
-        g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
-        if (g->n_nodes > CF_MAX_NODES)
-            return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
-    }
-    return CF_OK;
-}
-
-/* How many edges end in the passes of a chunk, on all virtual stages together. */
-static int64_t cf__graph_chunk_edges(const cf__graph_builder *g, int64_t chunk) {
-    const cf__pipe_links *links = &g->pipe.links[g->desc.split][CF__PIPE_WAITS_FOR];
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t edges = 0;
-    int place, n, i;
-    for (place = 0; place < 3 + g->desc.split; place++) {
-        if (!cf__pipe_occurs(&unit, place, chunk)) continue;
-        n = cf__pipe_follow(links, place, &unit, chunk, needs);
-        for (i = 0; i < n; i++)
-            if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) edges += g->pipe.n_v - (needs[i].stage != 0);
-    }
-    return edges;
+    g->header.n_stages = g->desc.n_stages;
+    g->header.n_virtual = g->desc.n_virtual;
+    g->header.k = g->desc.k;
+    g->header.replay = g->desc.replay;
+    g->header.split = g->desc.split != 0;
+    g->header.rank = g->desc.rank;
+    g->header.n_steps = g->pipe.n;
+    return cf__graph_count(g);
 }
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
@@ -4724,35 +4736,22 @@ static void cf__graph_scratch(void *job, cf__carver *carver) {
 
 static cf_result cf__graph_prepare(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
-    int64_t i;
     cf__pipe_fill(&g->pipe);
-    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
-    for (i = 0; i < g->pipe.n; i++) g->n_edges += cf__graph_chunk_edges(g, i);
-    return CF_OK;
+    return cf__pipe_check_total(&g->pipe, g->error);
 }
 
 static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     cf__graph_builder *g = (cf__graph_builder *)job;
-    cf_graph graph;
-    memset(&graph, 0, sizeof graph);
-    graph.n_stages = g->desc.n_stages;
-    graph.n_virtual = g->desc.n_virtual;
-    graph.k = g->desc.k;
-    graph.replay = g->desc.replay;
-    graph.split = g->desc.split;
-    graph.rank = g->desc.rank;
-    graph.n_steps = g->pipe.n;
-    graph.n_nodes = g->n_nodes;
-    graph.n_edges = g->n_edges;
+    cf_graph *graph = &g->header;
     g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
-    graph.first = (int64_t *)cf__take(carver, graph.n_steps + 1, sizeof(int64_t));
-    graph.nodes = (cf_node *)cf__take(carver, graph.n_nodes, sizeof(cf_node));
-    graph.first_in = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
-    graph.edges = (cf_edge *)cf__take(carver, graph.n_edges, sizeof(cf_edge));
-    graph.first_out = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
-    graph.out = (int32_t *)cf__take(carver, graph.n_edges, sizeof(int32_t));
+    graph->first = (int64_t *)cf__take(carver, graph->n_steps + 1, sizeof(int64_t));
+    graph->nodes = (cf_node *)cf__take(carver, graph->n_nodes, sizeof(cf_node));
+    graph->first_in = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
+    graph->edges = (cf_edge *)cf__take(carver, graph->n_edges, sizeof(cf_edge));
+    graph->first_out = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
+    graph->out = (int32_t *)cf__take(carver, graph->n_edges, sizeof(int32_t));
     if (g->graph == NULL) return NULL;
-    *g->graph = graph;
+    *g->graph = *graph;
     return &g->graph->block;
 }
 
@@ -4766,43 +4765,37 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     return graph->first[i] + (place - (place > CF_R && !replayed)) * n_stages + stage;
 }
 
-/* The nodes of a chunk, by rising number. */
-static void cf__graph_put_nodes(const cf__graph_builder *g, int64_t chunk, cf_node *next) {
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    int64_t v;
-    int place;
-    for (place = 0; place < 3 + g->desc.split; place++) {
-        int pass = cf__pipe_pass_at(place, g->desc.split);
-        if (!cf__pipe_occurs(&unit, place, chunk)) continue;
-        for (v = 0; v < g->pipe.n_v; v++, next++) {
-            next->seconds = cf__pipe_pass_seconds(&g->pipe, pass, chunk, v);
-            next->chunk = (int32_t)(g->pipe.first_chunk + chunk);
-            next->stage = (int32_t)v;
-            next->pass = (int32_t)pass;
-            next->keep = cf__pipe_keeps(&unit, place, chunk);
-        }
-    }
-}
-
-/* Writes what a node waits for; returns where the next edge goes. */
-static cf_edge *cf__graph_put_edges(const cf__graph_builder *g, int64_t id, cf_edge *next) {
+/* The nodes of a chunk's pass at that place, from number `id` on, and what each waits for, from `next` on. Returns where
+   the next edge goes. */
+static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int place, int64_t id, cf_edge *next) {
     const cf__pipeline *pipe = &g->pipe;
-    const cf_node *node = &g->graph->nodes[id];
-    int64_t chunk = node->chunk - pipe->first_chunk;
-    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, g->desc.k);
+    cf_graph *graph = g->graph;
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, graph->k);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[g->desc.split][CF__PIPE_WAITS_FOR], cf__pipe_place(node->pass), &unit, chunk,
-                            needs), i;
+    cf_edge edges[CF__PIPE_MOST_NEEDS]; /* as they are on virtual stage 0, where they may come from another one */
+    int pass = cf__pipe_pass_at(place, graph->split), n = cf__graph_needs(g, chunk, place, needs), i;
+    int64_t v;
+    memset(edges, 0, sizeof edges);
     for (i = 0; i < n; i++) {
-        cf_pass pass = (cf_pass)cf__pipe_pass_at(needs[i].place, g->desc.split);
-        int64_t v = node->stage + needs[i].stage;
-        if (v < 0 || v >= pipe->n_v || (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT)) continue;
-        memset(next, 0, sizeof *next);
-        if (cf__pipe_crosses(needs[i].why)) next->seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
-        next->from = (int32_t)cf_graph_node(g->graph, pass, pipe->first_chunk + needs[i].chunk, v);
-        next->to = (int32_t)id;
-        next->why = (int32_t)needs[i].why;
-        next++;
+        cf_pass from = (cf_pass)cf__pipe_pass_at(needs[i].place, graph->split);
+        if (cf__pipe_crosses(needs[i].why)) edges[i].seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
+        edges[i].from = (int32_t)cf_graph_node(graph, from, pipe->first_chunk + needs[i].chunk, 0) + needs[i].stage;
+        edges[i].why = (int32_t)needs[i].why;
+    }
+    for (v = 0; v < pipe->n_v; v++, id++) {
+        cf_node *node = &graph->nodes[id];
+        node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
+        node->chunk = (int32_t)(pipe->first_chunk + chunk);
+        node->stage = (int32_t)v;
+        node->pass = (int32_t)pass;
+        node->keep = cf__pipe_keeps(&unit, place, chunk);
+        graph->first_in[id] = next - graph->edges;
+        for (i = 0; i < n; i++) {
+            if (v + needs[i].stage < 0 || v + needs[i].stage >= pipe->n_v) continue;
+            *next = edges[i];
+            next->from += (int32_t)v;
+            next++->to = (int32_t)id;
+        }
     }
     return next;
 }
@@ -4825,16 +4818,15 @@ static cf_result cf__graph_fill(void *job) {
     cf_graph *graph = g->graph;
     cf_edge *next = graph->edges;
     int64_t i;
+    int place;
     graph->first[0] = 0;
-    for (i = 0; i < graph->n_steps; i++) {
-        cf__graph_put_nodes(g, i, &graph->nodes[graph->first[i]]);
-        graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
-    }
-    for (i = 0; i < graph->n_nodes; i++) {
-        graph->first_in[i] = next - graph->edges;
-        next = cf__graph_put_edges(g, i, next);
-    }
-    graph->first_in[i] = next - graph->edges;
+    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
+    for (i = 0; i < graph->n_steps; i++)
+        for (place = 0; place < 3 + graph->split; place++) {
+            int64_t id = cf_graph_node(graph, (cf_pass)cf__pipe_pass_at(place, graph->split), g->pipe.first_chunk + i, 0);
+            if (id >= 0) next = cf__graph_put(g, i, place, id, next);
+        }
+    graph->first_in[graph->n_nodes] = next - graph->edges;
     cf__graph_sort_out(graph);
     return CF_OK;
 }
