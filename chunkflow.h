@@ -4765,16 +4765,17 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     return graph->first[i] + (place - (place > CF_R && !replayed)) * n_stages + stage;
 }
 
-/* The nodes of a chunk's pass at that place, from number `id` on, and what each waits for, from `next` on. Returns where
-   the next edge goes. */
-static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int place, int64_t id, cf_edge *next) {
+/* Writes the pass of a chunk at that place, if there is one, on all virtual stages, and what it waits for, from `next`
+   on. Returns where the next edge goes. */
+static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int place, cf_edge *next) {
     const cf__pipeline *pipe = &g->pipe;
     cf_graph *graph = g->graph;
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, graph->k);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     cf_edge edges[CF__PIPE_MOST_NEEDS]; /* as they are on virtual stage 0, where they may come from another one */
     int pass = cf__pipe_pass_at(place, graph->split), n = cf__graph_needs(g, chunk, place, needs), i;
-    int64_t v;
+    int64_t v, id = cf_graph_node(graph, (cf_pass)pass, pipe->first_chunk + chunk, 0);
+    if (id < 0) return next;
     memset(edges, 0, sizeof edges);
     for (i = 0; i < n; i++) {
         cf_pass from = (cf_pass)cf__pipe_pass_at(needs[i].place, graph->split);
@@ -4822,10 +4823,7 @@ static cf_result cf__graph_fill(void *job) {
     graph->first[0] = 0;
     for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
     for (i = 0; i < graph->n_steps; i++)
-        for (place = 0; place < 3 + graph->split; place++) {
-            int64_t id = cf_graph_node(graph, (cf_pass)cf__pipe_pass_at(place, graph->split), g->pipe.first_chunk + i, 0);
-            if (id >= 0) next = cf__graph_put(g, i, place, id, next);
-        }
+        for (place = 0; place < 3 + graph->split; place++) next = cf__graph_put(g, i, place, next);
     graph->first_in[graph->n_nodes] = next - graph->edges;
     cf__graph_sort_out(graph);
     return CF_OK;
@@ -4875,15 +4873,18 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
 }
 
-/* An index array starts at 0, never falls, and ends with `end`. Stops at the first bad number, which is read from the
-   array itself. */
-static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field,
+/* An index array, of a graph or of a schedule, starts at 0, never falls, and ends with `end`. Stops at the first bad
+   number, which is read from the array itself, so that a wrong n is not followed far. */
+static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_result code,
                                        cf_error *error) {
     int64_t i;
-    CF__TRY(cf__graph_check_within(first[0], 0, 0, field, 0, "does not start at 0", error));
+    if (first[0] != 0) return cf__fail(error, code, field, 0, 0, first[0], "does not start at 0");
     for (i = 0; i < n; i++)
-        CF__TRY(cf__graph_check_within(first[i + 1], first[i], end, field, i + 1, "falls, or is out of range", error));
-    return cf__graph_check_within(first[n], end, end, field, n, "does not end with the last item", error);
+        if (first[i + 1] < first[i] || first[i + 1] > end)
+            return cf__fail(error, code, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
+                            "falls, or is out of range");
+    if (first[n] != end) return cf__fail(error, code, field, n, end, first[n], "does not end with the last item");
+    return CF_OK;
 }
 
 static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
@@ -4891,70 +4892,61 @@ static cf_result cf__graph_check_seconds(double seconds, const char *field, int6
     return cf__fail_real(error, CF_ERROR_GRAPH, field, item, seconds, "must be finite and not negative");
 }
 
-static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
-    int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
-    for (i = 0; i < graph->n_steps; i++) {
-        int64_t n = graph->first[i + 1] - graph->first[i], least = (2 + graph->split) * n_stages;
-        if (n == least + n_stages) continue; /* it is replayed */
-        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
-    }
-    for (i = 0; i < graph->n_nodes; i++) {
-        const cf_node *node = &graph->nodes[i];
-        id = node->pass < 0 || node->pass > CF_W ? -1
-                                                 : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        CF__TRY(cf__graph_check_within(id, i, i, "nodes", i,
-                                       "pass, chunk and stage of this node lead to another number", error));
-        CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
-        CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
-    }
-    return CF_OK;
+static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
+    const cf_node *node = &graph->nodes[i];
+    int64_t id = -1;
+    if (node->pass >= 0 && node->pass <= CF_W)
+        id = cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
+    CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
+                                   error));
+    CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
+    return cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error);
 }
 
-static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
-    int64_t i, j;
-    for (i = 0; i < graph->n_nodes; i++)
-        for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
-            const cf_edge *edge = &graph->edges[j];
-            CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node",
-                                           error));
-            CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node",
-                                           error));
-            CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason",
-                                           error));
-            CF__TRY(cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error));
-        }
-    return CF_OK;
+/* The edge with number j, among those of node i. */
+static cf_result cf__graph_check_edge(const cf_graph *graph, int64_t i, int64_t j, cf_error *error) {
+    const cf_edge *edge = &graph->edges[j];
+    CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
+    CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
+    CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
+    return cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error);
 }
 
 /* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
-static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
-    int64_t i, j;
-    for (i = 0; i < graph->n_nodes; i++) {
-        int64_t n = graph->first_out[i + 1] - graph->first_out[i], least = 0;
-        CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node",
-                                       error));
-        for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
-            int64_t edge = graph->out[j];
-            CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
-                                           "there is no such edge, or the edges of a node do not rise", error));
-            CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "this edge leaves another node",
-                                           error));
-            least = edge + 1;
-        }
+static cf_result cf__graph_check_out(const cf_graph *graph, int64_t i, cf_error *error) {
+    int64_t j, least = 0, n = graph->first_out[i + 1] - graph->first_out[i];
+    CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
+    for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
+        int64_t edge = graph->out[j];
+        CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
+                                       "there is no such edge, or the edges of a node do not rise", error));
+        CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
+        least = edge + 1;
     }
     return CF_OK;
 }
 
 /* Everything but cycles. */
 static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
+    int64_t i, j, n_stages, least;
     if (g == NULL) return cf__fail_null(error, "graph");
     CF__TRY(cf__graph_check_counts(g, error));
-    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", error));
-    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error));
-    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error));
-    CF__TRY(cf__graph_check_nodes(g, error));
-    CF__TRY(cf__graph_check_edges(g, error));
-    return cf__graph_check_out(g, error);
+    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", CF_ERROR_GRAPH, error));
+    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", CF_ERROR_GRAPH, error));
+    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", CF_ERROR_GRAPH, error));
+    n_stages = g->n_stages * g->n_virtual;
+    least = (2 + g->split) * n_stages;
+    for (i = 0; i < g->n_steps; i++) {
+        int64_t n = g->first[i + 1] - g->first[i];
+        if (n == least + n_stages) continue; /* it is replayed */
+        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
+    }
+    for (i = 0; i < g->n_nodes; i++) {
+        CF__TRY(cf__graph_check_node(g, i, error));
+        for (j = g->first_in[i]; j < g->first_in[i + 1]; j++) CF__TRY(cf__graph_check_edge(g, i, j, error));
+    }
+    for (i = 0; i < g->n_nodes; i++) CF__TRY(cf__graph_check_out(g, i, error)); /* this reads every edge's `from` */
+    return CF_OK;
 }
 
 /* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
@@ -5074,22 +5066,18 @@ static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) 
 
 /* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
 static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
-    int64_t i, n = 0;
+    int64_t i, at = graph->n_nodes;
     while (node >= 0) {
         int64_t before = -1;
         double start = critical->earliest[node];
         critical->latest[node] = start;
-        critical->path[n++] = (int32_t)node;
+        critical->path[--at] = (int32_t)node;
         for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
             if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
         node = before;
     }
-    critical->n_path = n;
-    for (i = 0; i < n / 2; i++) {
-        int32_t swap = critical->path[i];
-        critical->path[i] = critical->path[n - 1 - i];
-        critical->path[n - 1 - i] = swap;
-    }
+    critical->n_path = graph->n_nodes - at;
+    memmove(critical->path, &critical->path[at], (size_t)critical->n_path * sizeof *critical->path);
 }
 
 static cf_result cf__graph_critical_fill(void *job) {
@@ -7225,7 +7213,6 @@ static const char *cf__check_order_field(const cf__checker *k) { return k->desc 
 
 static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
-    if (cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
     if (k->crosses && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
@@ -7234,7 +7221,6 @@ static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, con
 }
 
 static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    if (cf__check_has(cell, CF_R)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (*cell & CF__CHECK_KEPT)
         return cf__check_refuse(k, a, "actions.pass", "is needless, because its F kept the activations");
@@ -7245,7 +7231,6 @@ static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, cons
 }
 
 static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    if (*cell & CF__CHECK_BACKWARDS) return cf__check_refuse(k, a, "actions.pass", "is a second backward");
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (!(*cell & CF__CHECK_KEPT))
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
@@ -7253,12 +7238,6 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
     if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
-    return CF_OK;
-}
-
-static cf_result cf__check_weight(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    if (cf__check_has(cell, CF_W)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
-    if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
     return CF_OK;
 }
 
@@ -7272,11 +7251,10 @@ static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     return CF_OK;
 }
 
-/* It must come once, and, if it sends, after what it sends. */
+/* If it sends, it must come after what it sends. */
 static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     CF__TRY(cf__check_ends(k, a));
-    if (cf__check_has(cell, a->pass)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (t->sends && !(*cell & (t->tensor == CF_B ? (int)CF__CHECK_BACKWARDS : 1 << t->tensor)))
         return cf__check_refuse(k, a, "actions.pass", "comes before the pass that makes its tensor");
     return CF_OK;
@@ -7306,12 +7284,17 @@ static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const
 
 /* An action whose fields are good. Cells of one virtual stage lie side by side; no others are looked at here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
+    int moves = a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH;
+    int same = 1 << a->pass & CF__CHECK_BACKWARDS ? (int)CF__CHECK_BACKWARDS : 1 << a->pass;
     CF__TRY(cf__check_state(k, a, cell));
+    if ((*cell & same) && !moves) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     switch ((cf_pass)a->pass) {
         case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
         case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
         case CF_B: case CF_I: CF__TRY(cf__check_backward(k, a, cell)); break;
-        case CF_W: CF__TRY(cf__check_weight(k, a, cell)); break;
+        case CF_W:
+            if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
+            break;
         case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, cell)); break;
         default: CF__TRY(cf__check_transfer(k, a, cell)); break;
     }
@@ -7381,26 +7364,26 @@ static cf_result cf__check_lists(cf__checker *k) {
 
 /* ---- what is missing ---- */
 
+/* Refuses what is wrong between lists. action: the one to blame, or -1 where it is missing and only described by a. */
+static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action *a, const char *field,
+                                 const char *why) {
+    k->stage = a->stage % k->schedule->n_stages;
+    k->action = action;
+    return cf__check_refuse(k, a, field, why);
+}
+
 static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
-    cf_action a;
-    memset(&a, 0, sizeof a);
-    a.pass = (uint8_t)pass;
-    a.chunk = (int32_t)chunk;
-    a.stage = (int32_t)stage;
-    k->stage = stage % k->schedule->n_stages;
-    k->action = -1;
-    return cf__check_refuse(k, &a, "actions", "is missing");
+    const cf_action a = {(int32_t)chunk, (int32_t)stage, (uint8_t)pass, 0, 0};
+    return cf__check_blame(k, -1, &a, "actions", "is missing");
 }
 
 /* A RECV_R for which no R comes. cf_simulate names the action. */
 static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) {
-    const cf_action *a;
+    const cf_action receive = {(int32_t)chunk, (int32_t)stage, CF_RECV_R, 0, 0}, *actions = k->schedule->actions;
+    int64_t i = k->schedule->first[stage % k->schedule->n_stages];
     if (k->desc != NULL) return cf__check_missing(k, CF_R, chunk, stage);
-    k->stage = stage % k->schedule->n_stages;
-    k->action = k->schedule->first[k->stage];
-    for (a = &k->schedule->actions[k->action]; a->pass != CF_RECV_R || a->chunk != chunk || a->stage != stage; a++)
-        k->action++;
-    return cf__check_refuse(k, a, "actions", "receives what no R reads");
+    while (!cf__pipe_is_same(&actions[i], &receive)) i++;
+    return cf__check_blame(k, i, &receive, "actions", "receives what no R reads");
 }
 
 /* What one chunk must have on one virtual stage, once all lists are read. */
@@ -7462,19 +7445,9 @@ static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedul
     return cf__check_shape(plan, schedule, error);
 }
 
-/* Where the lists begin. Stops at the first number that is wrong, so that a wrong n_stages is not followed far. */
-static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error *error) {
-    const int64_t *first = schedule->first;
-    int64_t i;
-    if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
-    for (i = 0; i < schedule->n_stages; i++)
-        if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1,
-                            first[i + 1] < first[i] ? first[i] : schedule->n_actions, first[i + 1],
-                            "action lists overlap or run out of range");
-    if (first[i] != schedule->n_actions)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
-    return CF_OK;
+/* Where the lists begin. */
+static cf_result cf__check_schedule_lists(const cf_schedule *s, cf_error *error) {
+    return cf__graph_check_first(s->first, s->n_stages, s->n_actions, "first", CF_ERROR_SCHEDULE, error);
 }
 
 /* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
@@ -7524,67 +7497,65 @@ static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
     k->stack[(*n)++] = (int32_t)stage;
 }
 
-/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
-static void cf__check_advance(cf__checker *k, int64_t stage, int64_t *n) {
+/* Runs the next action of a list and wakes the two stages that may have waited for it; 0 if it has to wait itself. */
+static int cf__check_advance(cf__checker *k, int64_t stage, const cf_action *a, int64_t *n) {
     int64_t n_stages = k->schedule->n_stages;
-    for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
-        const cf_action *a = &k->schedule->actions[k->cursor[stage]];
-        const uint16_t *other = NULL;
-        int needed = cf__check_waits_for(k, a, &other);
-        if (needed != 0 && (*other & needed) == 0) return;
-        k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk] |= (uint16_t)(1 << a->pass);
-        if (1 << a->pass & CF__CHECK_FORWARDS) cf__check_wake(k, (stage + 1) % n_stages, n);
-        if (1 << a->pass & CF__CHECK_BACKWARDS) cf__check_wake(k, (stage + n_stages - 1) % n_stages, n);
-    }
+    const uint16_t *other = NULL;
+    int needed = cf__check_waits_for(k, a, &other);
+    if (needed != 0 && (*other & needed) == 0) return 0;
+    k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk] |= (uint16_t)(1 << a->pass);
+    if (1 << a->pass & CF__CHECK_FORWARDS) cf__check_wake(k, (stage + 1) % n_stages, n);
+    if (1 << a->pass & CF__CHECK_BACKWARDS) cf__check_wake(k, (stage + n_stages - 1) % n_stages, n);
+    return 1;
 }
 
 /* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
-static void cf__check_meet(cf__checker *k, int64_t stage, int64_t *n) {
+static int cf__check_meet(cf__checker *k, const cf_action *a, int64_t *n) {
     const cf_schedule *s = k->schedule;
-    for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
-        const cf_action *a = &s->actions[k->cursor[stage]];
-        cf_action other;
-        int64_t peer;
-        if (!cf__pipe_is_transfer(a->pass)) continue;
-        other = cf__pipe_other_end(a);
-        peer = other.stage % (int32_t)s->n_stages;
-        if (k->cursor[peer] == s->first[peer + 1]) return;
-        if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return;
-        k->cursor[peer]++;
-        cf__check_wake(k, peer, n);
-    }
+    cf_action other;
+    int64_t peer;
+    if (!cf__pipe_is_transfer(a->pass)) return 1;
+    other = cf__pipe_other_end(a);
+    peer = other.stage % (int32_t)s->n_stages;
+    if (k->cursor[peer] == s->first[peer + 1]) return 0;
+    if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return 0;
+    k->cursor[peer]++;
+    cf__check_wake(k, peer, n);
+    return 1;
 }
 
 /* Some stage waits for ever: names the action that it waits with. */
 static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *field) {
-    const cf_action *a = &k->schedule->actions[action];
-    k->stage = a->stage % k->schedule->n_stages;
-    k->action = action;
-    return cf__check_refuse(k, a, field, "waits for ever: the lists deadlock");
+    return cf__check_blame(k, action, &k->schedule->actions[action], field, "waits for ever: the lists deadlock");
 }
 
-/* Runs all lists; returns the action that waits for ever on the first stage which does not come to its end, or -1. */
-static int64_t cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n)) {
-    int64_t stage, n = 0, n_stages = k->schedule->n_stages;
-    for (stage = n_stages - 1; stage >= 0; stage--) {
-        k->cursor[stage] = k->schedule->first[stage];
+/* Runs all lists, each as far as it goes whenever it is woken. Returns the action that waits for ever on the first
+   stage which does not come to its end, or -1. */
+static int64_t cf__check_run(cf__checker *k, int meeting) {
+    const cf_schedule *s = k->schedule;
+    int64_t stage, n = 0;
+    for (stage = s->n_stages - 1; stage >= 0; stage--) {
+        k->cursor[stage] = s->first[stage];
         cf__check_wake(k, stage, &n);
     }
     while (n > 0) {
         stage = k->stack[--n];
         k->queued[stage] = 0;
-        run(k, stage, &n);
+        for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
+            const cf_action *a = &s->actions[k->cursor[stage]];
+            if (!(meeting ? cf__check_meet(k, a, &n) : cf__check_advance(k, stage, a, &n))) break;
+        }
     }
-    for (stage = 0; stage < n_stages; stage++)
-        if (k->cursor[stage] < k->schedule->first[stage + 1]) return k->cursor[stage];
+    for (stage = 0; stage < s->n_stages; stage++)
+        if (k->cursor[stage] < s->first[stage + 1]) return k->cursor[stage];
     return -1;
 }
 
 /* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
    alone also end without. So the other run is needed only to tell which of the two they fail. */
 static cf_result cf__check_end(cf__checker *k) {
-    int64_t meeting = k->crosses ? cf__check_run(k, cf__check_meet) : -1, stuck = -1;
-    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, cf__check_advance);
+    int64_t meeting = k->crosses ? cf__check_run(k, 1) : -1, stuck = -1;
+    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, 0);
     if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
     return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
 }
