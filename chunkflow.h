@@ -4697,8 +4697,7 @@ static cf_result cf__graph_count(cf__graph_builder *g) {
     int place, n;
     for (i = 0; i < g->pipe.n; i++) {
         n_nodes += cf__graph_chunk_nodes(g, i);
-        if (n_nodes > CF_MAX_NODES)
-            return cf__fail(g->error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, n_nodes, "too many passes");
+        CF__TRY(cf__range(n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
         for (place = 0; place < 3 + g->header.split; place++)
             for (n = cf__graph_needs(g, i, place, needs); n > 0; n--)
                 g->header.n_edges += g->pipe.n_v - (needs[n - 1].stage != 0);
@@ -7189,9 +7188,6 @@ static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
-/* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
-static int cf__check_flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
-
 static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
     int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
@@ -7203,9 +7199,10 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
         return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes)
         return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
-    if (!cf__check_flags_are_wrong(a)) return CF_OK;
     if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
-    return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
+    if (a->keep > (a->pass <= CF_R)) /* it may be 1 in F and R */
+        return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
+    return CF_OK;
 }
 
 /* The member to name where an action comes too early for the order of its group. */
@@ -7285,9 +7282,10 @@ static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const
 /* An action whose fields are good. Cells of one virtual stage lie side by side; no others are looked at here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
     int moves = a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH;
-    int same = 1 << a->pass & CF__CHECK_BACKWARDS ? (int)CF__CHECK_BACKWARDS : 1 << a->pass;
+    int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     CF__TRY(cf__check_state(k, a, cell));
-    if ((*cell & same) && !moves) return cf__check_refuse(k, a, "actions.pass", "comes twice");
+    if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass) && !moves)
+        return cf__check_refuse(k, a, "actions.pass", backward ? "is a second backward" : "comes twice");
     switch ((cf_pass)a->pass) {
         case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
         case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
@@ -7475,37 +7473,23 @@ static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
 
 /* ---- all lists together ---- */
 
-/* The pass that must have run on another virtual stage before this action can, as a set of bits for *cell; 0: none. */
-static int cf__check_waits_for(const cf__checker *k, const cf_action *a, const uint16_t **cell) {
-    const uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
-    int backward = a->pass == CF_B || a->pass == CF_I;
-    int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
-    if (forward && a->stage > 0) {
-        *cell = own - k->pipe->n;
-        return 1 << a->pass;
-    }
-    if (backward && a->stage + 1 < k->pipe->n_v) {
-        *cell = own + k->pipe->n;
-        return CF__CHECK_BACKWARDS;
-    }
-    return 0;
-}
-
 static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
     if (k->queued[stage]) return;
     k->queued[stage] = 1;
     k->stack[(*n)++] = (int32_t)stage;
 }
 
-/* Runs the next action of a list and wakes the two stages that may have waited for it; 0 if it has to wait itself. */
+/* Runs the next action of a list, and wakes the stage that may have waited for it; 0 if it has to wait itself. */
 static int cf__check_advance(cf__checker *k, int64_t stage, const cf_action *a, int64_t *n) {
-    int64_t n_stages = k->schedule->n_stages;
-    const uint16_t *other = NULL;
-    int needed = cf__check_waits_for(k, a, &other);
-    if (needed != 0 && (*other & needed) == 0) return 0;
-    k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk] |= (uint16_t)(1 << a->pass);
-    if (1 << a->pass & CF__CHECK_FORWARDS) cf__check_wake(k, (stage + 1) % n_stages, n);
-    if (1 << a->pass & CF__CHECK_BACKWARDS) cf__check_wake(k, (stage + n_stages - 1) % n_stages, n);
+    uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
+    int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
+    int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
+    int way = backward - forward; /* to the virtual stage where the same must have run before */
+    if (cf__pipe_leads(k->pipe, way, a->stage) &&
+        !(own[way * k->pipe->n] & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass)))
+        return 0;
+    *own |= (uint16_t)(1 << a->pass);
+    if (way != 0) cf__check_wake(k, (stage - way + k->schedule->n_stages) % k->schedule->n_stages, n);
     return 1;
 }
 
@@ -7652,13 +7636,6 @@ static cf_result cf__simulate_check_schedule(const cf_plan *plan, const cf_sched
     return cf__check_shape(plan, s, error);
 }
 
-static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule *s, const cf_simulate_desc *desc,
-                                         cf_error *error) {
-    CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, 0, NULL, &desc->bytes, s->n_stages, error));
-    CF__TRY(cf__pipe_check_timing(desc->timing, s->n_stages * s->n_virtual, error));
-    return cf__schedule_check_bytes(plan, s->rank, &desc->bytes, s->n_virtual, error);
-}
-
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
     const cf_bytes *b = &sim->desc.bytes;
@@ -7670,7 +7647,9 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
-    CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
+    CF__TRY(cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, b, schedule->n_stages, error));
+    CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->n_stages * schedule->n_virtual, error));
+    CF__TRY(cf__schedule_check_bytes(plan, schedule->rank, b, schedule->n_virtual, error));
     sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
     sim->error = sim->check.error = error;
     sim->pipe = cf__pipe_of_schedule(plan, schedule, sim->desc.timing);
@@ -7935,8 +7914,7 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
     CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
     n = schedule->first[stage + 1] - schedule->first[stage];
     if (n > INT64_MAX / 64 / schedule->n_virtual) return cf__fail_size(error, "loads");
-    if (count < n * schedule->n_virtual)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, n * schedule->n_virtual, count, "is too small");
+    CF__TRY(cf__range(count, n * schedule->n_virtual, INT64_MAX, "count", error));
     if (loads == NULL && n > 0) return cf__fail_null(error, "loads");
     k->stage = stage;
     for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
@@ -7963,7 +7941,7 @@ typedef struct cf__lowerer {
     cf_error *error;
     cf__pipeline pipe;
     int64_t n_cells;         /* chunks of the rank x virtual stages */
-    int64_t n_events, n_heap, n_moves;
+    int64_t n_events, n_heap;
     cf_schedule header, *lowered;
     double *times;           /* (2 x n_actions) by event, when it begins */
     double *start, *end;     /* (n_actions) the two halves of it: a transfer begins at the end of its pass */
@@ -8117,7 +8095,6 @@ static void cf__lower_use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t
     l->moved[left] = n;
     l->next_back[left] = l->back[back];
     l->back[back] = left;
-    l->n_moves += n;
 }
 
 static void cf__lower_find_moves(cf__lowerer *l) {
@@ -8139,8 +8116,11 @@ static void cf__lower_find_moves(cf__lowerer *l) {
 
 /* ---- writing the lists ---- */
 
+/* Until there are lists, cursor[] only counts. */
 static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
-    l->lowered->actions[l->cursor[a->stage % l->pipe.n_stages]++] = *a;
+    int64_t *cursor = &l->cursor[a->stage % l->pipe.n_stages];
+    if (l->lowered != NULL) l->lowered->actions[*cursor] = *a;
+    ++*cursor;
 }
 
 /* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
@@ -8162,30 +8142,11 @@ static void cf__lower_put_pass(cf__lowerer *l, int64_t action) {
     if (l->desc.offload) cf__lower_put_moves(l, CF_OFFLOAD, action);
 }
 
-/* Where each list begins: its passes, one end of every transfer, and the moves. */
-static void cf__lower_measure_lists(cf__lowerer *l) {
-    const cf_schedule *s = l->schedule;
-    int64_t i, *first = l->lowered->first;
-    for (i = 0; i <= s->n_stages; i++) first[i] = s->first[i];
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        int64_t stage = a->stage % s->n_stages, to = cf__lower_taker(l, a);
-        if (to >= 0 && s->n_stages > 1) {
-            first[stage + 1]++;
-            first[to % s->n_stages + 1]++;
-        }
-        if (l->desc.offload) first[stage + 1] += 2 * l->moved[i];
-    }
-    for (i = 1; i <= s->n_stages; i++) first[i] += first[i - 1] - s->first[i - 1];
-    for (i = 0; i < s->n_stages; i++) l->cursor[i] = first[i];
-}
-
-static cf_result cf__lower_fill(void *job) {
-    cf__lowerer *l = (cf__lowerer *)job;
-    cf_action send, receive;
+/* Everything, in the one order of all stages. */
+static void cf__lower_put_events(cf__lowerer *l) {
     int64_t i, n = l->schedule->n_actions;
+    cf_action send, receive;
     memset(&send, 0, sizeof send);
-    cf__lower_measure_lists(l);
     for (i = 0; i < l->n_events; i++) {
         const cf_action *a = &l->schedule->actions[l->events[i] % n];
         if (l->events[i] >= n) {
@@ -8199,22 +8160,34 @@ static cf_result cf__lower_fill(void *job) {
         cf__lower_put(l, &send);
         cf__lower_put(l, &receive);
     }
-    return CF_OK;
 }
-
-/* ---- the public function ---- */
 
 /* Decides what is added where, and so how long the lists get. */
 static cf_result cf__lower_prepare(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
-    int64_t n = l->schedule->n_actions;
+    int64_t i;
     cf__pipe_fill(&l->pipe);
     CF__TRY(cf__lower_order(l));
     if (l->desc.offload) cf__lower_find_moves(l);
-    l->header.n_actions = n + 2 * (l->n_events - n) + 2 * l->n_moves; /* what is no pass is a transfer, with two ends */
-    if (l->header.n_actions <= CF_MAX_ACTIONS) return CF_OK;
-    return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, l->header.n_actions, "is too large");
+    memset(l->cursor, 0, (size_t)l->pipe.n_stages * sizeof *l->cursor);
+    cf__lower_put_events(l);
+    for (l->header.n_actions = 0, i = 0; i < l->pipe.n_stages; i++) l->header.n_actions += l->cursor[i];
+    return cf__range(l->header.n_actions, 0, CF_MAX_ACTIONS, "n_actions", l->error);
 }
+
+static cf_result cf__lower_fill(void *job) {
+    cf__lowerer *l = (cf__lowerer *)job;
+    int64_t i, n, *first = l->lowered->first;
+    for (first[0] = 0, i = 0; i < l->pipe.n_stages; i++) {
+        n = l->cursor[i];
+        l->cursor[i] = first[i];
+        first[i + 1] = first[i] + n;
+    }
+    cf__lower_put_events(l);
+    return CF_OK;
+}
+
+/* ---- the public function ---- */
 
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
@@ -8235,8 +8208,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
     CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->n_stages * schedule->n_virtual, error));
-    if (schedule->n_actions > CF_MAX_ACTIONS)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "is too large");
+    CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     l.schedule = schedule;
     l.error = error;
     l.pipe = cf__pipe_of_schedule(plan, schedule, l.desc.timing);
@@ -8371,19 +8343,18 @@ static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
    that will be sent. */
 static cf_result cf__run_take(cf_runner *r, const cf_action *a) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int64_t cell = cf__run_cell(r, a), out = cf__run_tensor(r, a, 1);
+    int makes = !cf__pipe_is_transfer(a->pass);
+    int64_t cell = cf__run_cell(r, a), tensor = cf__run_tensor(r, a, makes);
     if (a->pass == CF_F && c->group >= 0 && c->index == 0) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, cell));
     if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, cell));
-    if (cf__pipe_is_transfer(a->pass))
-        return out < 0 ? cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, cf__run_tensor(r, a, 0)) : CF_OK;
-    if (out < 0 || r->pools[CF_RESOURCE_BOUNDARY].slots[out] != CF__RUN_WANTED) return CF_OK;
-    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, out);
+    if (tensor < 0 || (makes && r->pools[CF_RESOURCE_BOUNDARY].slots[tensor] != CF__RUN_WANTED)) return CF_OK;
+    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, tensor);
 }
 
 /* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
 static void cf__run_give_back(cf_runner *r, const cf_action *a) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int64_t cell = cf__run_cell(r, a), in = cf__run_tensor(r, a, 0);
+    int64_t cell = cf__run_cell(r, a), tensor = cf__run_tensor(r, a, cf__pipe_is_transfer(a->pass));
     int again = a->pass == CF_F && !a->keep && r->pipe.local;
     if (1 << a->pass & CF__CHECK_ENDS) {
         cf__run_release(r, CF_RESOURCE_ACTIVATIONS, cell);
@@ -8394,11 +8365,7 @@ static void cf__run_give_back(cf_runner *r, const cf_action *a) {
         r->tokens[cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
         if (c->group >= 0 && c->index == 0) cf__run_release(r, CF_RESOURCE_STATE, cell);
     }
-    if (cf__pipe_is_transfer(a->pass)) {
-        if (in < 0) cf__run_release(r, CF_RESOURCE_BOUNDARY, cf__run_tensor(r, a, 1));
-    } else if (in >= 0 && !again) {
-        cf__run_release(r, CF_RESOURCE_BOUNDARY, in);
-    }
+    if (tensor >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, tensor);
 }
 
 /* ---- one action ---- */
@@ -8433,13 +8400,11 @@ static cf_result cf__run_call(cf_runner *r, const cf_step *step, const char *nam
 /* Has the host do the work. */
 static cf_result cf__run_work(cf_runner *r, const cf_step *step) {
     const cf_run_desc *d = &r->desc;
-    switch ((cf_pass)step->action.pass) {
-        case CF_F: case CF_R: return cf__run_call(r, step, "forward", d->forward);
-        case CF_B: case CF_I: case CF_W: return cf__run_call(r, step, "backward", d->backward);
-        case CF_OFFLOAD: return cf__run_call(r, step, "offload", d->offload);
-        case CF_PREFETCH: return cf__run_call(r, step, "prefetch", d->prefetch);
-        default: break;
-    }
+    int pass = step->action.pass;
+    if (1 << pass & CF__CHECK_FORWARDS) return cf__run_call(r, step, "forward", d->forward);
+    if (pass < CF_COMPUTE_PASS_COUNT) return cf__run_call(r, step, "backward", d->backward);
+    if (pass == CF_OFFLOAD) return cf__run_call(r, step, "offload", d->offload);
+    if (pass == CF_PREFETCH) return cf__run_call(r, step, "prefetch", d->prefetch);
     if (cf__pipe_transfer_of(&step->action)->sends) return cf__run_call(r, step, "send", d->send);
     return cf__run_call(r, step, "receive", d->receive);
 }
@@ -8486,7 +8451,6 @@ static cf_result cf__run_action(cf_runner *r) {
 typedef struct cf__run_opening {
     cf_runner header; /* what is known before there is memory */
     cf_runner *runner;
-    cf_error *error;
 } cf__run_opening;
 
 static cf_block *cf__run_object(void *job, cf__carver *carver) {
@@ -8508,16 +8472,13 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
 
 /* Members of the schedule that can be judged without its lists. */
 static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    int64_t most_stages = INT32_MAX / cf__max(1, schedule->n_virtual);
     const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
                                   {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
-                                  {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_LIMIT},
-                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT}};
+                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT},
+                                  {"n_stages", schedule->n_stages, 1, most_stages, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
-    if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
-    if (schedule->n_stages * schedule->n_virtual > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX / schedule->n_virtual, schedule->n_stages,
-                        "is too large for that many virtual stages");
-    return CF_OK;
+    return schedule->first != NULL ? CF_OK : cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
 }
 
 /* Checks plan and schedule against each other, and counts what a stage needs. */
@@ -8533,6 +8494,7 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&r->pipe, error));
     r->check.schedule = schedule;
+    r->check.error = error;
     r->check.desc = &cf__check_no_limits;
     r->check.crosses = schedule->lowered && schedule->n_stages > 1;
     r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
@@ -8548,9 +8510,8 @@ static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error)
                         "the lists of actions overlap, or run out of range");
     r->check.stage = stage;
     r->n_actions = s->first[stage + 1] - s->first[stage];
-    if (r->n_actions == 0) return CF_OK;
-    if (s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
-    r->actions = &s->actions[s->first[stage]];
+    if (r->n_actions > 0 && s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
+    if (r->n_actions > 0) r->actions = &s->actions[s->first[stage]];
     return CF_OK;
 }
 
@@ -8576,19 +8537,18 @@ static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
 
 /* Nothing has run yet and no slot is in use. */
 static cf_result cf__run_fill(void *job) {
-    cf__run_opening *opening = (cf__run_opening *)job;
-    cf_runner *r = opening->runner;
+    cf_runner *r = ((cf__run_opening *)job)->runner;
     int64_t i;
     int what;
     r->check.pipe = &r->pipe;
-    r->check.error = &r->failure;
     memset(r->check.cells, 0, (size_t)r->n_cells * sizeof *r->check.cells);
     memset(r->check.groups, 0, (size_t)r->n_cells * sizeof *r->check.groups);
     memset(r->tokens, 0, (size_t)r->n_cells * sizeof *r->tokens);
     for (what = 0; what < CF__RUN_RESOURCES; what++)
         for (i = 0; i < r->pools[what].n; i++) r->pools[what].slots[i] = CF__RUN_NONE;
-    (void)cf__run_find_sends(r);
-    return cf__run_tell_failure(r, opening->error);
+    CF__TRY(cf__run_find_sends(r));
+    r->check.error = &r->failure; /* that of the caller need not live as long */
+    return CF_OK;
 }
 
 static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_object, cf__run_fill};
@@ -8605,7 +8565,6 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
     cf__run_opening opening;
     cf_allocator allocator;
     memset(&opening, 0, sizeof opening);
-    opening.error = error;
     CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (out == NULL) return cf__fail_null(error, "out");
