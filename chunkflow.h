@@ -4663,15 +4663,6 @@ typedef struct cf__graph_builder {
     cf_graph header, *graph; /* header: what is known before there is memory */
 } cf__graph_builder;
 
-static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
-    CF__TRY(cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error));
-    CF__TRY(cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error));
-    CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
-    CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
-    return cf__pipe_check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
-}
-
 /* What the pass of a chunk at that place waits for, if there is such a pass. Returns how many; the stage of each is
    relative. */
 static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place,
@@ -4709,34 +4700,33 @@ static cf_result cf__graph_count(cf__graph_builder *g) {
 /* Everything but times that are not finite is refused here. */
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
                                  cf_error *error) {
+    const cf_graph_desc *d = &g->desc;
     memset(g, 0, sizeof *g);
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
     g->error = error;
     CF__TRY(cf__plan_check_counts(plan, error));
-    CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
-    CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
-    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.k, g->desc.replay,
-                              g->desc.timing);
-    g->header.n_stages = g->desc.n_stages;
-    g->header.n_virtual = g->desc.n_virtual;
-    g->header.k = g->desc.k;
-    g->header.replay = g->desc.replay;
-    g->header.split = g->desc.split != 0;
-    g->header.rank = g->desc.rank;
+    CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
+    CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
+    CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
+    CF__TRY(cf__choice((int64_t)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
+    CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
+    CF__TRY(cf__pipe_check_units(plan, d->rank, error));
+    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, d->k, d->replay, d->timing);
+    g->header.n_stages = d->n_stages;
+    g->header.n_virtual = d->n_virtual;
+    g->header.k = d->k;
+    g->header.replay = d->replay;
+    g->header.split = d->split != 0;
+    g->header.rank = d->rank;
     g->header.n_steps = g->pipe.n;
     return cf__graph_count(g);
 }
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
     cf__pipe_layout(&((cf__graph_builder *)job)->pipe, carver);
-}
-
-static cf_result cf__graph_prepare(void *job) {
-    cf__graph_builder *g = (cf__graph_builder *)job;
-    cf__pipe_fill(&g->pipe);
-    return cf__pipe_check_total(&g->pipe, g->error);
 }
 
 static cf_block *cf__graph_object(void *job, cf__carver *carver) {
@@ -4800,17 +4790,14 @@ static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int pla
     return next;
 }
 
-/* The other direction, by counting. first_out[i + 1] is where node i's next edge goes, until all are placed. */
+/* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
+   as they are put there, last to first. */
 static void cf__graph_sort_out(cf_graph *graph) {
-    int64_t i, sum = 0;
-    for (i = 0; i <= graph->n_nodes; i++) graph->first_out[i] = 0;
-    for (i = 0; i < graph->n_edges; i++) graph->first_out[graph->edges[i].from + 1]++;
-    for (i = 1; i <= graph->n_nodes; i++) {
-        int64_t count = graph->first_out[i];
-        graph->first_out[i] = sum;
-        sum += count;
-    }
-    for (i = 0; i < graph->n_edges; i++) graph->out[graph->first_out[graph->edges[i].from + 1]++] = (int32_t)i;
+    int64_t i, *first = graph->first_out;
+    memset(first, 0, (size_t)(graph->n_nodes + 1) * sizeof *first);
+    for (i = 0; i < graph->n_edges; i++) first[graph->edges[i].from]++;
+    for (i = 0; i < graph->n_nodes; i++) first[i + 1] += first[i];
+    for (i = graph->n_edges - 1; i >= 0; i--) graph->out[--first[graph->edges[i].from]] = (int32_t)i;
 }
 
 static cf_result cf__graph_fill(void *job) {
@@ -4819,6 +4806,8 @@ static cf_result cf__graph_fill(void *job) {
     cf_edge *next = graph->edges;
     int64_t i;
     int place;
+    cf__pipe_fill(&g->pipe);
+    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
     graph->first[0] = 0;
     for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
     for (i = 0; i < graph->n_steps; i++)
@@ -4829,8 +4818,7 @@ static cf_result cf__graph_fill(void *job) {
 }
 
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes",         0,               cf__graph_scratch, cf__graph_prepare,
-                                      cf__graph_object, cf__graph_fill};
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, NULL, cf__graph_object, cf__graph_fill};
     cf__graph_builder g;
     CF__TRY(cf__graph_start(&g, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
@@ -7451,8 +7439,7 @@ static cf_result cf__check_schedule_lists(const cf_schedule *s, cf_error *error)
 /* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
 static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
     const cf_plan *plan = pipe->plan;
-    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0;
-    int64_t sum = 0;
+    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0, sum = 0;
     int overflow = 0;
     for (id = pipe->first_chunk; id < pipe->first_chunk + pipe->n; id++) {
         const cf_chunk *c = &plan->chunks[id];
@@ -7994,13 +7981,6 @@ static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
     return a->stage + way;
 }
 
-/* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
-static double cf__lower_ready(const cf__lowerer *l, const cf_action *a) {
-    int place = cf__pipe_place(a->pass);
-    if (!cf__pipe_leads(&l->pipe, l->pipe.takes[place], a->stage)) return 0;
-    return l->arrived[place][cf__lower_cell(l, a->chunk, a->stage)];
-}
-
 /* ---- the order of passes and transfers ---- */
 
 static void cf__lower_push(cf__lowerer *l, int64_t event, double time) {
@@ -8010,9 +7990,13 @@ static void cf__lower_push(cf__lowerer *l, int64_t event, double time) {
 
 /* Puts a stage's next pass into the heap, if its input is there. */
 static void cf__lower_push_pass(cf__lowerer *l, int64_t stage) {
-    double ready;
+    const cf_action *a = &l->schedule->actions[l->cursor[stage]];
+    double ready = 0; /* when the input is there; -1: it is not yet */
+    int place;
     if (l->queued[stage] || l->cursor[stage] == l->schedule->first[stage + 1]) return;
-    ready = cf__lower_ready(l, &l->schedule->actions[l->cursor[stage]]);
+    place = cf__pipe_place(a->pass);
+    if (cf__pipe_leads(&l->pipe, l->pipe.takes[place], a->stage))
+        ready = l->arrived[place][cf__lower_cell(l, a->chunk, a->stage)];
     if (ready < 0) return;
     l->queued[stage] = 1;
     cf__lower_push(l, l->schedule->n_actions + l->cursor[stage], cf__most(ready, l->free_at[stage]));
@@ -8555,7 +8539,6 @@ static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_obj
 
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
     cf__run_opening opening;
-    memset(&opening, 0, sizeof opening);
     CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     return cf__size_job(&cf__run_recipe, &opening, bytes, error);
 }
@@ -8564,7 +8547,6 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
     cf__run_opening opening;
     cf_allocator allocator;
-    memset(&opening, 0, sizeof opening);
     CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (out == NULL) return cf__fail_null(error, "out");
