@@ -7938,7 +7938,7 @@ typedef struct cf__lowerer {
     int64_t *cursor;         /* (n_stages) the next action of each stage */
     double *free_at;         /* (n_stages) when its last pass ends */
     unsigned char *queued;   /* (n_stages) 1: its next pass is in the heap */
-    int32_t *heap;           /* (2 x n_stages) events, earliest first: a pass of each stage, and what its last one made */
+    int32_t *heap;           /* (2 x n_stages) events, earliest first: each stage's pass, and what its last one made */
     /* offload only */
     int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass with its state, -1 */
     int32_t *held;           /* (n_cells) there too: chunks that have rows now */
