@@ -4684,16 +4684,15 @@ static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) 
 /* Counts the nodes and the edges. */
 static cf_result cf__graph_count(cf__graph_builder *g) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t i, n_nodes = 0;
+    int64_t i;
     int place, n;
     for (i = 0; i < g->pipe.n; i++) {
-        n_nodes += cf__graph_chunk_nodes(g, i);
-        CF__TRY(cf__range(n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
+        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
+        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
         for (place = 0; place < 3 + g->header.split; place++)
             for (n = cf__graph_needs(g, i, place, needs); n > 0; n--)
                 g->header.n_edges += g->pipe.n_v - (needs[n - 1].stage != 0);
     }
-    g->header.n_nodes = n_nodes;
     return CF_OK;
 }
 
@@ -8129,8 +8128,7 @@ static void cf__lower_put_pass(cf__lowerer *l, int64_t action) {
 /* Everything, in the one order of all stages. */
 static void cf__lower_put_events(cf__lowerer *l) {
     int64_t i, n = l->schedule->n_actions;
-    cf_action send, receive;
-    memset(&send, 0, sizeof send);
+    cf_action send = {0, 0, 0, 0, 0}, receive;
     for (i = 0; i < l->n_events; i++) {
         const cf_action *a = &l->schedule->actions[l->events[i] % n];
         if (l->events[i] >= n) {
@@ -8161,11 +8159,10 @@ static cf_result cf__lower_prepare(void *job) {
 
 static cf_result cf__lower_fill(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
-    int64_t i, n, *first = l->lowered->first;
+    int64_t i, *first = l->lowered->first;
     for (first[0] = 0, i = 0; i < l->pipe.n_stages; i++) {
-        n = l->cursor[i];
+        first[i + 1] = first[i] + l->cursor[i];
         l->cursor[i] = first[i];
-        first[i + 1] = first[i] + n;
     }
     cf__lower_put_events(l);
     return CF_OK;
