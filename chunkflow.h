@@ -1163,8 +1163,8 @@ typedef struct cf_lower_desc {
    groups at once are taken to be as fast as one.
 
    The given schedule is validated first, without limits, so the errors are those of cf_schedule_validate;
-   CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can when
-   many chunks leave in many gaps. */
+   CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can
+   when many chunks leave in many gaps. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -4647,102 +4647,89 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
 
 /* ---- building ---- */
 
-/* Everything that the builder knows. */
 typedef struct cf__graph_builder {
     cf_graph_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    int64_t n_nodes, n_edges;
-    cf_graph *graph;
+    cf_graph header, *graph; /* header: what is known before there is memory */
 } cf__graph_builder;
 
-static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
-    CF__TRY(cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error));
-    CF__TRY(cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error));
-    CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
-    CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
-    return cf__pipe_check_timing(desc->timing, desc->n_stages * desc->n_virtual, error);
+/* What the pass of a chunk at that place waits for, if there is such a pass. Returns how many; the stage of each is
+   relative. */
+static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place,
+                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    int i, found, n = 0;
+    if (!cf__pipe_occurs(&unit, place, chunk)) return 0;
+    found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
+    for (i = 0; i < found; i++)
+        if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
+    return n;
 }
 
-/* Nodes of a chunk, on one virtual stage: F, B or I and W, and R if it is dropped. */
+/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R if it is dropped. */
 static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    return 2 + g->desc.split + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k);
+    return (2 + g->header.split + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k)) * g->pipe.n_v;
+}
+
+/* Counts the nodes and the edges. */
+static cf_result cf__graph_count(cf__graph_builder *g) {
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int64_t i;
+    int place, n;
+    for (i = 0; i < g->pipe.n; i++) {
+        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
+        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (n = cf__graph_needs(g, i, place, needs); n > 0; n--)
+                g->header.n_edges += g->pipe.n_v - (needs[n - 1].stage != 0);
+    }
+    return CF_OK;
 }
 
 /* Everything but times that are not finite is refused here. */
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
                                  cf_error *error) {
-    int64_t i;
+    const cf_graph_desc *d = &g->desc;
     memset(g, 0, sizeof *g);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
-    g->desc.split = g->desc.split != 0;
     g->error = error;
-    CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
-    CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
-    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, CF_PLACEMENT_LOOP, g->desc.k, g->desc.replay,
-                              g->desc.timing);
-    for (i = 0; i < g->pipe.n; i++) {
-        g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
-        if (g->n_nodes > CF_MAX_NODES)
-            return cf__fail(error, CF_ERROR_LIMIT, "n_nodes", -1, CF_MAX_NODES, g->n_nodes, "too many passes");
-    }
-    return CF_OK;
-}
-
-/* How many edges end in the passes of a chunk, on all virtual stages together. */
-static int64_t cf__graph_chunk_edges(const cf__graph_builder *g, int64_t chunk) {
-    const cf__pipe_links *links = &g->pipe.links[g->desc.split][CF__PIPE_WAITS_FOR];
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t edges = 0;
-    int place, n, i;
-    for (place = 0; place < 3 + g->desc.split; place++) {
-        if (!cf__pipe_occurs(&unit, place, chunk)) continue;
-        n = cf__pipe_follow(links, place, &unit, chunk, needs);
-        for (i = 0; i < n; i++)
-            if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) edges += g->pipe.n_v - (needs[i].stage != 0);
-    }
-    return edges;
+    CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
+    CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
+    CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
+    CF__TRY(cf__choice((int64_t)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
+    CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
+    CF__TRY(cf__pipe_check_units(plan, d->rank, error));
+    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, CF_PLACEMENT_LOOP, d->k, d->replay, d->timing);
+    g->header.n_stages = d->n_stages;
+    g->header.n_virtual = d->n_virtual;
+    g->header.k = d->k;
+    g->header.replay = d->replay;
+    g->header.split = d->split != 0;
+    g->header.rank = d->rank;
+    g->header.n_steps = g->pipe.n;
+    return cf__graph_count(g);
 }
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
     cf__pipe_layout(&((cf__graph_builder *)job)->pipe, carver);
 }
 
-static cf_result cf__graph_prepare(void *job) {
-    cf__graph_builder *g = (cf__graph_builder *)job;
-    int64_t i;
-    cf__pipe_fill(&g->pipe);
-    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
-    for (i = 0; i < g->pipe.n; i++) g->n_edges += cf__graph_chunk_edges(g, i);
-    return CF_OK;
-}
-
 static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     cf__graph_builder *g = (cf__graph_builder *)job;
-    cf_graph graph;
-    memset(&graph, 0, sizeof graph);
-    graph.n_stages = g->desc.n_stages;
-    graph.n_virtual = g->desc.n_virtual;
-    graph.k = g->desc.k;
-    graph.replay = g->desc.replay;
-    graph.split = g->desc.split;
-    graph.rank = g->desc.rank;
-    graph.n_steps = g->pipe.n;
-    graph.n_nodes = g->n_nodes;
-    graph.n_edges = g->n_edges;
+    cf_graph *graph = &g->header;
     g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
-    graph.first = (int64_t *)cf__take(carver, graph.n_steps + 1, sizeof(int64_t));
-    graph.nodes = (cf_node *)cf__take(carver, graph.n_nodes, sizeof(cf_node));
-    graph.first_in = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
-    graph.edges = (cf_edge *)cf__take(carver, graph.n_edges, sizeof(cf_edge));
-    graph.first_out = (int64_t *)cf__take(carver, graph.n_nodes + 1, sizeof(int64_t));
-    graph.out = (int32_t *)cf__take(carver, graph.n_edges, sizeof(int32_t));
+    graph->first = (int64_t *)cf__take(carver, graph->n_steps + 1, sizeof(int64_t));
+    graph->nodes = (cf_node *)cf__take(carver, graph->n_nodes, sizeof(cf_node));
+    graph->first_in = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
+    graph->edges = (cf_edge *)cf__take(carver, graph->n_edges, sizeof(cf_edge));
+    graph->first_out = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
+    graph->out = (int32_t *)cf__take(carver, graph->n_edges, sizeof(int32_t));
     if (g->graph == NULL) return NULL;
-    *g->graph = graph;
+    *g->graph = *graph;
     return &g->graph->block;
 }
 
@@ -4756,58 +4743,50 @@ CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t
     return graph->first[i] + (place - (place > CF_R && !replayed)) * n_stages + stage;
 }
 
-/* The nodes of a chunk, by rising number. */
-static void cf__graph_put_nodes(const cf__graph_builder *g, int64_t chunk, cf_node *next) {
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    int64_t v;
-    int place;
-    for (place = 0; place < 3 + g->desc.split; place++) {
-        int pass = cf__pipe_pass_at(place, g->desc.split);
-        if (!cf__pipe_occurs(&unit, place, chunk)) continue;
-        for (v = 0; v < g->pipe.n_v; v++, next++) {
-            next->seconds = cf__pipe_pass_seconds(&g->pipe, pass, chunk, v);
-            next->chunk = (int32_t)(g->pipe.first_chunk + chunk);
-            next->stage = (int32_t)v;
-            next->pass = (int32_t)pass;
-            next->keep = cf__pipe_keeps(&unit, place, chunk);
-        }
-    }
-}
-
-/* Writes what a node waits for; returns where the next edge goes. */
-static cf_edge *cf__graph_put_edges(const cf__graph_builder *g, int64_t id, cf_edge *next) {
+/* Writes the pass of a chunk at that place, if there is one, on all virtual stages, and what it waits for, from `next`
+   on. Returns where the next edge goes. */
+static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int place, cf_edge *next) {
     const cf__pipeline *pipe = &g->pipe;
-    const cf_node *node = &g->graph->nodes[id];
-    int64_t chunk = node->chunk - pipe->first_chunk;
-    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, g->desc.k);
+    cf_graph *graph = g->graph;
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, graph->k);
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[g->desc.split][CF__PIPE_WAITS_FOR], cf__pipe_place(node->pass), &unit, chunk,
-                            needs), i;
+    cf_edge edges[CF__PIPE_MOST_NEEDS]; /* as they are on virtual stage 0, where they may come from another one */
+    int pass = cf__pipe_pass_at(place, graph->split), n = cf__graph_needs(g, chunk, place, needs), i;
+    int64_t v, id = cf_graph_node(graph, (cf_pass)pass, pipe->first_chunk + chunk, 0);
+    if (id < 0) return next;
+    memset(edges, 0, sizeof edges);
     for (i = 0; i < n; i++) {
-        cf_pass pass = (cf_pass)cf__pipe_pass_at(needs[i].place, g->desc.split);
-        int64_t v = node->stage + needs[i].stage;
-        if (v < 0 || v >= pipe->n_v || (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT)) continue;
-        memset(next, 0, sizeof *next);
-        if (cf__pipe_crosses(needs[i].why)) next->seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
-        next->from = (int32_t)cf_graph_node(g->graph, pass, pipe->first_chunk + needs[i].chunk, v);
-        next->to = (int32_t)id;
-        next->why = (int32_t)needs[i].why;
-        next++;
+        cf_pass from = (cf_pass)cf__pipe_pass_at(needs[i].place, graph->split);
+        if (cf__pipe_crosses(needs[i].why)) edges[i].seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
+        edges[i].from = (int32_t)cf_graph_node(graph, from, pipe->first_chunk + needs[i].chunk, 0) + needs[i].stage;
+        edges[i].why = (int32_t)needs[i].why;
+    }
+    for (v = 0; v < pipe->n_v; v++, id++) {
+        cf_node *node = &graph->nodes[id];
+        node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
+        node->chunk = (int32_t)(pipe->first_chunk + chunk);
+        node->stage = (int32_t)v;
+        node->pass = (int32_t)pass;
+        node->keep = cf__pipe_keeps(&unit, place, chunk);
+        graph->first_in[id] = next - graph->edges;
+        for (i = 0; i < n; i++) {
+            if (v + needs[i].stage < 0 || v + needs[i].stage >= pipe->n_v) continue;
+            *next = edges[i];
+            next->from += (int32_t)v;
+            next++->to = (int32_t)id;
+        }
     }
     return next;
 }
 
-/* The other direction, by counting. first_out[i + 1] is where node i's next edge goes, until all are placed. */
+/* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
+   as they are put there, last to first. */
 static void cf__graph_sort_out(cf_graph *graph) {
-    int64_t i, sum = 0;
-    for (i = 0; i <= graph->n_nodes; i++) graph->first_out[i] = 0;
-    for (i = 0; i < graph->n_edges; i++) graph->first_out[graph->edges[i].from + 1]++;
-    for (i = 1; i <= graph->n_nodes; i++) {
-        int64_t count = graph->first_out[i];
-        graph->first_out[i] = sum;
-        sum += count;
-    }
-    for (i = 0; i < graph->n_edges; i++) graph->out[graph->first_out[graph->edges[i].from + 1]++] = (int32_t)i;
+    int64_t i, *first = graph->first_out;
+    memset(first, 0, (size_t)(graph->n_nodes + 1) * sizeof *first);
+    for (i = 0; i < graph->n_edges; i++) first[graph->edges[i].from]++;
+    for (i = 0; i < graph->n_nodes; i++) first[i + 1] += first[i];
+    for (i = graph->n_edges - 1; i >= 0; i--) graph->out[--first[graph->edges[i].from]] = (int32_t)i;
 }
 
 static cf_result cf__graph_fill(void *job) {
@@ -4815,23 +4794,20 @@ static cf_result cf__graph_fill(void *job) {
     cf_graph *graph = g->graph;
     cf_edge *next = graph->edges;
     int64_t i;
+    int place;
+    cf__pipe_fill(&g->pipe);
+    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
     graph->first[0] = 0;
-    for (i = 0; i < graph->n_steps; i++) {
-        cf__graph_put_nodes(g, i, &graph->nodes[graph->first[i]]);
-        graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
-    }
-    for (i = 0; i < graph->n_nodes; i++) {
-        graph->first_in[i] = next - graph->edges;
-        next = cf__graph_put_edges(g, i, next);
-    }
-    graph->first_in[i] = next - graph->edges;
+    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
+    for (i = 0; i < graph->n_steps; i++)
+        for (place = 0; place < 3 + graph->split; place++) next = cf__graph_put(g, i, place, next);
+    graph->first_in[graph->n_nodes] = next - graph->edges;
     cf__graph_sort_out(graph);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes",         0,               cf__graph_scratch, cf__graph_prepare,
-                                      cf__graph_object, cf__graph_fill};
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, NULL, cf__graph_object, cf__graph_fill};
     cf__graph_builder g;
     CF__TRY(cf__graph_start(&g, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
@@ -4873,15 +4849,18 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
 }
 
-/* An index array starts at 0, never falls, and ends with `end`. Stops at the first bad number, which is read from the
-   array itself. */
-static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field,
+/* An index array, of a graph or of a schedule, starts at 0, never falls, and ends with `end`. Stops at the first bad
+   number, which is read from the array itself, so that a wrong n is not followed far. */
+static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_result code,
                                        cf_error *error) {
     int64_t i;
-    CF__TRY(cf__graph_check_within(first[0], 0, 0, field, 0, "does not start at 0", error));
+    if (first[0] != 0) return cf__fail(error, code, field, 0, 0, first[0], "does not start at 0");
     for (i = 0; i < n; i++)
-        CF__TRY(cf__graph_check_within(first[i + 1], first[i], end, field, i + 1, "falls, or is out of range", error));
-    return cf__graph_check_within(first[n], end, end, field, n, "does not end with the last item", error);
+        if (first[i + 1] < first[i] || first[i + 1] > end)
+            return cf__fail(error, code, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
+                            "falls, or is out of range");
+    if (first[n] != end) return cf__fail(error, code, field, n, end, first[n], "does not end with the last item");
+    return CF_OK;
 }
 
 static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
@@ -4889,70 +4868,61 @@ static cf_result cf__graph_check_seconds(double seconds, const char *field, int6
     return cf__fail_real(error, CF_ERROR_GRAPH, field, item, seconds, "must be finite and not negative");
 }
 
-static cf_result cf__graph_check_nodes(const cf_graph *graph, cf_error *error) {
-    int64_t i, id, n_stages = graph->n_stages * graph->n_virtual;
-    for (i = 0; i < graph->n_steps; i++) {
-        int64_t n = graph->first[i + 1] - graph->first[i], least = (2 + graph->split) * n_stages;
-        if (n == least + n_stages) continue; /* it is replayed */
-        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
-    }
-    for (i = 0; i < graph->n_nodes; i++) {
-        const cf_node *node = &graph->nodes[i];
-        id = node->pass < 0 || node->pass > CF_W ? -1
-                                                 : cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-        CF__TRY(cf__graph_check_within(id, i, i, "nodes", i,
-                                       "pass, chunk and stage of this node lead to another number", error));
-        CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
-        CF__TRY(cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error));
-    }
-    return CF_OK;
+static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
+    const cf_node *node = &graph->nodes[i];
+    int64_t id = -1;
+    if (node->pass >= 0 && node->pass <= CF_W)
+        id = cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
+    CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
+                                   error));
+    CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
+    return cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error);
 }
 
-static cf_result cf__graph_check_edges(const cf_graph *graph, cf_error *error) {
-    int64_t i, j;
-    for (i = 0; i < graph->n_nodes; i++)
-        for (j = graph->first_in[i]; j < graph->first_in[i + 1]; j++) {
-            const cf_edge *edge = &graph->edges[j];
-            CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node",
-                                           error));
-            CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node",
-                                           error));
-            CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason",
-                                           error));
-            CF__TRY(cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error));
-        }
-    return CF_OK;
+/* The edge with number j, among those of node i. */
+static cf_result cf__graph_check_edge(const cf_graph *graph, int64_t i, int64_t j, cf_error *error) {
+    const cf_edge *edge = &graph->edges[j];
+    CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
+    CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
+    CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
+    return cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error);
 }
 
 /* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
-static cf_result cf__graph_check_out(const cf_graph *graph, cf_error *error) {
-    int64_t i, j;
-    for (i = 0; i < graph->n_nodes; i++) {
-        int64_t n = graph->first_out[i + 1] - graph->first_out[i], least = 0;
-        CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node",
-                                       error));
-        for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
-            int64_t edge = graph->out[j];
-            CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
-                                           "there is no such edge, or the edges of a node do not rise", error));
-            CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "this edge leaves another node",
-                                           error));
-            least = edge + 1;
-        }
+static cf_result cf__graph_check_out(const cf_graph *graph, int64_t i, cf_error *error) {
+    int64_t j, least = 0, n = graph->first_out[i + 1] - graph->first_out[i];
+    CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
+    for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
+        int64_t edge = graph->out[j];
+        CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
+                                       "there is no such edge, or the edges of a node do not rise", error));
+        CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
+        least = edge + 1;
     }
     return CF_OK;
 }
 
 /* Everything but cycles. */
 static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
+    int64_t i, j, n_stages, least;
     if (g == NULL) return cf__fail_null(error, "graph");
     CF__TRY(cf__graph_check_counts(g, error));
-    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", error));
-    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", error));
-    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", error));
-    CF__TRY(cf__graph_check_nodes(g, error));
-    CF__TRY(cf__graph_check_edges(g, error));
-    return cf__graph_check_out(g, error);
+    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", CF_ERROR_GRAPH, error));
+    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", CF_ERROR_GRAPH, error));
+    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", CF_ERROR_GRAPH, error));
+    n_stages = g->n_stages * g->n_virtual;
+    least = (2 + g->split) * n_stages;
+    for (i = 0; i < g->n_steps; i++) {
+        int64_t n = g->first[i + 1] - g->first[i];
+        if (n == least + n_stages) continue; /* it is replayed */
+        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
+    }
+    for (i = 0; i < g->n_nodes; i++) {
+        CF__TRY(cf__graph_check_node(g, i, error));
+        for (j = g->first_in[i]; j < g->first_in[i + 1]; j++) CF__TRY(cf__graph_check_edge(g, i, j, error));
+    }
+    for (i = 0; i < g->n_nodes; i++) CF__TRY(cf__graph_check_out(g, i, error)); /* this reads every edge's `from` */
+    return CF_OK;
 }
 
 /* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
@@ -5072,22 +5042,18 @@ static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) 
 
 /* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
 static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
-    int64_t i, n = 0;
+    int64_t i, at = graph->n_nodes;
     while (node >= 0) {
         int64_t before = -1;
         double start = critical->earliest[node];
         critical->latest[node] = start;
-        critical->path[n++] = (int32_t)node;
+        critical->path[--at] = (int32_t)node;
         for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
             if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
         node = before;
     }
-    critical->n_path = n;
-    for (i = 0; i < n / 2; i++) {
-        int32_t swap = critical->path[i];
-        critical->path[i] = critical->path[n - 1 - i];
-        critical->path[n - 1 - i] = swap;
-    }
+    critical->n_path = graph->n_nodes - at;
+    memmove(critical->path, &critical->path[at], (size_t)critical->n_path * sizeof *critical->path);
 }
 
 static cf_result cf__graph_critical_fill(void *job) {
@@ -7581,9 +7547,6 @@ static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
-/* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
-static int cf__check_flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
-
 static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
     int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
@@ -7595,9 +7558,10 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
         return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes)
         return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
-    if (!cf__check_flags_are_wrong(a)) return CF_OK;
     if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
-    return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
+    if (a->keep > (a->pass <= CF_R)) /* it may be 1 in F and R */
+        return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
+    return CF_OK;
 }
 
 /* The member to name where an action comes too early for the order of its group. */
@@ -7605,7 +7569,6 @@ static const char *cf__check_order_field(const cf__checker *k) { return k->desc 
 
 static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
-    if (cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
     if (k->crosses && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
@@ -7614,7 +7577,6 @@ static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, con
 }
 
 static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    if (cf__check_has(cell, CF_R)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (*cell & CF__CHECK_KEPT)
         return cf__check_refuse(k, a, "actions.pass", "is needless, because its F kept the activations");
@@ -7625,7 +7587,6 @@ static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, cons
 }
 
 static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    if (*cell & CF__CHECK_BACKWARDS) return cf__check_refuse(k, a, "actions.pass", "is a second backward");
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (!(*cell & CF__CHECK_KEPT))
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
@@ -7633,12 +7594,6 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
     if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
-    return CF_OK;
-}
-
-static cf_result cf__check_weight(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    if (cf__check_has(cell, CF_W)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
-    if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
     return CF_OK;
 }
 
@@ -7652,11 +7607,10 @@ static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     return CF_OK;
 }
 
-/* It must come once, and, if it sends, after what it sends. */
+/* If it sends, it must come after what it sends. */
 static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     CF__TRY(cf__check_ends(k, a));
-    if (cf__check_has(cell, a->pass)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (t->sends && !(*cell & (t->tensor == CF_B ? (int)CF__CHECK_BACKWARDS : 1 << t->tensor)))
         return cf__check_refuse(k, a, "actions.pass", "comes before the pass that makes its tensor");
     return CF_OK;
@@ -7686,12 +7640,18 @@ static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const
 
 /* An action whose fields are good. Cells of one virtual stage lie side by side; no others are looked at here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
+    int moves = a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH;
+    int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     CF__TRY(cf__check_state(k, a, cell));
+    if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass) && !moves)
+        return cf__check_refuse(k, a, "actions.pass", backward ? "is a second backward" : "comes twice");
     switch ((cf_pass)a->pass) {
         case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
         case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
         case CF_B: case CF_I: CF__TRY(cf__check_backward(k, a, cell)); break;
-        case CF_W: CF__TRY(cf__check_weight(k, a, cell)); break;
+        case CF_W:
+            if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
+            break;
         case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, cell)); break;
         default: CF__TRY(cf__check_transfer(k, a, cell)); break;
     }
@@ -7761,26 +7721,26 @@ static cf_result cf__check_lists(cf__checker *k) {
 
 /* ---- what is missing ---- */
 
+/* Refuses what is wrong between lists. action: the one to blame, or -1 where it is missing and only described by a. */
+static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action *a, const char *field,
+                                 const char *why) {
+    k->stage = a->stage % k->schedule->n_stages;
+    k->action = action;
+    return cf__check_refuse(k, a, field, why);
+}
+
 static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
-    cf_action a;
-    memset(&a, 0, sizeof a);
-    a.pass = (uint8_t)pass;
-    a.chunk = (int32_t)chunk;
-    a.stage = (int32_t)stage;
-    k->stage = stage % k->schedule->n_stages;
-    k->action = -1;
-    return cf__check_refuse(k, &a, "actions", "is missing");
+    const cf_action a = {(int32_t)chunk, (int32_t)stage, (uint8_t)pass, 0, 0};
+    return cf__check_blame(k, -1, &a, "actions", "is missing");
 }
 
 /* A RECV_R for which no R comes. cf_simulate names the action. */
 static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) {
-    const cf_action *a;
+    const cf_action receive = {(int32_t)chunk, (int32_t)stage, CF_RECV_R, 0, 0}, *actions = k->schedule->actions;
+    int64_t i = k->schedule->first[stage % k->schedule->n_stages];
     if (k->desc != NULL) return cf__check_missing(k, CF_R, chunk, stage);
-    k->stage = stage % k->schedule->n_stages;
-    k->action = k->schedule->first[k->stage];
-    for (a = &k->schedule->actions[k->action]; a->pass != CF_RECV_R || a->chunk != chunk || a->stage != stage; a++)
-        k->action++;
-    return cf__check_refuse(k, a, "actions", "receives what no R reads");
+    while (!cf__pipe_is_same(&actions[i], &receive)) i++;
+    return cf__check_blame(k, i, &receive, "actions", "receives what no R reads");
 }
 
 /* What one chunk must have on one virtual stage, once all lists are read. */
@@ -7842,26 +7802,15 @@ static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedul
     return cf__check_shape(plan, schedule, error);
 }
 
-/* Where the lists begin. Stops at the first number that is wrong, so that a wrong n_stages is not followed far. */
-static cf_result cf__check_schedule_lists(const cf_schedule *schedule, cf_error *error) {
-    const int64_t *first = schedule->first;
-    int64_t i;
-    if (first[0] != 0) return cf__fail(error, CF_ERROR_SCHEDULE, "first", 0, 0, first[0], "must start at 0");
-    for (i = 0; i < schedule->n_stages; i++)
-        if (first[i + 1] < first[i] || first[i + 1] > schedule->n_actions)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "first", i + 1,
-                            first[i + 1] < first[i] ? first[i] : schedule->n_actions, first[i + 1],
-                            "action lists overlap or run out of range");
-    if (first[i] != schedule->n_actions)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "first", i, schedule->n_actions, first[i], "actions in no list");
-    return CF_OK;
+/* Where the lists begin. */
+static cf_result cf__check_schedule_lists(const cf_schedule *s, cf_error *error) {
+    return cf__graph_check_first(s->first, s->n_stages, s->n_actions, "first", CF_ERROR_SCHEDULE, error);
 }
 
 /* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
 static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
     const cf_plan *plan = pipe->plan;
-    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0;
-    int64_t sum = 0;
+    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0, sum = 0;
     int overflow = 0;
     for (id = pipe->first_chunk; id < pipe->first_chunk + pipe->n; id++) {
         const cf_chunk *c = &plan->chunks[id];
@@ -7882,89 +7831,73 @@ static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
 
 /* ---- all lists together ---- */
 
-/* The pass that must have run on another virtual stage before this action can, as a set of bits for *cell; 0: none. */
-static int cf__check_waits_for(const cf__checker *k, const cf_action *a, const uint16_t **cell) {
-    const uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
-    int backward = a->pass == CF_B || a->pass == CF_I;
-    int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
-    if (forward && a->stage > 0) {
-        *cell = own - k->pipe->n;
-        return 1 << a->pass;
-    }
-    if (backward && a->stage + 1 < k->pipe->n_v) {
-        *cell = own + k->pipe->n;
-        return CF__CHECK_BACKWARDS;
-    }
-    return 0;
-}
-
 static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
     if (k->queued[stage]) return;
     k->queued[stage] = 1;
     k->stack[(*n)++] = (int32_t)stage;
 }
 
-/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
-static void cf__check_advance(cf__checker *k, int64_t stage, int64_t *n) {
-    int64_t n_stages = k->schedule->n_stages;
-    for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
-        const cf_action *a = &k->schedule->actions[k->cursor[stage]];
-        const uint16_t *other = NULL;
-        int needed = cf__check_waits_for(k, a, &other);
-        if (needed != 0 && (*other & needed) == 0) return;
-        k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk] |= (uint16_t)(1 << a->pass);
-        if (1 << a->pass & CF__CHECK_FORWARDS) cf__check_wake(k, (stage + 1) % n_stages, n);
-        if (1 << a->pass & CF__CHECK_BACKWARDS) cf__check_wake(k, (stage + n_stages - 1) % n_stages, n);
-    }
+/* Runs the next action of a list, and wakes the stage that may have waited for it; 0 if it has to wait itself. */
+static int cf__check_advance(cf__checker *k, int64_t stage, const cf_action *a, int64_t *n) {
+    uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
+    int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
+    int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
+    int way = backward - forward; /* to the virtual stage where the same must have run before */
+    if (cf__pipe_leads(k->pipe, way, a->stage) &&
+        !(own[way * k->pipe->n] & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass)))
+        return 0;
+    *own |= (uint16_t)(1 << a->pass);
+    if (way != 0) cf__check_wake(k, (stage - way + k->schedule->n_stages) % k->schedule->n_stages, n);
+    return 1;
 }
 
 /* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
-static void cf__check_meet(cf__checker *k, int64_t stage, int64_t *n) {
+static int cf__check_meet(cf__checker *k, const cf_action *a, int64_t *n) {
     const cf_schedule *s = k->schedule;
-    for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
-        const cf_action *a = &s->actions[k->cursor[stage]];
-        cf_action other;
-        int64_t peer;
-        if (!cf__pipe_is_transfer(a->pass)) continue;
-        other = cf__pipe_other_end(a);
-        peer = other.stage % (int32_t)s->n_stages;
-        if (k->cursor[peer] == s->first[peer + 1]) return;
-        if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return;
-        k->cursor[peer]++;
-        cf__check_wake(k, peer, n);
-    }
+    cf_action other;
+    int64_t peer;
+    if (!cf__pipe_is_transfer(a->pass)) return 1;
+    other = cf__pipe_other_end(a);
+    peer = other.stage % (int32_t)s->n_stages;
+    if (k->cursor[peer] == s->first[peer + 1]) return 0;
+    if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return 0;
+    k->cursor[peer]++;
+    cf__check_wake(k, peer, n);
+    return 1;
 }
 
 /* Some stage waits for ever: names the action that it waits with. */
 static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *field) {
-    const cf_action *a = &k->schedule->actions[action];
-    k->stage = a->stage % k->schedule->n_stages;
-    k->action = action;
-    return cf__check_refuse(k, a, field, "waits for ever: the lists deadlock");
+    return cf__check_blame(k, action, &k->schedule->actions[action], field, "waits for ever: the lists deadlock");
 }
 
-/* Runs all lists; returns the action that waits for ever on the first stage which does not come to its end, or -1. */
-static int64_t cf__check_run(cf__checker *k, void (*run)(cf__checker *k, int64_t stage, int64_t *n)) {
-    int64_t stage, n = 0, n_stages = k->schedule->n_stages;
-    for (stage = n_stages - 1; stage >= 0; stage--) {
-        k->cursor[stage] = k->schedule->first[stage];
+/* Runs all lists, each as far as it goes whenever it is woken. Returns the action that waits for ever on the first
+   stage which does not come to its end, or -1. */
+static int64_t cf__check_run(cf__checker *k, int meeting) {
+    const cf_schedule *s = k->schedule;
+    int64_t stage, n = 0;
+    for (stage = s->n_stages - 1; stage >= 0; stage--) {
+        k->cursor[stage] = s->first[stage];
         cf__check_wake(k, stage, &n);
     }
     while (n > 0) {
         stage = k->stack[--n];
         k->queued[stage] = 0;
-        run(k, stage, &n);
+        for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
+            const cf_action *a = &s->actions[k->cursor[stage]];
+            if (!(meeting ? cf__check_meet(k, a, &n) : cf__check_advance(k, stage, a, &n))) break;
+        }
     }
-    for (stage = 0; stage < n_stages; stage++)
-        if (k->cursor[stage] < k->schedule->first[stage + 1]) return k->cursor[stage];
+    for (stage = 0; stage < s->n_stages; stage++)
+        if (k->cursor[stage] < s->first[stage + 1]) return k->cursor[stage];
     return -1;
 }
 
 /* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
    alone also end without. So the other run is needed only to tell which of the two they fail. */
 static cf_result cf__check_end(cf__checker *k) {
-    int64_t meeting = k->crosses ? cf__check_run(k, cf__check_meet) : -1, stuck = -1;
-    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, cf__check_advance);
+    int64_t meeting = k->crosses ? cf__check_run(k, 1) : -1, stuck = -1;
+    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, 0);
     if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
     return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
 }
@@ -8060,13 +7993,6 @@ static cf_result cf__simulate_check_schedule(const cf_plan *plan, const cf_sched
     return cf__check_shape(plan, s, error);
 }
 
-static cf_result cf__simulate_check_desc(const cf_plan *plan, const cf_schedule *s, const cf_simulate_desc *desc,
-                                         cf_error *error) {
-    CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, 0, NULL, &desc->bytes, s->n_stages, error));
-    CF__TRY(cf__pipe_check_timing(desc->timing, s->n_stages * s->n_virtual, error));
-    return cf__schedule_check_bytes(plan, s->rank, &desc->bytes, s->n_virtual, error);
-}
-
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
     const cf_bytes *b = &sim->desc.bytes;
@@ -8077,7 +8003,9 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     if (desc != NULL) sim->desc = *desc;
     CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
-    CF__TRY(cf__simulate_check_desc(plan, schedule, &sim->desc, error));
+    CF__TRY(cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, b, schedule->n_stages, error));
+    CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->n_stages * schedule->n_virtual, error));
+    CF__TRY(cf__schedule_check_bytes(plan, schedule->rank, b, schedule->n_virtual, error));
     sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
     sim->error = sim->check.error = error;
     sim->pipe = cf__pipe_of_schedule(plan, schedule, sim->desc.timing);
@@ -8348,8 +8276,7 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
     CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
     n = schedule->first[stage + 1] - schedule->first[stage];
     if (n > INT64_MAX / 64 / schedule->n_virtual) return cf__fail_size(error, "loads");
-    if (count < n * schedule->n_virtual)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "count", -1, n * schedule->n_virtual, count, "is too small");
+    CF__TRY(cf__range(count, n * schedule->n_virtual, INT64_MAX, "count", error));
     if (loads == NULL && n > 0) return cf__fail_null(error, "loads");
     k->stage = stage;
     for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
@@ -8376,7 +8303,7 @@ typedef struct cf__lowerer {
     cf_error *error;
     cf__pipeline pipe;
     int64_t n_cells;         /* chunks of the rank x virtual stages */
-    int64_t n_events, n_heap, n_moves;
+    int64_t n_events, n_heap;
     cf_schedule header, *lowered;
     double *times;           /* (2 x n_actions) by event, when it begins */
     double *start, *end;     /* (n_actions) the two halves of it: a transfer begins at the end of its pass */
@@ -8386,7 +8313,7 @@ typedef struct cf__lowerer {
     int64_t *cursor;         /* (n_stages) the next action of each stage */
     double *free_at;         /* (n_stages) when its last pass ends */
     unsigned char *queued;   /* (n_stages) 1: its next pass is in the heap */
-    int32_t *heap;           /* (2 x n_stages) events, earliest first: a pass of each stage, and what its last one made */
+    int32_t *heap;           /* (2 x n_stages) events, earliest first: each stage's pass, and what its last one made */
     /* offload only */
     int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass with its state, -1 */
     int32_t *held;           /* (n_cells) there too: chunks that have rows now */
@@ -8429,13 +8356,6 @@ static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
     return a->stage + way;
 }
 
-/* When the input of a pass is there: 0 if it needs none, -1 if it is not yet. */
-static double cf__lower_ready(const cf__lowerer *l, const cf_action *a) {
-    int place = cf__pipe_place(a->pass);
-    if (!cf__pipe_leads(&l->pipe, l->pipe.takes[place], a->stage)) return 0;
-    return l->arrived[place][cf__lower_cell(l, a->chunk, a->stage)];
-}
-
 /* ---- the order of passes and transfers ---- */
 
 static void cf__lower_push(cf__lowerer *l, int64_t event, double time) {
@@ -8445,9 +8365,13 @@ static void cf__lower_push(cf__lowerer *l, int64_t event, double time) {
 
 /* Puts a stage's next pass into the heap, if its input is there. */
 static void cf__lower_push_pass(cf__lowerer *l, int64_t stage) {
-    double ready;
+    const cf_action *a = &l->schedule->actions[l->cursor[stage]];
+    double ready = 0; /* when the input is there; -1: it is not yet */
+    int place;
     if (l->queued[stage] || l->cursor[stage] == l->schedule->first[stage + 1]) return;
-    ready = cf__lower_ready(l, &l->schedule->actions[l->cursor[stage]]);
+    place = cf__pipe_place(a->pass);
+    if (cf__pipe_leads(&l->pipe, l->pipe.takes[place], a->stage))
+        ready = l->arrived[place][cf__lower_cell(l, a->chunk, a->stage)];
     if (ready < 0) return;
     l->queued[stage] = 1;
     cf__lower_push(l, l->schedule->n_actions + l->cursor[stage], cf__most(ready, l->free_at[stage]));
@@ -8530,7 +8454,6 @@ static void cf__lower_use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t
     l->moved[left] = n;
     l->next_back[left] = l->back[back];
     l->back[back] = left;
-    l->n_moves += n;
 }
 
 static void cf__lower_find_moves(cf__lowerer *l) {
@@ -8552,8 +8475,11 @@ static void cf__lower_find_moves(cf__lowerer *l) {
 
 /* ---- writing the lists ---- */
 
+/* Until there are lists, cursor[] only counts. */
 static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
-    l->lowered->actions[l->cursor[a->stage % l->pipe.n_stages]++] = *a;
+    int64_t *cursor = &l->cursor[a->stage % l->pipe.n_stages];
+    if (l->lowered != NULL) l->lowered->actions[*cursor] = *a;
+    ++*cursor;
 }
 
 /* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
@@ -8575,30 +8501,10 @@ static void cf__lower_put_pass(cf__lowerer *l, int64_t action) {
     if (l->desc.offload) cf__lower_put_moves(l, CF_OFFLOAD, action);
 }
 
-/* Where each list begins: its passes, one end of every transfer, and the moves. */
-static void cf__lower_measure_lists(cf__lowerer *l) {
-    const cf_schedule *s = l->schedule;
-    int64_t i, *first = l->lowered->first;
-    for (i = 0; i <= s->n_stages; i++) first[i] = s->first[i];
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        int64_t stage = a->stage % s->n_stages, to = cf__lower_taker(l, a);
-        if (to >= 0 && s->n_stages > 1) {
-            first[stage + 1]++;
-            first[to % s->n_stages + 1]++;
-        }
-        if (l->desc.offload) first[stage + 1] += 2 * l->moved[i];
-    }
-    for (i = 1; i <= s->n_stages; i++) first[i] += first[i - 1] - s->first[i - 1];
-    for (i = 0; i < s->n_stages; i++) l->cursor[i] = first[i];
-}
-
-static cf_result cf__lower_fill(void *job) {
-    cf__lowerer *l = (cf__lowerer *)job;
-    cf_action send, receive;
+/* Everything, in the one order of all stages. */
+static void cf__lower_put_events(cf__lowerer *l) {
     int64_t i, n = l->schedule->n_actions;
-    memset(&send, 0, sizeof send);
-    cf__lower_measure_lists(l);
+    cf_action send = {0, 0, 0, 0, 0}, receive;
     for (i = 0; i < l->n_events; i++) {
         const cf_action *a = &l->schedule->actions[l->events[i] % n];
         if (l->events[i] >= n) {
@@ -8612,22 +8518,33 @@ static cf_result cf__lower_fill(void *job) {
         cf__lower_put(l, &send);
         cf__lower_put(l, &receive);
     }
-    return CF_OK;
 }
-
-/* ---- the public function ---- */
 
 /* Decides what is added where, and so how long the lists get. */
 static cf_result cf__lower_prepare(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
-    int64_t n = l->schedule->n_actions;
+    int64_t i;
     cf__pipe_fill(&l->pipe);
     CF__TRY(cf__lower_order(l));
     if (l->desc.offload) cf__lower_find_moves(l);
-    l->header.n_actions = n + 2 * (l->n_events - n) + 2 * l->n_moves; /* what is no pass is a transfer, with two ends */
-    if (l->header.n_actions <= CF_MAX_ACTIONS) return CF_OK;
-    return cf__fail(l->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, l->header.n_actions, "is too large");
+    memset(l->cursor, 0, (size_t)l->pipe.n_stages * sizeof *l->cursor);
+    cf__lower_put_events(l);
+    for (l->header.n_actions = 0, i = 0; i < l->pipe.n_stages; i++) l->header.n_actions += l->cursor[i];
+    return cf__range(l->header.n_actions, 0, CF_MAX_ACTIONS, "n_actions", l->error);
 }
+
+static cf_result cf__lower_fill(void *job) {
+    cf__lowerer *l = (cf__lowerer *)job;
+    int64_t i, *first = l->lowered->first;
+    for (first[0] = 0, i = 0; i < l->pipe.n_stages; i++) {
+        first[i + 1] = first[i] + l->cursor[i];
+        l->cursor[i] = first[i];
+    }
+    cf__lower_put_events(l);
+    return CF_OK;
+}
+
+/* ---- the public function ---- */
 
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
@@ -8648,8 +8565,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
     CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->n_stages * schedule->n_virtual, error));
-    if (schedule->n_actions > CF_MAX_ACTIONS)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, schedule->n_actions, "is too large");
+    CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     l.schedule = schedule;
     l.error = error;
     l.pipe = cf__pipe_of_schedule(plan, schedule, l.desc.timing);
@@ -8784,19 +8700,18 @@ static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
    that will be sent. */
 static cf_result cf__run_take(cf_runner *r, const cf_action *a) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int64_t cell = cf__run_cell(r, a), out = cf__run_tensor(r, a, 1);
+    int makes = !cf__pipe_is_transfer(a->pass);
+    int64_t cell = cf__run_cell(r, a), tensor = cf__run_tensor(r, a, makes);
     if (a->pass == CF_F && c->group >= 0 && c->index == 0) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, cell));
     if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, cell));
-    if (cf__pipe_is_transfer(a->pass))
-        return out < 0 ? cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, cf__run_tensor(r, a, 0)) : CF_OK;
-    if (out < 0 || r->pools[CF_RESOURCE_BOUNDARY].slots[out] != CF__RUN_WANTED) return CF_OK;
-    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, out);
+    if (tensor < 0 || (makes && r->pools[CF_RESOURCE_BOUNDARY].slots[tensor] != CF__RUN_WANTED)) return CF_OK;
+    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, tensor);
 }
 
 /* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
 static void cf__run_give_back(cf_runner *r, const cf_action *a) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int64_t cell = cf__run_cell(r, a), in = cf__run_tensor(r, a, 0);
+    int64_t cell = cf__run_cell(r, a), tensor = cf__run_tensor(r, a, cf__pipe_is_transfer(a->pass));
     int again = a->pass == CF_F && !a->keep && r->pipe.local;
     if (1 << a->pass & CF__CHECK_ENDS) {
         cf__run_release(r, CF_RESOURCE_ACTIVATIONS, cell);
@@ -8807,11 +8722,7 @@ static void cf__run_give_back(cf_runner *r, const cf_action *a) {
         r->tokens[cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
         if (c->group >= 0 && c->index == 0) cf__run_release(r, CF_RESOURCE_STATE, cell);
     }
-    if (cf__pipe_is_transfer(a->pass)) {
-        if (in < 0) cf__run_release(r, CF_RESOURCE_BOUNDARY, cf__run_tensor(r, a, 1));
-    } else if (in >= 0 && !again) {
-        cf__run_release(r, CF_RESOURCE_BOUNDARY, in);
-    }
+    if (tensor >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, tensor);
 }
 
 /* ---- one action ---- */
@@ -8846,13 +8757,11 @@ static cf_result cf__run_call(cf_runner *r, const cf_step *step, const char *nam
 /* Has the host do the work. */
 static cf_result cf__run_work(cf_runner *r, const cf_step *step) {
     const cf_run_desc *d = &r->desc;
-    switch ((cf_pass)step->action.pass) {
-        case CF_F: case CF_R: return cf__run_call(r, step, "forward", d->forward);
-        case CF_B: case CF_I: case CF_W: return cf__run_call(r, step, "backward", d->backward);
-        case CF_OFFLOAD: return cf__run_call(r, step, "offload", d->offload);
-        case CF_PREFETCH: return cf__run_call(r, step, "prefetch", d->prefetch);
-        default: break;
-    }
+    int pass = step->action.pass;
+    if (1 << pass & CF__CHECK_FORWARDS) return cf__run_call(r, step, "forward", d->forward);
+    if (pass < CF_COMPUTE_PASS_COUNT) return cf__run_call(r, step, "backward", d->backward);
+    if (pass == CF_OFFLOAD) return cf__run_call(r, step, "offload", d->offload);
+    if (pass == CF_PREFETCH) return cf__run_call(r, step, "prefetch", d->prefetch);
     if (cf__pipe_transfer_of(&step->action)->sends) return cf__run_call(r, step, "send", d->send);
     return cf__run_call(r, step, "receive", d->receive);
 }
@@ -8899,7 +8808,6 @@ static cf_result cf__run_action(cf_runner *r) {
 typedef struct cf__run_opening {
     cf_runner header; /* what is known before there is memory */
     cf_runner *runner;
-    cf_error *error;
 } cf__run_opening;
 
 static cf_block *cf__run_object(void *job, cf__carver *carver) {
@@ -8921,16 +8829,13 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
 
 /* Members of the schedule that can be judged without its lists. */
 static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    int64_t most_stages = INT32_MAX / cf__max(1, schedule->n_virtual);
     const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
                                   {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
-                                  {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_LIMIT},
-                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT}};
+                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT},
+                                  {"n_stages", schedule->n_stages, 1, most_stages, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
-    if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
-    if (schedule->n_stages * schedule->n_virtual > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_stages", -1, INT32_MAX / schedule->n_virtual, schedule->n_stages,
-                        "is too large for that many virtual stages");
-    return CF_OK;
+    return schedule->first != NULL ? CF_OK : cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
 }
 
 /* Checks plan and schedule against each other, and counts what a stage needs. */
@@ -8945,6 +8850,7 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&r->pipe, error));
     r->check.schedule = schedule;
+    r->check.error = error;
     r->check.desc = &cf__check_no_limits;
     r->check.crosses = schedule->lowered && schedule->n_stages > 1;
     r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
@@ -8960,9 +8866,8 @@ static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error)
                         "the lists of actions overlap, or run out of range");
     r->check.stage = stage;
     r->n_actions = s->first[stage + 1] - s->first[stage];
-    if (r->n_actions == 0) return CF_OK;
-    if (s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
-    r->actions = &s->actions[s->first[stage]];
+    if (r->n_actions > 0 && s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
+    if (r->n_actions > 0) r->actions = &s->actions[s->first[stage]];
     return CF_OK;
 }
 
@@ -8988,26 +8893,24 @@ static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
 
 /* Nothing has run yet and no slot is in use. */
 static cf_result cf__run_fill(void *job) {
-    cf__run_opening *opening = (cf__run_opening *)job;
-    cf_runner *r = opening->runner;
+    cf_runner *r = ((cf__run_opening *)job)->runner;
     int64_t i;
     int what;
     r->check.pipe = &r->pipe;
-    r->check.error = &r->failure;
     memset(r->check.cells, 0, (size_t)r->n_cells * sizeof *r->check.cells);
     memset(r->check.groups, 0, (size_t)r->n_cells * sizeof *r->check.groups);
     memset(r->tokens, 0, (size_t)r->n_cells * sizeof *r->tokens);
     for (what = 0; what < CF__RUN_RESOURCES; what++)
         for (i = 0; i < r->pools[what].n; i++) r->pools[what].slots[i] = CF__RUN_NONE;
-    (void)cf__run_find_sends(r);
-    return cf__run_tell_failure(r, opening->error);
+    CF__TRY(cf__run_find_sends(r));
+    r->check.error = &r->failure; /* that of the caller need not live as long */
+    return CF_OK;
 }
 
 static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_object, cf__run_fill};
 
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
     cf__run_opening opening;
-    memset(&opening, 0, sizeof opening);
     CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     return cf__size_job(&cf__run_recipe, &opening, bytes, error);
 }
@@ -9016,8 +8919,6 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
     cf__run_opening opening;
     cf_allocator allocator;
-    memset(&opening, 0, sizeof opening);
-    opening.error = error;
     CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     if (out == NULL) return cf__fail_null(error, "out");
