@@ -6242,6 +6242,9 @@ typedef struct cf__dispatch_policy {
 
 enum { CF__DISPATCH_ANY_FLIGHT = 1 << 30 };
 
+/* In place of the number of chunks that a unit keeps: it has not started, or it has dropped some and will say later. */
+enum { CF__DISPATCH_NOT_STARTED = -2, CF__DISPATCH_OPEN = -1 };
+
 /* Passes are numbered cell by cell, and in a cell by their place. */
 static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
 
@@ -6250,8 +6253,8 @@ static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / C
 static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE_PLACES); }
 
 /* Where passes wait on a stage: those that are not ready yet, by the time at which they are; by urgency, those of each
-   place by themselves: forwards of units that have started, replays, backwards, W; and units that have not started, by
-   their order, those of each row of virtual stages by themselves. */
+   place by themselves: forwards that need no leave, replays, backwards, W; and forwards that start a unit or may take
+   places, by the order of units, those of each row of virtual stages by themselves. */
 enum {
     CF__DISPATCH_COMING = 0,
     CF__DISPATCH_BEGUN, /* the first of four, by place */
@@ -6285,11 +6288,11 @@ typedef struct cf__dispatch {
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage; -1: it has not started there */
+    int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage, or one of these two */
     int32_t *flight;      /* (n_v) forwards minus backwards */
     cf__schedule_limits most; /* that a unit keeps on one virtual stage */
     int64_t replay_bytes; /* most that the replay of a dropped standalone chunk takes */
-    double *place;        /* (n_units) 0, 1, 2 ...: keys of the heaps of fresh units */
+    double *place;        /* (n) the place of a chunk's unit: keys of the heaps of fresh chunks */
     int8_t *missing;      /* (passes) how much of what must come before has not been taken; what does not depend on how
                              many chunks the unit keeps there is counted from the start */
     double *ready_at;     /* (passes) */
@@ -6315,13 +6318,12 @@ static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * 
 
 static int64_t cf__dispatch_queues(const cf__schedule_maker *m) { return CF__DISPATCH_FRESH + m->desc.n_virtual; }
 
-/* One stage's arrays. A queue of fresh units has room for all of them, one of a place for all cells. */
 static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t cells = m->pipe.n * m->desc.n_virtual, n_queues = cf__dispatch_queues(m), q;
     worker->queues = (cf__dispatch_queue *)cf__take(carver, n_queues, sizeof(cf__dispatch_queue));
     worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
     for (q = 0; q < n_queues; q++) {
-        int64_t n = q == CF__DISPATCH_COMING ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->n_units;
+        int64_t n = q == CF__DISPATCH_COMING ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
         int32_t *heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
         if (carver->base != NULL) worker->queues[q].heap = heap;
     }
@@ -6332,7 +6334,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
     d->flight = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
-    d->place = (double *)cf__take(carver, m->n_units, sizeof(double));
+    d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
@@ -6388,11 +6390,18 @@ static int32_t *cf__dispatch_kept(const cf__dispatch *d, int64_t chunk, int64_t 
     return &d->kept[d->maker->unit_of[chunk] * d->pipe->n_v + v];
 }
 
-/* The unit of a chunk as it is on virtual stage v, once it has started there. */
+/* The unit of a chunk as it is on virtual stage v. As long as it is open, all chunks so far have been dropped. */
 static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int64_t v) {
     cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
-    unit.k = *cf__dispatch_kept(d, chunk, v);
+    int32_t kept = *cf__dispatch_kept(d, chunk, v), behind = unit.first + unit.n - 1 - (int32_t)chunk;
+    unit.k = kept >= 0 ? kept : (int32_t)cf__min(unit.k, behind);
     return unit;
+}
+
+/* Whether a forward starts its unit on virtual stage v, or is the one with which it may begin to keep chunks. */
+static int cf__dispatch_asks(const cf__dispatch *d, int64_t chunk, int64_t v) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    return chunk == unit->first || (*cf__dispatch_kept(d, chunk, v) < 0 && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
 /* A pass becomes a choice of its stage. */
@@ -6400,13 +6409,14 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    if (place == CF_F && chunk == cf__schedule_unit(d->maker, chunk)->first)
-        cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->maker->unit_of[chunk], d->place);
+    if (place == CF_F && cf__dispatch_asks(d, chunk, v))
+        cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, (int32_t)chunk, d->place);
     else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
 }
 
 /* One thing less that a pass of virtual stage v waits for; `when` it is there. A ready pass goes to its stage: it is a
-   choice at once if the stage cannot look at it any sooner. Before its unit has started there, only F can be ready. */
+   choice at once if the stage cannot look at it any sooner. Until its unit has said what it keeps there, only F can be
+   ready. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
     int64_t stage = cf__pipe_stage(d->pipe, v);
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -6485,12 +6495,12 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->most.chunks = d->most.bytes = d->replay_bytes = 0;
     for (u = 0; u < m->n_units; u++) {
         cf__schedule_limits room = cf__dispatch_room(d, u);
-        d->place[u] = (double)u;
+        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)u;
         d->most.chunks = cf__max(d->most.chunks, room.chunks);
         d->most.bytes = cf__max(d->most.bytes, room.bytes);
         if (m->units[u].n == 1) d->replay_bytes = cf__max(d->replay_bytes, room.bytes);
     }
-    for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = -1;
+    for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = CF__DISPATCH_NOT_STARTED;
     memset(d->flight, 0, (size_t)m->pipe.n_v * sizeof *d->flight);
     d->makespan = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
@@ -6517,51 +6527,70 @@ static int cf__dispatch_may_drop(const cf__dispatch *d, const cf__pipe_unit *uni
     return d->pipe->local || v == 0 || *cf__dispatch_kept(d, unit->first, v - 1) == 0;
 }
 
-/* How many chunks of a unit virtual stage v keeps if it starts now; -1: it may not start yet. */
-static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
+/* Whether a unit may start on a stage as far as the policy is concerned. */
+static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    const cf__pipe_unit *unit = &d->maker->units[id];
-    cf__schedule_limits own = cf__dispatch_room(d, id), room = worker->room;
-    int64_t behind = (d->pipe->n_v - 1 - v) / d->pipe->n_stages, least = 1;
-    int may_drop = cf__dispatch_may_drop(d, unit, v);
     if (d->policy.ahead != NULL && v < d->pipe->n_stages &&
         (id != worker->next_unit || worker->n_ahead >= d->policy.ahead[stage]))
-        return -1;
-    if (d->flight[v] > 0 && d->flight[v] >= d->pipe->n_v - v + d->policy.flight) return -1;
-    room.chunks -= behind * d->most.chunks;
-    room.bytes -= behind * d->most.bytes;
-    if (may_drop && v < unit->depth) own.chunks = 0; /* as the search has it */
-    if (may_drop && (own.chunks == 0 || room.chunks <= (worker->n_dropped > 0 ? d->policy.spare : 0) ||
-                     room.bytes - own.bytes < (worker->n_dropped > 0 ? d->replay_bytes : 0)))
-        return room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes ? 0 : -1;
-    if (worker->n_dropped > 0) {
-        room.chunks -= d->policy.spare;
-        room.bytes -= d->replay_bytes;
-    }
-    if (room.bytes < own.bytes) return -1;
-    if (room.chunks >= unit->k && !(unit->n > 1 && v < unit->depth)) return unit->k;
-    if (!d->policy.drop || unit->n == 1 || d->maker->needs != NULL) return -1;
-    if (!d->pipe->local && v > 0) least = *cf__dispatch_kept(d, unit->first, v - 1);
-    own.chunks = v < unit->depth ? least : cf__min(room.chunks, unit->k);
-    return own.chunks >= least && own.chunks <= room.chunks ? own.chunks : -1;
+        return 0;
+    return d->flight[v] == 0 || d->flight[v] < d->pipe->n_v - v + d->policy.flight;
 }
 
-static void cf__dispatch_start_unit(cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
+/* What a stage can promise a unit that is about to keep chunks on virtual stage v: later rows need their share, and so
+   do replays that will come without having been promised anything. */
+static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stage, int64_t v) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t behind = (d->pipe->n_v - 1 - v) / d->pipe->n_stages;
+    cf__schedule_limits room = worker->room;
+    room.chunks -= behind * d->most.chunks + (worker->n_dropped > 0 ? d->policy.spare : 0);
+    room.bytes -= behind * d->most.bytes + (worker->n_dropped > 0 ? d->replay_bytes : 0);
+    return room;
+}
+
+/* Whether a group drops the chunk with which it might begin to keep some, and `left` chunks in all: there is no room
+   for them, or the search wants to. One must stay, and, if replays come through the pipeline, as many as on the virtual
+   stage before. */
+static int cf__dispatch_drops(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t left, int64_t room, int64_t v) {
+    int64_t least = d->pipe->local || v == 0 ? 1 : cf__max(1, *cf__dispatch_kept(d, unit->first, v - 1));
+    return d->policy.drop && d->maker->needs == NULL && left > least && (room < left || v < unit->depth);
+}
+
+/* What the unit of a forward that asks keeps on virtual stage v if the forward runs now: a number of chunks, or
+   CF__DISPATCH_OPEN if this one is dropped and the next one asks again. CF__DISPATCH_NOT_STARTED: it has to wait. */
+static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
+    int64_t left = unit->first + unit->n - chunk;
+    if (chunk == unit->first && !cf__dispatch_may_start(d, stage, d->maker->unit_of[chunk], v))
+        return CF__DISPATCH_NOT_STARTED;
+    if (d->maker->needs != NULL) left = unit->k; /* bytes are promised to the whole unit */
+    if (left > unit->k) return CF__DISPATCH_OPEN;
+    if (unit->n > 1 && cf__dispatch_drops(d, unit, left, room.chunks, v)) return CF__DISPATCH_OPEN;
+    if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes))
+        return d->workers[stage].room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes
+                   ? 0 : CF__DISPATCH_NOT_STARTED;
+    return room.chunks >= left && room.bytes >= own.bytes ? left : CF__DISPATCH_NOT_STARTED;
+}
+
+/* A forward that asks runs: with it a unit starts, or says what it keeps. */
+static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t id = d->maker->unit_of[chunk], kept = cf__dispatch_fit(d, stage, chunk, v), i;
     cf__pipe_unit unit = d->maker->units[id];
-    int64_t i;
     int place;
-    unit.k = (int32_t)cf__dispatch_fit(d, stage, id, v);
-    d->kept[id * d->pipe->n_v + v] = unit.k;
-    d->n_left += unit.n - unit.k;
-    worker->room.chunks -= unit.k;
-    worker->room.bytes -= unit.k > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
-    worker->n_dropped += unit.k == 0;
+    d->kept[id * d->pipe->n_v + v] = (int32_t)kept;
+    while (worker->next_unit < d->maker->n_units &&
+           d->kept[worker->next_unit * d->pipe->n_v + stage] != CF__DISPATCH_NOT_STARTED)
+        worker->next_unit++;
+    if (kept < 0) return;
+    unit.k = (int32_t)kept;
+    d->n_left += unit.n - kept;
+    worker->room.chunks -= kept;
+    worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
+    worker->n_dropped += kept == 0;
     for (i = unit.first; i < unit.first + unit.n; i++)
         for (place = CF_R; place < 3 + d->policy.split; place++)
             if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
-    while (worker->next_unit < d->maker->n_units && d->kept[worker->next_unit * d->pipe->n_v + stage] >= 0)
-        worker->next_unit++;
 }
 
 /* The replay of a chunk that was dropped by itself takes its place now; the saved input is no longer needed. */
@@ -6592,7 +6621,7 @@ static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int
     int64_t chunk, v;
     if (id < 0) return id;
     v = cf__dispatch_stage(d, id, &chunk);
-    if ( *cf__dispatch_kept(d, chunk, v) > 0) return id;
+    if (*cf__dispatch_kept(d, chunk, v) > 0) return id;
     if (worker->room.chunks < 1) return -1;
     if (d->maker->needs == NULL) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
@@ -6645,8 +6674,7 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
         if (to < 0 || to >= d->pipe->n_v) continue;
-        if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to) &&
-            *cf__dispatch_kept(d, chunk, to) >= 0)
+        if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
         if (!cf__pipe_hops(d->pipe, v, to)) cf__dispatch_supply(d, id, to, end);
         else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
@@ -6706,16 +6734,16 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* The forward to take next: a pass of a unit that has started, or the first unit of a row that may; -1: none. */
+/* The forward to take next: one that need not ask, or the first of a row of those that do; -1: none. */
 static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
     int64_t row;
     for (row = 0; row < d->maker->desc.n_virtual; row++) {
-        int32_t unit = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
+        int32_t chunk = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
         int64_t v = cf__pipe_at(d->pipe, row, stage);
-        if (unit >= 0 && cf__dispatch_fit(d, stage, unit, v) >= 0)
-            best = cf__dispatch_prefer(d, best, cf__dispatch_id(v * d->pipe->n + d->maker->units[unit].first, CF_F));
+        if (chunk >= 0 && cf__dispatch_fit(d, stage, chunk, v) != CF__DISPATCH_NOT_STARTED)
+            best = cf__dispatch_prefer(d, best, cf__dispatch_id(v * d->pipe->n + chunk, CF_F));
     }
     return best;
 }
@@ -6741,8 +6769,8 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
         return;
     }
     v = cf__dispatch_stage(d, id, &chunk);
-    cf__dispatch_start_unit(
-        d, stage, cf__dispatch_pop(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->place), v);
+    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->place);
+    cf__dispatch_grant(d, stage, chunk, v);
 }
 
 /* A stage that is free at `now` takes a pass, or waits. */
