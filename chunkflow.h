@@ -5149,6 +5149,11 @@ static int cf__schedule_splits(const cf_schedule_desc *desc) {
     return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
 }
 
+/* Whether virtual stages may lie like this. */
+static int cf__schedule_allows(const cf_schedule_desc *desc, int placement) {
+    return desc->placement == CF_PLACEMENT_ANY || (int)desc->placement == placement;
+}
+
 /* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
 static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
     return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
@@ -5839,11 +5844,13 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    heads, tails and lower bounds
    ================================================================================================================ */
 
+enum { CF__BOUNDS_EITHER = 2 };
+
 /* For each pass, by its place, the longest way to it (head) and from its end (tail) through passes that must come
    before or after it, where every group keeps its last `kept` chunks. W has arrays only where backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
-    int split;
+    int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is that or B, whichever takes less */
     int64_t kept;
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
@@ -5852,7 +5859,7 @@ typedef struct cf__bounds_paths {
 
 static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, int split, cf__carver *carver) {
     int place;
-    for (place = 0; place < 3 + split; place++) {
+    for (place = 0; place < 3 + (split != 0); place++) {
         paths->seconds[place] = (double *)cf__take(carver, n_cells, sizeof(double));
         paths->head[place] = (double *)cf__take(carver, n_cells, sizeof(double));
         paths->tail[place] = (double *)cf__take(carver, n_cells, sizeof(double));
@@ -5864,15 +5871,33 @@ static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, 
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
+/* Seconds of B, or of I and W, of a chunk. Of either: as long as the shorter one takes in all, with the gradient of the
+   inputs as early as the earlier one has it. */
+static void cf__bounds_fill_backward(cf__bounds_paths *paths, int64_t v, int64_t i) {
+    const cf__pipeline *pipe = paths->pipe;
+    double whole = cf__pipe_pass_seconds(pipe, CF_B, i, v), *back = &paths->seconds[CF__PIPE_BACK][v * pipe->n + i];
+    double input, weight;
+    *back = whole;
+    if (!paths->split) return;
+    input = cf__pipe_pass_seconds(pipe, CF_I, i, v);
+    weight = cf__pipe_pass_seconds(pipe, CF_W, i, v);
+    *back = input;
+    if (paths->split == CF__BOUNDS_EITHER) {
+        *back = input < whole ? input : whole;
+        weight = (input + weight < whole ? input + weight : whole) - *back;
+    }
+    paths->seconds[CF__PIPE_W][v * pipe->n + i] = weight;
+}
+
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
-    int place;
-    for (place = 0; place < 3 + paths->split; place++)
-        for (v = 0; v < pipe->n_v; v++)
-            for (i = 0; i < pipe->n; i++)
-                paths->seconds[place][v * pipe->n + i] =
-                    cf__pipe_pass_seconds(pipe, cf__pipe_pass_at(place, paths->split), i, v);
+    for (v = 0; v < pipe->n_v; v++)
+        for (i = 0; i < pipe->n; i++) {
+            paths->seconds[CF_F][v * pipe->n + i] = cf__pipe_pass_seconds(pipe, CF_F, i, v);
+            paths->seconds[CF_R][v * pipe->n + i] = cf__pipe_pass_seconds(pipe, CF_R, i, v);
+            cf__bounds_fill_backward(paths, v, i);
+        }
 }
 
 /* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
@@ -5883,7 +5908,7 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
     const cf__pipeline *pipe = paths->pipe;
     double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[place] + chunk;
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[paths->split][way], place, unit, chunk, needs), crosses, i;
+    int n = cf__pipe_follow(&pipe->links[paths->split != 0][way], place, unit, chunk, needs), crosses, i;
     int rises = (place <= CF_R) == (way == CF__PIPE_WAITS_FOR);
     int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
     for (j = 0, cell = first; j < pipe->n_v; j++, cell += step) own[cell] = 0;
@@ -5998,7 +6023,7 @@ static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *
     int64_t i;
     int place;
     for (i = 0; i < pipe->n; i++)
-        for (place = 0; place < 3 + paths->split; place++) {
+        for (place = 0; place < 3 + (paths->split != 0); place++) {
             int64_t cell = v * pipe->n + i;
             if (place == CF_R && !cf__bounds_must_drop(paths, i)) continue;
             *(place == CF_R ? &jobs->replays : &jobs->work) += paths->seconds[place][cell];
@@ -6857,12 +6882,12 @@ typedef struct cf__search {
 
 enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */, CF__SEARCH_DRAWS = 20 };
 
-/* Candidates in some hundredths of a second: dispatch takes about 150 ns for each action. Large problems get the fixed
-   schedules alone. */
+/* Candidates of one core search, of which there may be a dozen under limits, so that all take about a tenth of a second:
+   dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 20000; /* what is small enough to be checked by hand deserves to be optimal */
-    return cf__max(CF__SEARCH_FIXED + 3, cf__min(10000, 500000 / m->n_actions));
+    return cf__max(32, cf__min(10000, (cf__schedule_is_limited(&m->desc) ? 150000 : 500000) / m->n_actions));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
@@ -7209,7 +7234,7 @@ static void cf__search_try_kind(cf__search *search, cf_schedule_kind kind) {
     cf__search_judge(search, kind);
 }
 
-/* The bounds of what is asked for now; with split backwards, of schedules that split them all. */
+/* The bounds of what is asked for now. */
 static void cf__search_find_bounds(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
@@ -7294,22 +7319,18 @@ static void cf__search_each_limit(cf__search *search, int split) {
 static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
-    cf_placement asked = m->desc.placement, placement;
-    int split;
+    int splits = cf__schedule_splits(&m->desc), placement, split;
     search->goal = DBL_MAX;
-    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement = (cf_placement)(placement + 1)) {
-        if (asked != placement && asked != CF_PLACEMENT_ANY) continue;
-        m->pipe.placement = placement;
-        for (split = 0; split <= cf__schedule_splits(&m->desc); split++) {
-            cf__search_find_bounds(search, split);
-            if (cf__bounds_strongest(&search->bounds) < search->goal)
-                search->goal = cf__bounds_strongest(&search->bounds);
-        }
+    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
+        if (!cf__schedule_allows(&m->desc, placement)) continue;
+        m->pipe.placement = (cf_placement)placement;
+        cf__search_find_bounds(search, splits ? CF__BOUNDS_EITHER : 0);
+        if (cf__bounds_strongest(&search->bounds) < search->goal) search->goal = cf__bounds_strongest(&search->bounds);
     }
-    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement = (cf_placement)(placement + 1)) {
-        if (asked != placement && asked != CF_PLACEMENT_ANY) continue;
-        m->pipe.placement = placement;
-        for (split = 0; split <= cf__schedule_splits(&m->desc); split++) cf__search_each_limit(search, split);
+    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
+        if (!cf__schedule_allows(&m->desc, placement)) continue;
+        m->pipe.placement = (cf_placement)placement;
+        for (split = 0; split <= splits; split++) cf__search_each_limit(search, split);
     }
     report->budget = search->budget;
     report->bound = search->goal;
@@ -7980,11 +8001,12 @@ typedef struct cf__simulation {
     const cf_schedule *schedule;
     cf_error *error;
     cf__pipeline pipe;
-    int splits; /* the schedule has an I, or may have one; only the bounds ask */
+    int splits; /* for the bounds: whether backwards are whole, split, or either */
     cf__checker check;
     cf__clock clock;
     cf__bounds bounds;
     cf_timeline header, *timeline;
+    const cf__schedule_maker *maker; /* of cf_schedule_bounds */
 } cf__simulation;
 
 static cf_block *cf__simulate_object(void *job, cf__carver *carver) {
@@ -8025,6 +8047,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
                                     const cf_simulate_desc *desc, cf_error *error) {
     const cf_bytes *b = &sim->desc.bytes;
     int64_t i;
+    int whole = 0;
     memset(sim, 0, sizeof *sim);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (schedule == NULL) return cf__fail_null(error, "schedule");
@@ -8042,8 +8065,11 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
         sim->check.bytes = b;
     sim->header.n_actions = schedule->n_actions;
     sim->header.n_stages = schedule->n_stages;
-    for (i = 0; i < schedule->n_actions && !sim->splits && !sim->desc.no_bounds; i++)
-        sim->splits = schedule->actions[i].pass == CF_I;
+    for (i = 0; i < schedule->n_actions && !sim->desc.no_bounds; i++) {
+        whole |= schedule->actions[i].pass == CF_B;
+        sim->splits |= schedule->actions[i].pass == CF_I;
+    }
+    if (sim->splits && whole) sim->splits = CF__BOUNDS_EITHER;
     return cf__check_tokens(&sim->pipe, error);
 }
 
@@ -8085,25 +8111,22 @@ static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, doub
     timeline->bound = cf__most(timeline->bound, value);
 }
 
+/* Once their limits are filled in. */
 static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) {
-    const cf_simulate_desc *desc = &sim->desc;
     cf__bounds *bounds = &sim->bounds;
-    int64_t s;
-    int limited = 0;
-    for (s = 0; s < sim->pipe.n_stages; s++) {
-        bounds->limits[s] = cf__pipe_limit(desc->limit, desc->limits, sim->schedule, s);
-        limited |= bounds->limits[s] < INT64_MAX;
-    }
+    int64_t s = 0;
     cf__bounds_find(bounds, &sim->pipe, sim->splits);
     cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
     cf__simulate_add_bound(timeline, "one-machine", bounds->one_machine);
-    if (limited) cf__simulate_add_bound(timeline, "memory", bounds->memory);
+    while (s < sim->pipe.n_stages && bounds->limits[s] == INT64_MAX) s++;
+    if (s < sim->pipe.n_stages) cf__simulate_add_bound(timeline, "memory", bounds->memory);
 }
 
 static cf_result cf__simulate_fill(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     size_t cells = (size_t)(sim->pipe.n * sim->pipe.n_v);
+    int64_t s;
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
@@ -8112,6 +8135,8 @@ static cf_result cf__simulate_fill(void *job) {
     CF__TRY(cf__check_lists(&sim->check));
     CF__TRY(cf__simulate_times(sim));
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
+    for (s = 0; s < sim->pipe.n_stages && !sim->desc.no_bounds; s++)
+        sim->bounds.limits[s] = cf__pipe_limit(sim->desc.limit, sim->desc.limits, sim->schedule, s);
     if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim, sim->timeline);
     return CF_OK;
 }
@@ -8194,13 +8219,15 @@ static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
     cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
-/* Only the bounds of the header are filled in: of all forms that this is called for, those of the lowest. */
+/* Only the bounds of the header are filled in: of all placements that this is called for, those of the lowest. */
 static cf_result cf__simulate_fill_bounds(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     cf_timeline found;
+    int64_t s;
     memset(&found, 0, sizeof found);
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
+    for (s = 0; s < sim->pipe.n_stages; s++) sim->bounds.limits[s] = cf__schedule_limits_of(sim->maker, s).chunks;
     cf__simulate_add_bounds(sim, &found);
     if (sim->header.n_bounds == 0 || found.bound < sim->header.bound) sim->header = found;
     return CF_OK;
@@ -8211,18 +8238,21 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
     cf__search search;
     cf__simulation sim;
+    int placement;
     if (bounds == NULL) return cf__fail_null(error, "bounds");
     if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
     CF__TRY(cf__search_open(&search, plan, desc, error));
     memset(&sim, 0, sizeof sim);
+    sim.maker = &search.maker;
     sim.pipe = search.maker.pipe;
-    sim.desc.limit = desc->limit;
-    sim.desc.limits = desc->limits;
     sim.error = error;
-    /* Whole backwards, split ones, or both where the schedule may have either. */
-    sim.splits = search.maker.desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
-    for (; sim.splits <= cf__schedule_splits(&search.maker.desc); sim.splits++)
+    sim.splits = cf__schedule_splits(&search.maker.desc);
+    if (sim.splits && search.maker.desc.kind == CF_SCHEDULE_BEST) sim.splits = CF__BOUNDS_EITHER;
+    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
+        if (!cf__schedule_allows(&search.maker.desc, placement)) continue;
+        sim.pipe.placement = (cf_placement)placement;
         CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
+    }
     memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
     *n_bounds = sim.header.n_bounds;
     return CF_OK;

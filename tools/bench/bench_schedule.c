@@ -134,7 +134,7 @@ static void bench_best(void) {
         desc.kind = CF_SCHEDULE_BEST;
         desc.n_stages = 8;
         desc.k = 4;
-        desc.limit = variant < 2 ? 0 : 8;
+        desc.limit = variant < 2 ? CF_NO_LIMIT : 8;
         desc.report = &report;
         for (i = 0; i < REPEATS; i++) {
             cf_schedule *schedule = NULL;
