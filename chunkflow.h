@@ -6249,11 +6249,14 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
    Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there: the rest of its
    unit has its places already. Starts in one row of virtual stages leave as many places as a unit of each later row
-   needs, so that those in front never fill the places of those behind. The last row waits for nobody. */
+   needs, so that those in front never fill the places of those behind. The last row waits for nobody. A policy may take
+   the risk and promise nothing; if that ends in a deadlock, the search has tried one candidate in vain. */
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
     int drop;              /* 1: a unit keeps fewer chunks than it might where room is short */
+    int risk;              /* 1: chunks take their places one by one, and a group gives its place back while it waits
+                              for a replay; that may end in a deadlock */
     int spare;             /* places that stay free while a standalone chunk waits for its replay */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
@@ -6562,13 +6565,15 @@ static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t 
 }
 
 /* What a stage can promise a unit that is about to keep chunks on virtual stage v: later rows need their share, and so
-   do replays that will come without having been promised anything. */
+   do replays that will come without having been promised anything. These wait for nothing but a place, except for that
+   of their own chunk on the last virtual stage. */
 static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
+    int waits = worker->n_dropped > 0 && v < d->pipe->n_v - 1;
     int64_t behind = (d->pipe->n_v - 1 - v) / d->pipe->n_stages;
     cf__schedule_limits room = worker->room;
-    room.chunks -= behind * d->most.chunks + (worker->n_dropped > 0 ? d->policy.spare : 0);
-    room.bytes -= behind * d->most.bytes + (worker->n_dropped > 0 ? d->replay_bytes : 0);
+    room.chunks -= behind * d->most.chunks + (waits ? d->policy.spare : 0);
+    room.bytes -= behind * d->most.bytes + (waits ? d->replay_bytes : 0);
     return room;
 }
 
@@ -6577,7 +6582,8 @@ static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stag
    stage before. */
 static int cf__dispatch_drops(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t left, int64_t room, int64_t v) {
     int64_t least = d->pipe->local || v == 0 ? 1 : cf__max(1, *cf__dispatch_kept(d, unit->first, v - 1));
-    return d->policy.drop && d->maker->needs == NULL && left > least && (room < left || v < unit->depth);
+    return d->policy.drop && d->maker->needs == NULL && left > least &&
+           (room < (d->policy.risk ? 1 : left) || v < unit->depth);
 }
 
 /* What the unit of a forward that asks keeps on virtual stage v if the forward runs now: a number of chunks, or
@@ -6594,7 +6600,7 @@ static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t ch
     if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes))
         return d->workers[stage].room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes
                    ? 0 : CF__DISPATCH_NOT_STARTED;
-    return room.chunks >= left && room.bytes >= own.bytes ? left : CF__DISPATCH_NOT_STARTED;
+    return room.chunks >= (d->policy.risk ? 1 : left) && room.bytes >= own.bytes ? left : CF__DISPATCH_NOT_STARTED;
 }
 
 /* A forward that asks runs: with it a unit starts, or says what it keeps. */
@@ -6610,7 +6616,7 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
     if (kept < 0) return;
     unit.k = (int32_t)kept;
     d->n_left += unit.n - kept;
-    worker->room.chunks -= kept;
+    if (!d->policy.risk) worker->room.chunks -= kept;
     worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
     worker->n_dropped += kept == 0;
     for (i = unit.first; i < unit.first + unit.n; i++)
@@ -6618,11 +6624,17 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
             if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
 }
 
-/* The replay of a chunk that was dropped by itself takes its place now; the saved input is no longer needed. */
-static void cf__dispatch_take_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
+/* Whether a pass takes a place that its unit was not promised. */
+static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
+    return (d->policy.risk || unit->k == 0) && cf__pipe_keeps(unit, place, chunk);
+}
+
+/* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
+   well, in place of those of its saved input. */
+static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
     cf__dispatch_worker *worker = &d->workers[stage];
     worker->room.chunks -= sign;
-    if (d->maker->needs == NULL) return;
+    if (unit->k > 0 || d->maker->needs == NULL) return;
     worker->room.bytes -= sign * d->maker->needs[unit->first];
     if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
 }
@@ -6631,24 +6643,24 @@ static void cf__dispatch_take_room(cf__dispatch *d, int64_t stage, const cf__pip
 static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
-    if (unit->k == 0) {
-        worker->n_dropped--;
-        cf__dispatch_take_room(d, stage, unit, -1);
-        return;
-    }
-    worker->room.chunks += chunk - unit->first < unit->k;
+    worker->n_dropped -= unit->k == 0;
+    if (unit->k == 0 || d->policy.risk) cf__dispatch_take_place(d, stage, unit, -1);
+    else worker->room.chunks += chunk - unit->first < unit->k;
+    if (unit->k == 0) return;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
-/* A replay, or -1 if there is no place for it: the one of a chunk that was dropped by itself has none of its own. */
+/* A pass, or -1 if it takes a place and there is none. */
 static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__dispatch_worker *worker = &d->workers[stage];
+    cf__pipe_unit unit;
     int64_t chunk, v;
     if (id < 0) return id;
     v = cf__dispatch_stage(d, id, &chunk);
-    if (*cf__dispatch_kept(d, chunk, v) > 0) return id;
+    unit = cf__dispatch_unit(d, chunk, v);
+    if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
     if (worker->room.chunks < 1) return -1;
-    if (d->maker->needs == NULL) return id;
+    if (d->maker->needs == NULL || unit.k > 0) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
 }
 
@@ -6718,8 +6730,9 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
     int place = cf__dispatch_place(id);
     double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
-    if (place == CF_R && *cf__dispatch_kept(d, chunk, v) == 0)
-        cf__dispatch_take_room(d, stage, cf__schedule_unit(d->maker, chunk), 1);
+    cf__pipe_unit unit;
+    unit = cf__dispatch_unit(d, chunk, v);
+    if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
     worker->done[worker->n_done++] = id;
     d->n_left--;
     worker->free_at = end;
@@ -6762,7 +6775,7 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
 /* The forward to take next: one that need not ask, or the first of a row of those that do; -1: none. */
 static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
+    int32_t best = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
     int64_t row;
     for (row = 0; row < d->maker->desc.n_virtual; row++) {
         int32_t chunk = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
@@ -7046,7 +7059,18 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Whether a stage keeps to limits, of whichever kind. */
+/* Under limits: units that keep less where room is short, or wait for it; with promises, or without. */
+static void cf__search_try_styles(cf__search *search) {
+    cf__dispatch_policy policy = search->dispatch.policy;
+    int i;
+    for (i = 0; i < 4; i++) {
+        policy.drop = i < 2;
+        policy.risk = i % 2;
+        policy.flight = i < 2 ? 0 : CF__DISPATCH_ANY_FLIGHT;
+        cf__search_try_policy(search, policy);
+    }
+}
+
 static void cf__search_try_policies(cf__search *search, double much) {
     static const int64_t flights[] = {2, -1, 4, 8, -2, CF__DISPATCH_ANY_FLIGHT};
     cf__dispatch_policy policy;
@@ -7059,7 +7083,7 @@ static void cf__search_try_policies(cf__search *search, double much) {
     policy = search->best_policy;
     policy.patience = 0.5;
     cf__search_try_policy(search, policy);
-    for (i = 0; i < CF__COUNT(flights) && search->best_policy.drop; i++) {
+    for (i = 0; i < CF__COUNT(flights) && cf__schedule_is_limited(&search->maker.desc); i++) {
         policy = search->best_policy;
         policy.flight = flights[i];
         cf__search_try_policy(search, policy);
@@ -7096,10 +7120,12 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     double much = search->bounds.critical_path;
-    switch (cf__search_below(search, policy->drop ? 4 : 2)) {
+    switch (cf__search_below(search, cf__schedule_is_limited(&search->maker.desc) ? 6 : 2)) {
         case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
         case 2: policy->spare = !policy->spare; break;
+        case 3: policy->risk = !policy->risk; break;
+        case 4: policy->drop = !policy->drop; break;
         default: policy->flight = cf__search_below(search, 12) - 4; break;
     }
 }
@@ -7138,7 +7164,7 @@ static cf__search_move cf__search_make_move(cf__search *search) {
     memset(&move, 0, sizeof move);
     move.policy = search->dispatch.policy;
     move.kind = (cf__search_move_kind)kinds[cf__search_below(search, 16)];
-    if (move.kind == CF__SEARCH_KEEP && !search->dispatch.policy.drop) move.kind = CF__SEARCH_NUDGE;
+    if (move.kind == CF__SEARCH_KEEP && !cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_NUDGE;
     if (m->n_units < 2 && move.kind <= CF__SEARCH_SHIFT) move.kind = CF__SEARCH_NUDGE;
     switch (move.kind) {
         case CF__SEARCH_SWAP:
@@ -7188,7 +7214,11 @@ static double cf__search_jump(cf__search *search) {
         cf__search_set_order(&search->maker, drawn);
         policy.bias = cf__product(search->bounds.critical_path, cf__search_random(search));
         policy.patience = cf__most(0, cf__search_random(search));
-        if (policy.drop) policy.flight = cf__search_below(search, 12) - 4;
+        if (cf__schedule_is_limited(&search->maker.desc)) {
+            policy.flight = cf__search_below(search, 12) - 4;
+            policy.risk = (int)cf__search_below(search, 2);
+            policy.drop = (int)cf__search_below(search, 2);
+        }
         search->dispatch.policy = policy;
         if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST, makespan)) continue;
         makespan = search->dispatch.makespan;
@@ -7210,7 +7240,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7257,7 +7287,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 1, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 1, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
@@ -7270,11 +7300,11 @@ static void cf__search_core(cf__search *search, int split) {
     cf__search_try_all_fixed(search, split);
     if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
     policy.split = split;
-    policy.drop = cf__schedule_is_limited(&m->desc);
-    if (policy.drop) policy.flight = 0;
     search->dispatch.policy = search->best_policy = policy;
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
+    cf__search_set_order(m, order);
+    if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
     cf__search_try_orders(search, &order);
     cf__search_try_policies(search, search->bounds.critical_path);
     cf__search_try_orders(search, &order);
