@@ -5609,6 +5609,33 @@ static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver)
     return schedule;
 }
 
+/* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group, and
+   no limit stands in the way. */
+static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
+    return m->pipe.n % m->desc.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(&m->desc);
+}
+
+/* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): each round goes through all virtual stages of a stage before
+   the next begins, forwards from the first row to the last, backwards from the last to the first, and stage s runs
+   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages forwards ahead. Returns the number of actions. */
+static int64_t cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
+    int64_t p = m->desc.n_stages, rows = m->desc.n_virtual, total = m->pipe.n * rows, s, i;
+    cf_action *next = schedule->actions;
+    for (s = 0; s < p; s++) {
+        int64_t ahead = cf__min(total, 2 * (p - 1 - s) + (rows - 1) * p);
+        schedule->first[s] = next - schedule->actions;
+        for (i = 0; i < total + ahead; i++) {
+            int64_t f = i, b = i - ahead, first = m->pipe.first_chunk;
+            if (f < total)
+                cf__schedule_put(&next, CF_F, first + f / (p * rows) * p + f % p, f / p % rows * p + s, 1);
+            if (b >= 0)
+                cf__schedule_put(&next, CF_B, first + b / (p * rows) * p + b % p, (rows - 1 - b / p % rows) * p + s, 0);
+        }
+    }
+    schedule->first[p] = next - schedule->actions;
+    return next - schedule->actions;
+}
+
 /* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
 static void cf__schedule_write_plain(const cf__schedule_maker *m, cf_schedule *schedule) {
     int64_t chunk, i, bytes;
@@ -7232,8 +7259,8 @@ static double cf__search_jump(cf__search *search) {
 
 /* ---- the fixed kinds that are dispatched ---- */
 
-/* interleaved: forwards, those of later virtual stages first, until Megatron's warm-up of 2 x (n_stages - 1 - s) +
-   (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
+/* interleaved, where it has no rounds: forwards, those of later virtual stages first, until Megatron's warm-up of
+   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
    and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__schedule_maker *m = &search->maker;
@@ -7255,13 +7282,21 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     return cf__dispatch_run(&search->dispatch, DBL_MAX);
 }
 
+/* Writes one of these two kinds; returns 0 if it finds no end. */
+static int cf__search_write_dispatched(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
+    const cf__schedule_maker *m = &search->maker;
+    int rounds = kind == CF_SCHEDULE_INTERLEAVED && m->pipe.placement == CF_PLACEMENT_LOOP && cf__schedule_has_rounds(m);
+    if (!rounds && !cf__search_dispatch_fixed(search, kind)) return 0;
+    schedule->n_actions =
+        rounds ? cf__schedule_write_rounds(m, schedule) : cf__dispatch_write(&search->dispatch, schedule);
+    return 1;
+}
+
 /* The same as a candidate. */
 static void cf__search_try_kind(cf__search *search, cf_schedule_kind kind) {
     search->n_tried++;
     search->report.n_tried++;
-    if (!cf__search_dispatch_fixed(search, kind)) return;
-    search->trial.n_actions = cf__dispatch_write(&search->dispatch, &search->trial);
-    cf__search_judge(search, kind);
+    if (cf__search_write_dispatched(search, kind, &search->trial)) cf__search_judge(search, kind);
 }
 
 /* The bounds of what is asked for now. */
@@ -7441,8 +7476,7 @@ static cf_result cf__search_fill(void *job) {
         cf__search_try_all_fixed(search, 0);
     } else if (cf__search_dispatches(m)) {
         cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.k);
-        (void)cf__search_dispatch_fixed(search, m->desc.kind);
-        search->schedule->n_actions = cf__dispatch_write(&search->dispatch, search->schedule);
+        (void)cf__search_write_dispatched(search, m->desc.kind, search->schedule);
     } else {
         cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     }
