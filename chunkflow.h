@@ -733,8 +733,8 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
 CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
 
-/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below 1
-   or v below 0. */
+/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below
+   1 or v below 0. */
 CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
 
 /* Why a pass waits for another one. */
@@ -947,7 +947,7 @@ typedef struct cf_search_report {
     double makespan;             /* of the schedule returned */
     double bound;                /* the strongest lower bound that is known */
     double gap;                  /* makespan / bound - 1 */
-    int runs_ahead;              /* where best_fixed is `paper`: 1 if its stages run a constant number of passes ahead of
+    int runs_ahead; /* where best_fixed is `paper`: 1 if its stages run a constant number of passes ahead of
                                     their backwards, 0 if they wait for whole groups */
 } cf_search_report;
 
@@ -5609,8 +5609,8 @@ static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver)
     return schedule;
 }
 
-/* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group, and
-   no limit stands in the way. */
+/* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
+   and no limit stands in the way. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(&m->desc);
 }
@@ -6221,8 +6221,8 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->limits = (int64_t *)cf__take(carver, pipe->n_stages, sizeof(int64_t));
 }
 
-/* Tails and the critical path alone, for schedules that keep the last `kept` chunks of every group; unit by unit, linear
-   in the passes. Every longest path begins with an F. */
+/* Tails and the critical path alone, for schedules that keep the last `kept` chunks of every group; unit by unit, in
+   time linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
@@ -6254,8 +6254,8 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
         bounds->stage_load = cf__most(bounds->stage_load, load);
         bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(jobs));
         if (bounds->limits[s] == INT64_MAX) continue;
-        bounds->memory =
-            cf__most(bounds->memory, cf__bounds_memory(jobs, &bounds->paths, &bounds->stays, s, bounds->limits[s], load));
+        bounds->memory = cf__most(bounds->memory,
+                                  cf__bounds_memory(jobs, &bounds->paths, &bounds->stays, s, bounds->limits[s], load));
     }
 }
 
@@ -6269,15 +6269,16 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
 /* ---- dispatch: schedules by simulated time ----
 
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. A unit starts on
-   a virtual stage only if the stage has room for what it keeps there, which comes back as its chunks end. Where room is
-   short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes its place only when the backward behind
-   it calls its replay.
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. Before a unit
+   keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps there; it comes back as
+   the chunks end. Where room is short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes a place
+   only when the backward on the next virtual stage calls its replay.
 
-   Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there: the rest of its
-   unit has its places already. Starts in one row of virtual stages leave as many places as a unit of each later row
-   needs, so that those in front never fill the places of those behind. The last row waits for nobody. A policy may take
-   the risk and promise nothing; if that ends in a deadlock, the search has tried one candidate in vain. */
+   Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there, since the rest of
+   its unit has its places already. A unit that is about to take places in one row of virtual stages leaves as many as a
+   unit needs in each later row, so that those in front never fill the places of those behind, and the last row waits
+   for nobody. A policy may take the risk and promise nothing; if that ends in a deadlock, the search has tried one
+   candidate in vain. */
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
@@ -6456,7 +6457,8 @@ static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int
 /* Whether a forward starts its unit on virtual stage v, or is the one with which it may begin to keep chunks. */
 static int cf__dispatch_asks(const cf__dispatch *d, int64_t chunk, int64_t v) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return chunk == unit->first || (*cf__dispatch_kept(d, chunk, v) < 0 && !cf__pipe_is_dropped(unit, chunk - unit->first));
+    return chunk == unit->first ||
+           (*cf__dispatch_kept(d, chunk, v) < 0 && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
 /* A pass becomes a choice of its stage. */
@@ -6624,10 +6626,12 @@ static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t ch
     if (d->maker->needs != NULL) left = unit->k; /* bytes are promised to the whole unit */
     if (left > unit->k) return CF__DISPATCH_OPEN;
     if (unit->n > 1 && cf__dispatch_drops(d, unit, left, room.chunks, v)) return CF__DISPATCH_OPEN;
-    if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes))
-        return d->workers[stage].room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes
-                   ? 0 : CF__DISPATCH_NOT_STARTED;
-    return room.chunks >= (d->policy.risk ? 1 : left) && room.bytes >= own.bytes ? left : CF__DISPATCH_NOT_STARTED;
+    if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes)) {
+        int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
+        return d->workers[stage].room.bytes >= bytes ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
+    }
+    return room.chunks >= (d->policy.risk ? 1 : left) && room.bytes >= own.bytes ? left
+                                                                                 : (int64_t)CF__DISPATCH_NOT_STARTED;
 }
 
 /* A forward that asks runs: with it a unit starts, or says what it keeps. */
@@ -6716,7 +6720,8 @@ static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double 
     if (v == 0 || cf__schedule_unit(d->maker, chunk)->n > 1) return;
     if (d->pipe->local) {
         if (kept[v - 1] > 0) return;
-        cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), v - 1, cf__most(now, arrival - d->paths->seconds[CF_R][cell]));
+        cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), v - 1,
+                            cf__most(now, arrival - d->paths->seconds[CF_R][cell]));
         return;
     }
     while (n_dropped < d->pipe->n_v && kept[n_dropped] == 0) n_dropped++;
@@ -6922,8 +6927,8 @@ typedef struct cf__search {
 
 enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */, CF__SEARCH_DRAWS = 20 };
 
-/* Candidates of one core search, of which there may be a dozen under limits, so that all take about a tenth of a second:
-   dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
+/* Candidates of one core search, of which there may be a dozen under limits, so that all of them take about a tenth of
+   a second: dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 20000; /* what is small enough to be checked by hand deserves to be optimal */
@@ -6958,7 +6963,8 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
         search->listed = (uint16_t *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(uint16_t));
         cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
-    if (best || cf__search_dispatches(m)) cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
+    if (best || cf__search_dispatches(m))
+        cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
     if (!cf__search_dispatches(m)) return;
     cf__dispatch_layout(&search->dispatch, m, carver);
     search->nudges = best ? (double *)cf__take(carver, cf__dispatch_passes(&m->pipe), sizeof(double)) : NULL;
@@ -7260,8 +7266,9 @@ static double cf__search_jump(cf__search *search) {
 /* ---- the fixed kinds that are dispatched ---- */
 
 /* interleaved, where it has no rounds: forwards, those of later virtual stages first, until Megatron's warm-up of
-   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards and backwards of 1F1B,
-   and on each stage no more chunks than its first stage has, which are as many W as may be put off. */
+   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards
+   and backwards of 1F1B, and on each stage no more chunks than its first stage has, which are as many W as may be put
+   off. In a V that number alone limits both. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__schedule_maker *m = &search->maker;
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
@@ -7285,7 +7292,8 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
 /* Writes one of these two kinds; returns 0 if it finds no end. */
 static int cf__search_write_dispatched(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
     const cf__schedule_maker *m = &search->maker;
-    int rounds = kind == CF_SCHEDULE_INTERLEAVED && m->pipe.placement == CF_PLACEMENT_LOOP && cf__schedule_has_rounds(m);
+    int rounds =
+        kind == CF_SCHEDULE_INTERLEAVED && m->pipe.placement == CF_PLACEMENT_LOOP && cf__schedule_has_rounds(m);
     if (!rounds && !cf__search_dispatch_fixed(search, kind)) return 0;
     schedule->n_actions =
         rounds ? cf__schedule_write_rounds(m, schedule) : cf__dispatch_write(&search->dispatch, schedule);
@@ -7375,7 +7383,8 @@ static void cf__search_each_limit(cf__search *search, int split) {
         m->tightest = cf__schedule_tightest(m);
         fits = cf__schedule_is_limited(&m->desc) && m->halvings < 62 && m->tightest.chunks > 0;
         for (i = 0; i < m->pipe.n && fits; i++) fits = cf__schedule_unit_at(m, i, &bytes).k > 0;
-        if (m->tightest.chunks == 1 && m->tightest.bytes == INT64_MAX && cf__schedule_limits_of(m, 0).chunks == 1) break;
+        if (m->tightest.chunks == 1 && m->tightest.bytes == INT64_MAX && cf__schedule_limits_of(m, 0).chunks == 1)
+            break;
     }
     m->halvings = 0;
     m->tightest = cf__schedule_tightest(m);
