@@ -349,7 +349,6 @@ CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
 #define CHUNKFLOW_TUNE_IMPLEMENTED
 
 #include <float.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -1399,7 +1398,7 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
-static int64_t cft__fullest(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
+static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
     for (s = 0; s < t->split->pp; s++) {
         const cft__stage *own = &t->stages[s];
@@ -1432,7 +1431,7 @@ static int64_t cft__least_bytes(const cft__tuner *t, int64_t k, int local, int64
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
             if (t->split->n_virtual > 1 && i < n - 1) continue;
-            bytes = cft__fullest(t, &load, &at);
+            bytes = cft__most_bytes(t, &load, &at);
             if (bytes > most) {
                 most = bytes;
                 *stage = at;
