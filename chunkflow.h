@@ -183,9 +183,9 @@ CHUNKFLOW_API const char *cf_result_name(cf_result code);
 CHUNKFLOW_API const char *cf_result_text(cf_result code);
 
 /* For functions of your own that fail as the library's do: each fills in the record (NULL: there is none) and returns
-   the code. The text is "field[item]: why (wanted 1, got 0)", where an item of -1 is left out; `field` must be a static
-   string. cf_fail_real is for a double, and calls a NaN a NaN; cf_refuse is for what no number tells; cf_fail_null is
-   for a missing argument, and returns CF_ERROR_ARGUMENT. */
+   the code. The text is "field[item]: why (wanted 1, got 0)", without the brackets where item is -1; `field` must be a
+   static string. cf_fail_real is for a double and calls a NaN a NaN, cf_refuse for what no number says, cf_fail_null
+   for a missing argument, with CF_ERROR_ARGUMENT. */
 CHUNKFLOW_API cf_result cf_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                                 int64_t got, const char *why);
 CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
