@@ -36,7 +36,9 @@
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
        write                   cf_write_plan_json, cf_write_schedule_json
        errors                  cf_result_name, cf_result_text, the cf_error record
+         of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
+         for your functions    cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_layers, cf_stage_shard, cf_parallel_validate
@@ -180,6 +182,17 @@ typedef struct cf_error {
 CHUNKFLOW_API const char *cf_result_name(cf_result code);
 CHUNKFLOW_API const char *cf_result_text(cf_result code);
 
+/* For functions of your own that fail as the library's do: each fills in the record (NULL: there is none) and returns
+   the code. The text is "field[item]: why (wanted 1, got 0)", without the brackets where item is -1; `field` must be a
+   static string. cf_fail_real is for a double and calls a NaN a NaN, cf_refuse for what no number says, cf_fail_null
+   for a missing argument, with CF_ERROR_ARGUMENT. */
+CHUNKFLOW_API cf_result cf_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                                int64_t got, const char *why);
+CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
+                                     const char *why);
+CHUNKFLOW_API cf_result cf_refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why);
+CHUNKFLOW_API cf_result cf_fail_null(cf_error *error, const char *field);
+
 /* Where memory comes from. Give both callbacks or neither; NULL in place of the record, or an all-zero record, means
    malloc and free. alloc returns memory aligned as malloc's (16 bytes), or NULL, which the library survives and
    reports. An object remembers the allocator that made it; `user` must live as long as the object. */
@@ -188,6 +201,12 @@ typedef struct cf_allocator {
     void (*release)(void *memory, void *user);
     void *user;
 } cf_allocator;
+
+/* For functions of your own that are given an allocator. cf_allocator_resolve finds the one to use, with both
+   callbacks; half of one is CF_ERROR_ARGUMENT. cf_allocate asks such an allocator for memory, for at least one byte
+   even where none are wanted, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
+CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_allocator *out, cf_error *error);
+CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error);
 
 /* Alignment, in bytes, of all memory that the library works in. */
 #define CF_MEMORY_ALIGNMENT 16
@@ -1812,47 +1831,56 @@ static void cf__record(cf_error *error, cf_result code, const char *field, int64
     (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
 }
 
-static void cf__record_numbers(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
-                               int64_t got, const char *why) {
+CHUNKFLOW_API cf_result cf_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                                int64_t got, const char *why) {
     char found[64];
+    if (error == NULL) return code;
     (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
     cf__record(error, code, field, item, wanted, got, why, found);
-}
-
-/* Each of these returns the code, so that a failing function can return in one line. They are inline so that compilers
-   see that it is not CF_OK, and do not suspect outputs of being used unset.
-
-   cf__fail is for two whole numbers that say what is wrong: the nearest acceptable value and the value found. */
-static inline cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
-                                 int64_t got, const char *why) {
-    if (error != NULL) cf__record_numbers(error, code, field, item, wanted, got, why);
     return code;
 }
 
-/* For what no pair of numbers describes. */
-static inline cf_result cf__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
+CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
+                                     const char *why) {
+    char found[48] = " (got NaN)";
+    if (error == NULL) return code;
+    if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
+    else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
+    cf__record(error, code, field, item, 0, 0, why, found);
+    return code;
+}
+
+CHUNKFLOW_API cf_result cf_refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
     if (error != NULL) cf__record(error, code, field, item, 0, 0, why, "");
     return code;
 }
 
-static inline cf_result cf__fail_null(cf_error *error, const char *field) {
-    return cf__refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
+CHUNKFLOW_API cf_result cf_fail_null(cf_error *error, const char *field) {
+    return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
 }
 
-static void cf__record_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
-                            const char *why) {
-    char found[48];
-    if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
-    else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
-    else (void)snprintf(found, sizeof found, " (got NaN)");
-    cf__record(error, code, field, item, 0, 0, why, found);
+/* The same for use in here: inline, so that compilers see that the code is not CF_OK, and do not suspect outputs of
+   being used unset. */
+static inline cf_result cf__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
+                                 int64_t got, const char *why) {
+    (void)cf_fail(error, code, field, item, wanted, got, why);
+    return code;
 }
 
-/* For a real number. */
 static inline cf_result cf__fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
                                       const char *why) {
-    if (error != NULL) cf__record_real(error, code, field, item, got, why);
+    (void)cf_fail_real(error, code, field, item, got, why);
     return code;
+}
+
+static inline cf_result cf__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
+    (void)cf_refuse(error, code, field, item, why);
+    return code;
+}
+
+static inline cf_result cf__fail_null(cf_error *error, const char *field) {
+    (void)cf_fail_null(error, field);
+    return CF_ERROR_ARGUMENT;
 }
 
 /* A cost, a rate, a time: finite and not negative. */
@@ -1861,17 +1889,6 @@ static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also fals
 static inline cf_result cf__check_real(double x, const char *field, int64_t item, cf_error *error) {
     if (cf__is_cost(x)) return CF_OK;
     return cf__fail_real(error, CF_ERROR_ARGUMENT, field, item, x, "must be finite and not negative");
-}
-
-static void cf__record_memory(cf_error *error, size_t bytes) {
-    char found[48];
-    (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
-    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "gave no memory", found);
-}
-
-static inline cf_result cf__fail_memory(cf_error *error, size_t bytes) {
-    if (error != NULL) cf__record_memory(error, bytes);
-    return CF_ERROR_MEMORY;
 }
 
 /* A size or sum is too large. */
@@ -2028,12 +2045,26 @@ static void cf__free(void *memory, void *user) {
     free(memory);
 }
 
-/* The caller's allocator, or malloc and free in the same form. */
-static cf_result cf__allocator(const cf_allocator *given, cf_allocator *out, cf_error *error) {
+CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_allocator *out, cf_error *error) {
     const cf_allocator standard = {cf__malloc, cf__free, NULL};
-    *out = given != NULL && (given->alloc != NULL || given->release != NULL) ? *given : standard;
-    if (out->alloc == NULL) return cf__fail_null(error, "allocator.alloc");
-    return out->release != NULL ? CF_OK : cf__fail_null(error, "allocator.release");
+    const cf_allocator *found = given != NULL && (given->alloc != NULL || given->release != NULL) ? given : &standard;
+    if (found->alloc == NULL) return cf__fail_null(error, "allocator.alloc");
+    if (found->release == NULL) return cf__fail_null(error, "allocator.release");
+    *out = *found;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error) {
+    void *memory = allocator->alloc(bytes > 0 ? bytes : 1, allocator->user); /* for no bytes, NULL is no failure */
+    char found[48];
+    if (memory != NULL) {
+        *out = memory;
+        return CF_OK;
+    }
+    if (error == NULL) return CF_ERROR_MEMORY;
+    (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
+    cf__record(error, CF_ERROR_MEMORY, "allocator", -1, (int64_t)bytes, 0, "gave no memory", found);
+    return CF_ERROR_MEMORY;
 }
 
 /* Memory that a caller brought: present, aligned, large enough. */
@@ -2099,13 +2130,14 @@ static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *mem
                                   cf_error *error) {
     cf__carver size = {NULL, 0, 0}, block = {(unsigned char *)memory, 0, 0};
     cf_block *own;
+    void *made;
     cf_result result;
     if (recipe->object == NULL) return recipe->fill(job);
     if (memory == NULL) {
         (void)recipe->object(job, &size);
         if (size.overflow) return cf__too_large(error, recipe->field);
-        block.base = (unsigned char *)allocator->alloc(size.used, allocator->user);
-        if (block.base == NULL) return cf__fail_memory(error, size.used);
+        CF__TRY(cf_allocate(allocator, size.used, &made, error));
+        block.base = (unsigned char *)made;
     }
     own = recipe->object(job, &block);
     memset(own, 0, sizeof *own);
@@ -2139,13 +2171,10 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     cf__carver space = {NULL, 0, 0};
     void *scratch = NULL;
     cf_result result;
-    CF__TRY(cf__allocator(given, &allocator, error));
+    CF__TRY(cf_allocator_resolve(given, &allocator, error));
     if (recipe->scratch != NULL) recipe->scratch(job, &space);
     if (space.overflow) return cf__too_large(error, recipe->field);
-    if (space.used > 0) {
-        scratch = allocator.alloc(space.used, allocator.user);
-        if (scratch == NULL) return cf__fail_memory(error, space.used);
-    }
+    if (space.used > 0) CF__TRY(cf_allocate(&allocator, space.used, &scratch, error));
     result = cf__prepare_job(recipe, job, scratch, space.used);
     if (result == CF_OK) result = cf__write_object(recipe, job, NULL, &allocator, error);
     if (scratch != NULL) {
@@ -9055,7 +9084,7 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
     CF__TRY(cf__run_find_list(&opening.header, stage, error));
-    CF__TRY(cf__allocator(desc->allocator, &allocator, error));
+    CF__TRY(cf_allocator_resolve(desc->allocator, &allocator, error));
     opening.header.desc = *desc;
     if (desc->memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &opening, desc->memory, desc->bytes, error));
     else CF__TRY(cf__make(&cf__run_recipe, &opening, &allocator, error));

@@ -3,6 +3,7 @@
 #include "chunkflow.h"
 #include "harness.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,7 +87,125 @@ TEST(an_action_takes_12_bytes) {
     CHECK_INT(sizeof(cf_action), 12);
 }
 
+/* ---- failing ---- */
+
+static void check_record(const cf_error *error, cf_result code, int64_t item, int64_t wanted, int64_t got,
+                         const char *text) {
+    CHECK_INT(error->code, code);
+    CHECK_STR(error->field, "layers");
+    CHECK_INT(error->item, item);
+    CHECK_INT(error->wanted, wanted);
+    CHECK_INT(error->got, got);
+    CHECK_STR(error->text, text);
+}
+
+TEST(a_failure_is_a_whole_record) {
+    cf_error error;
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_fail(&error, CF_ERROR_LIMIT, "layers", 3, 7, INT64_MIN, "is wrong"), CF_ERROR_LIMIT);
+    check_record(&error, CF_ERROR_LIMIT, 3, 7, INT64_MIN,
+                 "layers[3]: is wrong (wanted 7, got -9223372036854775808)");
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_fail(&error, CF_ERROR_PLAN, "layers", -1, 0, 9, "is wrong"), CF_ERROR_PLAN);
+    check_record(&error, CF_ERROR_PLAN, -1, 0, 9, "layers: is wrong (wanted 0, got 9)");
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_refuse(&error, CF_ERROR_SCHEDULE, "layers", 0, "must rise"), CF_ERROR_SCHEDULE);
+    check_record(&error, CF_ERROR_SCHEDULE, 0, 0, 0, "layers[0]: must rise");
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_fail_null(&error, "layers"), CF_ERROR_ARGUMENT);
+    check_record(&error, CF_ERROR_ARGUMENT, -1, 0, 0, "layers: must not be NULL");
+}
+
+TEST(a_real_number_is_called_what_it_is) {
+    static const struct {
+        double got;
+        const char *text;
+    } cases[] = {{-0.5, "layers[2]: is bad (got -0.5)"},
+                 {0.1, "layers[2]: is bad (got 0.10000000000000001)"},
+                 {1.7976931348623157e308, "layers[2]: is bad (got 1.7976931348623157e+308)"},
+                 {INFINITY, "layers[2]: is bad (got infinity)"},
+                 {-INFINITY, "layers[2]: is bad (got -infinity)"},
+                 {NAN, "layers[2]: is bad (got NaN)"}};
+    cf_error error;
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        harness_poison(&error, sizeof error);
+        CHECK_INT(cf_fail_real(&error, CF_ERROR_OVERFLOW, "layers", 2, cases[i].got, "is bad"), CF_ERROR_OVERFLOW);
+        check_record(&error, CF_ERROR_OVERFLOW, 2, 0, 0, cases[i].text);
+    }
+}
+
+TEST(a_failure_needs_no_record_and_no_short_words) {
+    char why[1000];
+    cf_error error;
+    memset(why, 'x', sizeof why);
+    why[sizeof why - 1] = 0;
+    CHECK_INT(cf_fail(NULL, CF_ERROR_LIMIT, "layers", 3, 7, 8, why), CF_ERROR_LIMIT);
+    CHECK_INT(cf_fail_real(NULL, CF_ERROR_GRAPH, "layers", 3, NAN, why), CF_ERROR_GRAPH);
+    CHECK_INT(cf_fail_null(NULL, "layers"), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_refuse(NULL, CF_ERROR_TEXT, "layers", 3, why), CF_ERROR_TEXT);
+    CHECK_INT(cf_fail(&error, CF_ERROR_LIMIT, "layers", -1, 7, 8, why), CF_ERROR_LIMIT);
+    CHECK_INT(strlen(error.text), sizeof error.text - 1);
+    CHECK(strncmp(error.text, "layers: xxx", 11) == 0);
+}
+
 /* ---- memory ---- */
+
+TEST(an_allocator_is_whole_or_refused) {
+    const cf_allocator zero = {NULL, NULL, NULL}, no_release = {harness_alloc, NULL, NULL};
+    const cf_allocator no_alloc = {NULL, harness_release, NULL};
+    harness_heap heap;
+    const cf_allocator own = {harness_alloc, harness_release, &heap};
+    cf_allocator found;
+    cf_error error;
+    REQUIRE(cf_allocator_resolve(&own, &found, &error) == CF_OK);
+    CHECK(found.alloc == own.alloc && found.release == own.release && found.user == own.user);
+    REQUIRE(cf_allocator_resolve(NULL, &found, &error) == CF_OK);
+    CHECK(found.alloc != NULL && found.release != NULL);
+    REQUIRE(cf_allocator_resolve(&zero, &found, &error) == CF_OK);
+    CHECK(found.alloc != NULL && found.release != NULL);
+    harness_poison(&found, sizeof found);
+    CHECK_INT(cf_allocator_resolve(&no_release, &found, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.release");
+    CHECK_STR(error.text, "allocator.release: must not be NULL");
+    CHECK_INT(cf_allocator_resolve(&no_alloc, &found, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.alloc");
+    CHECK_INT(cf_allocator_resolve(&no_alloc, &found, NULL), CF_ERROR_ARGUMENT);
+    CHECK_POISON(&found, sizeof found);
+}
+
+TEST(memory_is_there_or_named) {
+    harness_heap heap;
+    const cf_allocator own = {harness_alloc, harness_release, &heap};
+    cf_allocator standard;
+    cf_error error;
+    void *memory = NULL, *none = NULL;
+    memset(&heap, 0, sizeof heap);
+    REQUIRE(cf_allocate(&own, 40, &memory, &error) == CF_OK);
+    REQUIRE(cf_allocate(&own, 0, &none, &error) == CF_OK);
+    memset(memory, 1, 40);
+    memset(none, 1, 1); /* a byte at least */
+    CHECK(none != memory);
+    own.release(none, own.user);
+    own.release(memory, own.user);
+    CHECK_INT(heap.live, 0);
+    CHECK_INT(heap.faults, 0);
+    heap.fail_at = heap.calls + 1;
+    harness_poison(&memory, sizeof memory);
+    CHECK_INT(cf_allocate(&own, 77, &memory, &error), CF_ERROR_MEMORY);
+    CHECK_INT(error.code, CF_ERROR_MEMORY);
+    CHECK_STR(error.field, "allocator");
+    CHECK_INT(error.item, -1);
+    CHECK_INT(error.wanted, 77);
+    CHECK_INT(error.got, 0);
+    CHECK_STR(error.text, "allocator: gave no memory (wanted 77 bytes)");
+    CHECK_INT(cf_allocate(&own, 77, &memory, NULL), CF_ERROR_MEMORY);
+    CHECK_POISON(&memory, sizeof memory);
+    REQUIRE(cf_allocator_resolve(NULL, &standard, NULL) == CF_OK);
+    REQUIRE(cf_allocate(&standard, 40, &memory, NULL) == CF_OK);
+    memset(memory, 1, 40);
+    standard.release(memory, standard.user);
+}
 
 TEST(an_arena_takes_back_what_comes_last) {
     union {
@@ -241,4 +360,7 @@ TEST(sanitizers_see_the_end_of_every_array) {
 
 SUITE(base, CASE(every_code_has_a_name_and_a_text), CASE(unknown_codes_have_a_name_and_a_text),
       CASE(version_numbers_agree), CASE(names_of_passes_kinds_and_replays), CASE(an_action_takes_12_bytes),
-      CASE(an_arena_takes_back_what_comes_last), CASE(everything_can_be_made_in_an_arena) SANITIZED_CASES);
+      CASE(a_failure_is_a_whole_record), CASE(a_real_number_is_called_what_it_is),
+      CASE(a_failure_needs_no_record_and_no_short_words), CASE(an_allocator_is_whole_or_refused),
+      CASE(memory_is_there_or_named), CASE(an_arena_takes_back_what_comes_last),
+      CASE(everything_can_be_made_in_an_arena) SANITIZED_CASES);

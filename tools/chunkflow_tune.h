@@ -9,10 +9,9 @@
        #define CHUNKFLOW_TUNE_IMPLEMENTATION
        #include "chunkflow_tune.h"
 
-   and everywhere else just #include "chunkflow_tune.h". It includes "chunkflow.h" unless that is included already, and
-   calls its public functions only. Define CHUNKFLOW_TUNE_STATIC instead to get functions that are private to the file,
-   implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override the linkage. Needs
-   only libc and chunkflow.h.
+   and everywhere else just #include "chunkflow_tune.h". Define CHUNKFLOW_TUNE_STATIC instead to get functions that are
+   private to the file, implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override
+   the linkage. Needs only libc and the public functions of chunkflow.h, which it includes unless that is done already.
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
@@ -21,8 +20,9 @@
 
    What it does not do. It measures nothing, reads no files and prints nothing. It knows dense decoders (cf_model); for
    any other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good for choosing
-   between settings; fit your own as soon as you have some. There is no global state; errors, allocators and checks are
-   as in chunkflow.h, and so is the promise that the same input gives the same bytes out on every platform.
+   between settings; fit your own as soon as you have some. There is no global state; objects, defaults, errors,
+   allocators and checks are as in chunkflow.h, and so is the promise that the same input gives the same bytes out on
+   every platform.
 
    A complete program (C++ people write {} for {0})
 
@@ -198,7 +198,7 @@ typedef enum cf_tune_status {
     CF_TUNE_STATUS_COUNT
 } cf_tune_status;
 
-/* "untried", "ok", "dominated", "infeasible"; "?" for anything else. */
+/* The string in its row; "?" for anything else. */
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 
 /* Bytes on one GPU of a virtual stage, for a model that no cf_model describes. Measure them, or count them from your
@@ -274,8 +274,7 @@ typedef struct cf_tune_desc {
     int64_t n_replays;
     int no_offload;                 /* 1: leave out candidates that move state to host memory */
     int split_backward;             /* as in cf_schedule_desc, for best */
-    int64_t budget;                 /* of best, for each schedule. 0: 8 to 64, so that a plan stays within milliseconds
-                                       (cf_tune_budget) */
+    int64_t budget;                 /* of best, for each schedule. 0: what cf_tune_budget says of its plan */
     int64_t batch;                  /* sequences of a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* which batches are drawn */
@@ -316,13 +315,12 @@ typedef struct cf_tuning {
    for K chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on
    every stage, at every pass, what is held then. The result is exact for these batches. Nothing is left out unless a
    lower bound of its time (cf_schedule_bounds, and the time of the batches already simulated) is above that of n_exact
-   others, or it is known to give the same schedules as another candidate. The same arguments give the same result, on
-   every platform.
+   others, or it is known to give the same schedules as another candidate.
 
-   *out: a new tuning, to be given to cf_tuning_free; untouched on failure. That nothing fits is no failure: then winner
-   is -1. Errors: CF_ERROR_ARGUMENT and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not
-   fit, with what a chunk of the smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate,
-   cf_memory_estimate and cf_schedule_make; CF_ERROR_MEMORY. */
+   *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
+   and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not fit, with what a chunk of the
+   smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
+   CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
 
@@ -330,8 +328,8 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
 /* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
-   some 20,000 passes. A plan of more than 2,500 passes takes longer in proportion, because fewer than 8 candidates find
-   too little. */
+   some 20,000 passes, which take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because
+   fewer than 8 candidates find too little. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -351,7 +349,6 @@ CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
 #define CHUNKFLOW_TUNE_IMPLEMENTED
 
 #include <float.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -372,65 +369,22 @@ extern "C" {
 
 #define CFT__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like. It and those below return the
-   code, so that a failing function can return in one line. */
-static cf_result cft__record(cf_error *error, cf_result code, const char *field, int64_t item, const char *why,
-                             const char *found) {
-    char place[32] = "";
-    if (error == NULL) return code;
-    if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
-    error->code = code;
-    error->item = item;
-    error->field = field;
-    error->wanted = error->got = 0;
-    (void)snprintf(error->text, sizeof error->text, "%s%s: %s%s", field, place, why, found);
-    return code;
-}
-
-/* For two whole numbers that say what is wrong: the nearest acceptable value and the value found. */
-static cf_result cft__fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
-                           int64_t got, const char *why) {
-    char found[64];
-    (void)snprintf(found, sizeof found, " (wanted %lld, got %lld)", (long long)wanted, (long long)got);
-    (void)cft__record(error, code, field, item, why, found);
-    if (error == NULL) return code;
-    error->wanted = wanted;
-    error->got = got;
-    return code;
-}
-
-/* For what no pair of numbers describes. */
-static cf_result cft__refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why) {
-    return cft__record(error, code, field, item, why, "");
-}
-
-static cf_result cft__fail_null(cf_error *error, const char *field) {
-    return cft__refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
-}
-
 static cf_result cft__fail_size(cf_error *error, const char *field) {
-    return cft__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in 64 bits");
-}
-
-/* For a real number. */
-static cf_result cft__fail_real(cf_error *error, const char *field, int64_t item, double got, const char *why) {
-    char found[48] = " (got NaN)";
-    if (got > DBL_MAX || got < -DBL_MAX) (void)snprintf(found, sizeof found, " (got %sinfinity)", got < 0 ? "-" : "");
-    else if (got >= -DBL_MAX) (void)snprintf(found, sizeof found, " (got %.17g)", got);
-    return cft__record(error, CF_ERROR_ARGUMENT, field, item, why, found);
+    return cf_refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in 64 bits");
 }
 
 static int cft__is_time(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
 
 static cf_result cft__check_time(double x, const char *field, cf_error *error) {
-    return cft__is_time(x) ? CF_OK : cft__fail_real(error, field, -1, x, "must be finite and not negative");
+    if (cft__is_time(x)) return CF_OK;
+    return cf_fail_real(error, CF_ERROR_ARGUMENT, field, -1, x, "must be finite and not negative");
 }
 
 /* past: the code for a value above the range. */
 static cf_result cft__range(int64_t value, int64_t least, int64_t most, cf_result past, const char *field,
                             int64_t item, cf_error *error) {
-    if (value < least) return cft__fail(error, CF_ERROR_ARGUMENT, field, item, least, value, "is too small");
-    if (value > most) return cft__fail(error, past, field, item, most, value, "is too large");
+    if (value < least) return cf_fail(error, CF_ERROR_ARGUMENT, field, item, least, value, "is too small");
+    if (value > most) return cf_fail(error, past, field, item, most, value, "is too large");
     return CF_OK;
 }
 
@@ -449,37 +403,6 @@ static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
 static double cft__product(double a, double b) {
     volatile double product = a * b;
     return product;
-}
-
-static void *cft__malloc(size_t bytes, void *user) {
-    (void)user;
-    return malloc(bytes);
-}
-
-static void cft__free(void *memory, void *user) {
-    (void)user;
-    free(memory);
-}
-
-/* The caller's allocator, or malloc and free in the same form. */
-static cf_result cft__allocator(const cf_allocator *given, cf_allocator *out, cf_error *error) {
-    const cf_allocator standard = {cft__malloc, cft__free, NULL};
-    *out = standard;
-    if (given == NULL || (given->alloc == NULL && given->release == NULL)) return CF_OK;
-    if (given->alloc == NULL) return cft__fail_null(error, "allocator.alloc");
-    if (given->release == NULL) return cft__fail_null(error, "allocator.release");
-    *out = *given;
-    return CF_OK;
-}
-
-static cf_result cft__allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error) {
-    char found[48];
-    *out = allocator->alloc(bytes, allocator->user);
-    if (*out != NULL) return CF_OK;
-    (void)snprintf(found, sizeof found, " (wanted %llu bytes)", (unsigned long long)bytes);
-    (void)cft__record(error, CF_ERROR_MEMORY, "allocator", -1, "gave no memory", found);
-    if (error != NULL) error->wanted = (int64_t)bytes;
-    return CF_ERROR_MEMORY;
 }
 
 /* Cuts one block into arrays. With base == NULL it only adds up, so that measuring and laying out are one function.
@@ -605,12 +528,12 @@ static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf
     double least = DBL_MAX, x[CFT__TERMS];
     int set, dependent;
     if (!cft__normal_sums(samples, n, pass, &normal))
-        return cft__refuse(error, CF_ERROR_OVERFLOW, "samples.seconds", pass,
-                           "is too small beside the tokens and pairs of this pass");
+        return cf_refuse(error, CF_ERROR_OVERFLOW, "samples.seconds", pass,
+                         "is too small beside the tokens and pairs of this pass");
     dependent = cft__solve_terms(&normal, 7, x);
     if (dependent < CFT__TERMS)
-        return cft__refuse(error, CF_ERROR_ARGUMENT, fields[dependent], pass,
-                           "must vary among the samples of this pass, and not only as the other terms do");
+        return cf_refuse(error, CF_ERROR_ARGUMENT, fields[dependent], pass,
+                         "must vary among the samples of this pass, and not only as the other terms do");
     for (set = 1; set < 1 << CFT__TERMS; set++) {
         cf_pass_cost cost;
         cf_fit unused;
@@ -631,21 +554,22 @@ static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf
 static cf_result cft__check_samples(const cf_sample *samples, int64_t n, int64_t *counts, cf_error *error) {
     int64_t s;
     int pass;
-    if (samples == NULL && n != 0) return cft__fail_null(error, "samples");
-    if (n < CFT__TERMS) return cft__fail(error, CF_ERROR_ARGUMENT, "n", -1, CFT__TERMS, n, "too few samples");
+    if (samples == NULL && n != 0) return cf_fail_null(error, "samples");
+    if (n < CFT__TERMS) return cf_fail(error, CF_ERROR_ARGUMENT, "n", -1, CFT__TERMS, n, "too few samples");
     for (s = 0; s < n; s++) {
         const cf_sample *sample = &samples[s];
         CFT__TRY(cft__range(sample->pass, 0, CF_COMPUTE_PASS_COUNT - 1, CF_ERROR_ARGUMENT, "samples.pass", s, error));
         CFT__TRY(cft__range(sample->tokens, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.tokens", s, error));
         CFT__TRY(cft__range(sample->pairs, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.pairs", s, error));
         if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
-            return cft__fail_real(error, "samples.seconds", s, sample->seconds, "must be finite and more than 0");
+            return cf_fail_real(error, CF_ERROR_ARGUMENT, "samples.seconds", s, sample->seconds,
+                                "must be finite and more than 0");
         counts[sample->pass]++;
     }
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
         if (counts[pass] > 0 && counts[pass] < CFT__TERMS)
-            return cft__fail(error, CF_ERROR_ARGUMENT, "samples", pass, CFT__TERMS, counts[pass],
-                             "there are too few samples of this pass");
+            return cf_fail(error, CF_ERROR_ARGUMENT, "samples", pass, CFT__TERMS, counts[pass],
+                           "there are too few samples of this pass");
     return CF_OK;
 }
 
@@ -654,7 +578,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
     cf_pass_cost found[CF_COMPUTE_PASS_COUNT];
     int64_t counts[CF_COMPUTE_PASS_COUNT] = {0, 0, 0, 0, 0};
     int pass;
-    if (cost == NULL) return cft__fail_null(error, "cost");
+    if (cost == NULL) return cf_fail_null(error, "cost");
     CFT__TRY(cft__check_samples(samples, n, counts, error));
     memset(found, 0, sizeof found);
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
@@ -717,7 +641,7 @@ CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
    each of the seven matrices, added to a float accumulator. */
 typedef enum cft__kind { CFT__FORWARD, CFT__INPUT_GRADIENT, CFT__WEIGHT_GRADIENT, CFT__KINDS } cft__kind;
 
-static const struct {
+typedef struct cft__factor {
     double kernels;     /* of a layer */
     double weight;      /* bytes read and written for each weight, in each pass */
     double transfers;   /* 1: tensor-parallel collectives */
@@ -725,26 +649,10 @@ static const struct {
     double logits;      /* bytes for each: written and read about twice */
     double pair_flops;  /* for each number in a row of Q */
     double pair_bytes;  /* for each number in a row of K: a prefix is gone through once for each chunk */
-} cft__factors[CFT__KINDS] = {{12, 2, 1, 1, 20, 4, 4}, {14, 2, 1, 2, 20, 10, 20}, {7, 8, 0, 0, 0, 0, 0}};
+} cft__factor;
 
-/* Amounts of work of one pass on one stage; an amount over a rate is seconds. */
-typedef struct cft__work {
-    double kernels, collectives;                /* a pass */
-    double pass_bytes;                          /* device memory, a pass */
-    double token_flops, token_bytes, link_bytes; /* a token */
-    double pair_flops, pair_bytes;              /* an attention pair */
-} cft__work;
-
-/* link_rate: bytes/s between the GPUs of a tensor-parallel group. */
-static cf_pass_cost cft__work_seconds(const cft__work *work, const cf_gpu *gpu, double attention, double link_rate) {
-    cf_pass_cost cost;
-    cost.constant = cft__product(work->kernels, gpu->launch) + cft__product(work->collectives, gpu->latency);
-    cost.constant += work->pass_bytes / gpu->bandwidth;
-    cost.per_token = work->token_flops / cft__product(gpu->flops, gpu->gemm) + work->token_bytes / gpu->bandwidth;
-    cost.per_token += work->link_bytes / link_rate;
-    cost.per_pair = work->pair_flops / cft__product(gpu->flops, attention) + work->pair_bytes / gpu->bandwidth;
-    return cost;
-}
+static const cft__factor cft__factors[CFT__KINDS] = {
+    {12, 2, 1, 1, 20, 4, 4}, {14, 2, 1, 2, 20, 10, 20}, {7, 8, 0, 0, 0, 0, 0}};
 
 /* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
 static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
@@ -763,35 +671,44 @@ static double cft__matrix_weights(const cf_shard *shard) {
     return cft__product((double)shard->layers, a_layer);
 }
 
-/* The work of one kind in the layers and, with `head`, in the output head and loss. */
-static cft__work cft__count_work(const cf_shard *shard, cft__kind kind, int64_t tp, int64_t chunk_size, int head) {
-    double layers = (double)shard->layers, weights = cft__matrix_weights(shard);
-    double transfers = cft__factors[kind].transfers * CFT__COLLECTIVES * layers;
-    cft__work work;
-    memset(&work, 0, sizeof work);
-    work.kernels = cft__factors[kind].kernels * layers;
-    work.collectives = tp > 1 ? transfers : 0;
-    work.token_bytes = cft__factors[kind].elementwise * cft__elementwise_bytes(shard);
-    work.link_bytes = cft__product(transfers, cft__product(2 * (double)shard->hidden, cft__ring_share(tp)));
-    work.pair_flops = cft__product(cft__factors[kind].pair_flops * layers, (double)shard->q);
-    if (chunk_size > 0)
-        work.pair_bytes =
-            cft__product(layers, cft__factors[kind].pair_bytes * (double)shard->kv) / (double)chunk_size;
-    if (head) {
-        weights += cft__product((double)shard->hidden, (double)shard->vocab);
-        work.kernels += CFT__LOSS_KERNELS;
-        work.token_bytes += cft__factors[kind].logits * (double)shard->vocab;
-    }
-    work.pass_bytes = cft__factors[kind].weight * weights;
-    work.token_flops = 2 * weights;
-    return work;
-}
-
 /* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
    of keys, of which a prefix has plenty. */
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
+}
+
+/* Bytes/s of a group that spans `span` neighbouring ranks. */
+static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
+    return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
+}
+
+/* Seconds of one kind of work on a stage: amounts over rates. head: with the output head and the loss. */
+static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind, int head) {
+    const cf_gpu *gpu = desc->gpu;
+    const cft__factor *factor = &cft__factors[kind];
+    double layers = (double)shard->layers, weights = cft__matrix_weights(shard), kernels = factor->kernels * layers;
+    double transfers = factor->transfers * CFT__COLLECTIVES * layers;
+    double collectives = desc->parallel.tp > 1 ? transfers : 0;
+    double token_bytes = factor->elementwise * cft__elementwise_bytes(shard);
+    double link_bytes = cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
+    double pair_flops = cft__product(factor->pair_flops * layers, (double)shard->q), pair_bytes = 0;
+    double attention = kind == CFT__FORWARD ? gpu->attention_forward : gpu->attention_backward;
+    cf_pass_cost cost;
+    if (desc->chunk_size > 0)
+        pair_bytes = cft__product(layers, factor->pair_bytes * (double)shard->kv) / (double)desc->chunk_size;
+    if (kind == CFT__FORWARD) pair_flops = cft__product(pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
+    if (head) {
+        weights += cft__product((double)shard->hidden, (double)shard->vocab);
+        kernels += CFT__LOSS_KERNELS;
+        token_bytes += factor->logits * (double)shard->vocab;
+    }
+    cost.constant = cft__product(kernels, gpu->launch) + cft__product(collectives, gpu->latency);
+    cost.constant += factor->weight * weights / gpu->bandwidth;
+    cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + token_bytes / gpu->bandwidth;
+    cost.per_token += cft__product(transfers, link_bytes) / cft__link_rate(desc, desc->parallel.tp);
+    cost.per_pair = pair_flops / cft__product(gpu->flops, attention) + pair_bytes / gpu->bandwidth;
+    return cost;
 }
 
 static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_cost *out) {
@@ -800,22 +717,12 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
     out->per_pair = a->per_pair + b->per_pair;
 }
 
-static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard, double link_rate) {
-    const cf_gpu *gpu = desc->gpu;
-    int64_t tp = desc->parallel.tp;
-    cft__work forward = cft__count_work(shard, CFT__FORWARD, tp, desc->chunk_size, 0);
-    cft__work input = cft__count_work(shard, CFT__INPUT_GRADIENT, tp, desc->chunk_size, shard->last);
-    cft__work weight = cft__count_work(shard, CFT__WEIGHT_GRADIENT, tp, desc->chunk_size, shard->last);
-    double wave = cft__partial_wave(gpu, shard, desc->chunk_size);
-    cf_pass_cost again;
+static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
+    cf_pass_cost again = cft__work_seconds(desc, shard, CFT__FORWARD, 0);
     cf_stage_cost cost;
-    forward.pair_flops = cft__product(forward.pair_flops, wave);
-    again = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    forward = cft__count_work(shard, CFT__FORWARD, tp, desc->chunk_size, shard->last);
-    forward.pair_flops = cft__product(forward.pair_flops, wave);
-    cost.forward = cost.replay = cft__work_seconds(&forward, gpu, gpu->attention_forward, link_rate);
-    cost.input = cft__work_seconds(&input, gpu, gpu->attention_backward, link_rate);
-    cost.weight = cft__work_seconds(&weight, gpu, gpu->attention_backward, link_rate);
+    cost.forward = cost.replay = cft__work_seconds(desc, shard, CFT__FORWARD, shard->last);
+    cost.input = cft__work_seconds(desc, shard, CFT__INPUT_GRADIENT, shard->last);
+    cost.weight = cft__work_seconds(desc, shard, CFT__WEIGHT_GRADIENT, shard->last);
     if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again.per_pair;
     if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again, &cost.input);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
@@ -838,16 +745,11 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
     int64_t i;
     for (i = 0; i < CFT__COUNT(members); i++)
         if (!(members[i].rate > 0 && members[i].rate <= members[i].most))
-            return cft__fail_real(error, members[i].field, -1, members[i].rate,
-                                  members[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
+            return cf_fail_real(error, CF_ERROR_ARGUMENT, members[i].field, -1, members[i].rate,
+                                members[i].most > 1 ? "must be finite and above 0" : "must be above 0 and at most 1");
     CFT__TRY(cft__range(gpu->processors, 1, CF_MAX_RANKS, CF_ERROR_ARGUMENT, "gpu.processors", -1, error));
     CFT__TRY(cft__check_time(gpu->launch, "gpu.launch", error));
     return cft__check_time(gpu->latency, "gpu.latency", error);
-}
-
-/* Bytes/s of a group that spans `span` neighbouring ranks. */
-static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
-    return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
 /* Once an iteration, on the stage with the most parameters: gradients (float) reduced over dp, parameters gathered
@@ -891,25 +793,25 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     cf_shard shard, first;
     int64_t s, most_layers = 0;
     double step = 0;
-    if (desc == NULL) return cft__fail_null(error, "desc");
-    if (stages == NULL) return cft__fail_null(error, "stages");
-    if (timing == NULL) return cft__fail_null(error, "timing");
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (stages == NULL) return cf_fail_null(error, "stages");
+    if (timing == NULL) return cf_fail_null(error, "timing");
     full = *desc;
     CFT__TRY(cf_parallel_validate(desc->model, &desc->parallel, error));
     full.parallel = cf_parallel_defaults(&desc->parallel);
-    if (desc->gpu == NULL) return cft__fail_null(error, "gpu");
+    if (desc->gpu == NULL) return cf_fail_null(error, "gpu");
     CFT__TRY(cft__check_gpu(desc->gpu, error));
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
     if (count != full.parallel.pp * full.parallel.n_virtual)
-        return cft__fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
-                         "must be the number of virtual stages");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
+                       "must be the number of virtual stages");
     CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, &first, error));
     CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
         (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
-        stages[s] = cft__stage_seconds(&full, &shard, cft__link_rate(&full, full.parallel.tp));
+        stages[s] = cft__stage_seconds(&full, &shard);
         most_layers = cft__max(most_layers, shard.layers);
     }
     *timing = cft__transfer_timing(&full, &first, most_layers);
@@ -1025,12 +927,6 @@ typedef struct cft__stage {
     int64_t before;    /* and how many passes its list has before that */
 } cft__stage;
 
-/* A candidate's turn in the search. */
-typedef struct cft__turn {
-    int64_t id;
-    double bound;
-} cft__turn;
-
 typedef struct cft__tuner {
     cf_tune_desc desc;       /* defaults filled in */
     const int64_t *lengths;
@@ -1048,7 +944,7 @@ typedef struct cft__tuner {
     int32_t *pool;           /* (n) the list, being shuffled */
     int splits;              /* 1: some kind may split backwards */
     double *bounds;          /* (n_candidates x n_batches) that no time is below */
-    cft__turn *turns;        /* (n_candidates) */
+    cf_tune_candidate **turns; /* (n_candidates) in the order of the search */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
 
     /* of the split and ChunkSize at hand */
@@ -1061,6 +957,7 @@ typedef struct cft__tuner {
     int64_t *limits;         /* (most_virtual) of bytes or chunks, for schedules that must keep to them */
     cf_memory_load *loads;   /* (most_virtual) */
     cf_memory_report *reports; /* (most_virtual) */
+    int64_t fullest;         /* the first stage of those with the most bytes in `reports` */
 
     /* of the batch and schedule at hand; each lives until the next one is made */
     cf_plan *plan;
@@ -1131,7 +1028,7 @@ static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t mos
     for (i = 0; i < n; i++) {
         int64_t least = i > 0 ? values[i - 1] + 1 : 1;
         if (i > 0 && values[i] < least)
-            return cft__fail(error, CF_ERROR_ARGUMENT, field, i, least, values[i], "must be more than the one before");
+            return cf_fail(error, CF_ERROR_ARGUMENT, field, i, least, values[i], "must be more than the one before");
         CFT__TRY(cft__range(values[i], least, most, CF_ERROR_LIMIT, field, i, error));
     }
     return CF_OK;
@@ -1141,7 +1038,7 @@ static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t mos
 static cf_result cft__check_choice(int64_t choice, int64_t count, const char *field, int64_t item, uint32_t *seen,
                                    cf_error *error) {
     CFT__TRY(cft__range(choice, 1, count - 1, CF_ERROR_ARGUMENT, field, -1, error));
-    if (*seen >> choice & 1) return cft__refuse(error, CF_ERROR_ARGUMENT, field, item, "is in the list already");
+    if (*seen >> choice & 1) return cf_refuse(error, CF_ERROR_ARGUMENT, field, item, "is in the list already");
     *seen |= (uint32_t)1 << choice;
     return CF_OK;
 }
@@ -1157,8 +1054,8 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
         cf_schedule_kind kind = desc->kinds[i];
         CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
         if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
-            return cft__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
-                             "cannot use virtual stages");
+            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+                           "cannot use virtual stages");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++)
@@ -1168,12 +1065,12 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
 
 /* Costs come from a GPU, or are measured. Measured ones are looked at when the first bounds are found. */
 static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
-    if (desc->timing == NULL && desc->model == NULL) return cft__fail_null(error, "timing");
-    if (desc->timing == NULL && desc->gpu == NULL) return cft__fail_null(error, "gpu");
+    if (desc->timing == NULL && desc->model == NULL) return cf_fail_null(error, "timing");
+    if (desc->timing == NULL && desc->gpu == NULL) return cf_fail_null(error, "gpu");
     if (desc->gpu != NULL) CFT__TRY(cft__check_gpu(desc->gpu, error));
     CFT__TRY(cft__check_time(desc->step_seconds, "step_seconds", error));
     if (desc->timing != NULL && desc->n_gpus > 0)
-        return cft__refuse(error, CF_ERROR_ARGUMENT, "timing", -1, "is for one split, so n_gpus cannot be searched");
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "timing", -1, "is for one split, so n_gpus cannot be searched");
     return CF_OK;
 }
 
@@ -1183,25 +1080,25 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     int64_t fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
     CFT__TRY(cf_model_validate(desc->model, error));
     if (desc->bytes != NULL)
-        return cft__refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
     if (desc->n_gpus == 0) return cf_parallel_validate(desc->model, parallel, error);
     CFT__TRY(cft__range(desc->n_gpus, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus", -1, error));
     CFT__TRY(cft__range(parallel->tp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.tp", -1, error));
     CFT__TRY(cft__range(parallel->pp, 0, CF_MAX_LAYERS, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(parallel->dp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     if (parallel->layers != NULL && parallel->pp == 0)
-        return cft__refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
     CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
-    return cft__fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
-                     "there is no way to split the model over so many");
+    return cf_fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
+                   "there is no way to split the model over so many");
 }
 
 /* Where there is no model: the stages, and the bytes of each. */
 static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     cf_parallel split = cf_parallel_defaults(&desc->parallel);
     int64_t v;
-    if (desc->n_gpus != 0) return cft__refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model to split");
+    if (desc->n_gpus != 0) return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model to split");
     CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
     CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
@@ -1231,11 +1128,11 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
         memset(&memory.parallel, 0, sizeof memory.parallel);
         CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
         if (memory.unfused_attention)
-            return cft__refuse(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1,
-                               "must be 0: long sequences need attention that does not write out its scores");
+            return cf_refuse(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1,
+                             "must be 0: long sequences need attention that does not write out its scores");
     }
     if (desc->limit_bytes == 0 && desc->gpu == NULL)
-        return cft__refuse(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, "must be given where there is no gpu");
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, "must be given where there is no gpu");
     return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
@@ -1260,8 +1157,8 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     for (i = CFT__OFFLOAD; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
     of_a_size = header->n_splits * t->strides[CFT__SIZE];
     if (desc->n_chunk_sizes > CF_MAX_CANDIDATES / of_a_size)
-        return cft__fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
-                         desc->n_chunk_sizes, "makes too many candidates");
+        return cf_fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
+                       desc->n_chunk_sizes, "makes too many candidates");
     header->n_candidates = desc->n_chunk_sizes * of_a_size;
     header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
     header->winner = -1;
@@ -1273,8 +1170,8 @@ static cf_result cft__count_candidates(cft__tuner *t) {
 static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
                             cf_error *error) {
     memset(t, 0, sizeof *t);
-    if (desc == NULL) return cft__fail_null(error, "desc");
-    if (lengths == NULL) return cft__fail_null(error, "lengths");
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (lengths == NULL) return cf_fail_null(error, "lengths");
     CFT__TRY(cft__range(n, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "n", -1, error));
     t->desc = cf_tune_defaults(desc);
     t->desc.memory.model = desc->model;
@@ -1291,7 +1188,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
-    CFT__TRY(cft__allocator(desc->allocator, &t->allocator, error));
+    CFT__TRY(cf_allocator_resolve(desc->allocator, &t->allocator, error));
     return cft__count_candidates(t);
 }
 
@@ -1300,8 +1197,8 @@ static cf_result cft__carve(cft__tuner *t, void (*lay_out)(cft__tuner *, cft__ca
                             void **memory) {
     cft__carver carver = {NULL, 0, 0};
     lay_out(t, &carver);
-    if (carver.overflow) return cft__refuse(t->error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory");
-    CFT__TRY(cft__allocate(&t->allocator, carver.used, memory, t->error));
+    if (carver.overflow) return cf_refuse(t->error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory");
+    CFT__TRY(cf_allocate(&t->allocator, carver.used, memory, t->error));
     carver.base = (unsigned char *)*memory;
     carver.used = 0;
     lay_out(t, &carver);
@@ -1326,7 +1223,7 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     t->batches = (int64_t *)cft__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
     t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
-    t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates, sizeof(cft__turn));
+    t->turns = (cf_tune_candidate **)cft__take(carver, t->tuning->n_candidates, sizeof *t->turns);
     t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
     t->costs = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
     t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
@@ -1390,8 +1287,8 @@ static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batc
 
 /* ---- memory ---- */
 
-/* The report of one stage from the caller's bytes. */
-static void cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
+/* The report of one stage from the caller's bytes. Returns 0 where they do not fit in 64 bits. */
+static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
                                     &out->inputs,      &out->working, &out->runtime};
     int64_t v, i;
@@ -1410,32 +1307,23 @@ static void cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report 
         out->working = cft__max(out->working, working);
     }
     for (i = 0; i < CFT__COUNT(parts); i++) cft__add_product(&out->total, *parts[i], 1);
+    return out->total < INT64_MAX;
 }
 
-/* Fills t->reports from t->loads. field: what is to blame where bytes do not fit in 64 bits. */
+/* Fills t->reports from t->loads, and t->fullest. field: what is to blame where bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     cf_memory_desc memory = t->desc.memory;
-    int64_t s;
-    cf_result result;
-    if (t->desc.model == NULL) {
-        for (s = 0; s < t->split->pp; s++) {
-            cft__add_bytes(t, s, &t->reports[s]);
-            if (t->reports[s].total == INT64_MAX) return cft__fail_size(t->error, field);
-        }
-        return CF_OK;
-    }
+    int64_t s, pp = t->split->pp;
+    cf_result result = CF_OK;
     memory.parallel = *t->split;
-    result =
-        cf_memory_estimate(&memory, t->loads, t->split->pp * t->split->n_virtual, t->reports, t->split->pp, t->error);
-    return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
-}
-
-/* The fullest of the stages in t->reports; the first of several. */
-static int64_t cft__fullest_report(const cft__tuner *t) {
-    int64_t s, fullest = 0;
-    for (s = 1; s < t->split->pp; s++)
-        if (t->reports[s].total > t->reports[fullest].total) fullest = s;
-    return fullest;
+    if (t->desc.model != NULL)
+        result = cf_memory_estimate(&memory, t->loads, pp * t->split->n_virtual, t->reports, pp, t->error);
+    for (s = 0; s < pp && t->desc.model == NULL; s++)
+        if (!cft__add_bytes(t, s, &t->reports[s])) result = CF_ERROR_OVERFLOW;
+    if (result != CF_OK) return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
+    for (t->fullest = 0, s = 1; s < pp; s++)
+        if (t->reports[s].total > t->reports[t->fullest].total) t->fullest = s;
+    return CF_OK;
 }
 
 /* What a token weighs on one virtual stage. */
@@ -1510,7 +1398,7 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
-static int64_t cft__fullest(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
+static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
     for (s = 0; s < t->split->pp; s++) {
         const cft__stage *own = &t->stages[s];
@@ -1543,7 +1431,7 @@ static int64_t cft__least_bytes(const cft__tuner *t, int64_t k, int local, int64
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
             if (t->split->n_virtual > 1 && i < n - 1) continue;
-            bytes = cft__fullest(t, &load, &at);
+            bytes = cft__most_bytes(t, &load, &at);
             if (bytes > most) {
                 most = bytes;
                 *stage = at;
@@ -1628,10 +1516,9 @@ static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64
 /* schedule: the one at hand, or the same with its transfers. */
 static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
     int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
-    size_t bytes = (size_t)cft__max(count, 1) * sizeof(cf_memory_load);
     void *moments;
     cf_result result;
-    CFT__TRY(cft__allocate(&t->allocator, bytes, &moments, t->error));
+    CFT__TRY(cf_allocate(&t->allocator, (size_t)count * sizeof(cf_memory_load), &moments, t->error));
     result = cf_schedule_loads(t->plan, schedule, stage, (cf_memory_load *)moments, count, t->error);
     if (result == CF_OK) cft__note_heaviest(t, schedule, stage, (const cf_memory_load *)moments);
     t->allocator.release(moments, t->allocator.user);
@@ -1711,7 +1598,8 @@ static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t sta
 }
 
 /* Notes the peak of a schedule that fits. */
-static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t stage, int64_t batch, int64_t rank) {
+static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
+    int64_t stage = t->fullest;
     const cft__stage *own = &t->stages[stage];
     if (t->reports[stage].total <= c->bytes) return;
     c->memory = t->reports[stage];
@@ -1723,15 +1611,14 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t st
     c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
-/* One rank of one batch: without a limit if that fits, else with one that leaves room for K chunks of a group, else
-   with one that leaves room for a single one. */
+/* One rank of one batch, in each of the ways that cf_tune names until what comes out fits. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     int way;
     desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split->pp, t->split->n_virtual);
     for (way = 0; way < 3; way++) {
-        int64_t fullest, total;
+        int64_t total;
         cf_result result;
         if (way > 0) cft__limit_bytes(t, &desc, way == 1 ? cft__min(c->k, cft__largest_group(t->plan)) : 1);
         c->limited |= way > 0;
@@ -1739,13 +1626,12 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
         result = cft__try_schedule(t, &desc, c->offload);
         if (result == CF_ERROR_INFEASIBLE) continue;
         if (result != CF_OK) return result;
-        fullest = cft__fullest_report(t);
-        total = t->reports[fullest].total;
+        total = t->reports[t->fullest].total;
         if (total <= t->tuning->limit_bytes) {
-            cft__note_peak(t, c, fullest, batch, rank);
+            cft__note_peak(t, c, batch, rank);
             return CF_OK;
         }
-        if (total < least) stage = fullest;
+        if (total < least) stage = t->fullest;
         least = cft__min(least, total);
     }
     cft__set_infeasible(c, least, stage, "no schedule of some batch keeps to the limit");
@@ -1820,8 +1706,8 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     return CF_OK;
 }
 
-/* Reports every stage of a split that runs one chunk of so many tokens, with the state of so many. */
-static cf_result cft__report_chunk(cft__tuner *t, int64_t chunk_tokens, int64_t state_tokens) {
+/* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
+static cf_result cft__chunk_bytes(cft__tuner *t, int64_t chunk_tokens, int64_t state_tokens, int64_t *bytes) {
     int64_t v;
     for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
         cf_memory_load *load = &t->loads[v];
@@ -1829,26 +1715,25 @@ static cf_result cft__report_chunk(cft__tuner *t, int64_t chunk_tokens, int64_t 
         load->live_tokens = load->chunk_tokens = chunk_tokens;
         load->state_tokens = load->state_gradient_tokens = state_tokens;
     }
-    return cft__report_stages(t, "chunk_tokens");
+    CFT__TRY(cft__report_stages(t, "chunk_tokens"));
+    *bytes = t->reports[t->fullest].total;
+    return CF_OK;
 }
 
 /* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
 static cf_result cft__check_least_limit(cft__tuner *t) {
-    int64_t i, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
+    int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
-        int64_t stage;
         t->split = &t->tuning->splits[i];
-        CFT__TRY(cft__report_chunk(t, 1, 0));
-        if (t->reports[cft__fullest_report(t)].total <= t->tuning->limit_bytes) return CF_OK;
-        if (cft__report_chunk(t, tokens, state) != CF_OK) continue;
-        stage = cft__fullest_report(t);
-        if (t->reports[stage].total >= wanted) continue;
-        wanted = t->reports[stage].total;
-        item = stage;
+        CFT__TRY(cft__chunk_bytes(t, 1, 0, &bytes));
+        if (bytes <= t->tuning->limit_bytes) return CF_OK;
+        if (cft__chunk_bytes(t, tokens, state, &bytes) != CF_OK || bytes >= wanted) continue;
+        wanted = bytes;
+        item = t->fullest;
     }
-    return cft__fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
-                     "is too little for this stage's model state and a chunk of the smallest size");
+    return cf_fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
+                   "is too little for this stage's model state and a chunk of the smallest size");
 }
 
 static void cft__fill_candidates(cft__tuner *t) {
@@ -1977,21 +1862,18 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
 
 /* By rising bound, then by number: what a candidate may be given up for has the same bound and a smaller number. */
 static int cft__compare_turns(const void *a, const void *b) {
-    const cft__turn *x = (const cft__turn *)a, *y = (const cft__turn *)b;
+    const cf_tune_candidate *x = *(cf_tune_candidate *const *)a, *y = *(cf_tune_candidate *const *)b;
     if (x->bound < y->bound || x->bound > y->bound) return x->bound < y->bound ? -1 : 1;
-    return x->id < y->id ? -1 : x->id > y->id;
+    return x < y ? -1 : x > y;
 }
 
 static cf_result cft__search(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t i;
-    for (i = 0; i < tuning->n_candidates; i++) {
-        t->turns[i].id = i;
-        t->turns[i].bound = tuning->candidates[i].bound;
-    }
+    for (i = 0; i < tuning->n_candidates; i++) t->turns[i] = &tuning->candidates[i];
     qsort(t->turns, (size_t)tuning->n_candidates, sizeof *t->turns, cft__compare_turns);
     for (i = 0; i < tuning->n_candidates && !t->stop; i++) {
-        int64_t id = t->turns[i].id, before = t->done;
+        int64_t id = t->turns[i] - tuning->candidates, before = t->done;
         if (tuning->candidates[id].status == CF_TUNE_UNTRIED && !cft__is_needless(t, id))
             CFT__TRY(cft__try_candidate(t, id, 0));
         cft__report_done(t, t->desc.n_batches - (t->done - before));
@@ -2098,7 +1980,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
     void *memory;
     cf_result result;
     CFT__TRY(cft__start(&t, lengths, n, desc, error));
-    if (out == NULL) return cft__fail_null(error, "out");
+    if (out == NULL) return cf_fail_null(error, "out");
     CFT__TRY(cft__carve(&t, cft__lay_out_tuning, "n_batches", &memory));
     result = cft__tune_in(&t);
     if (result == CF_OK) *out = t.tuning;

@@ -1,7 +1,6 @@
 /* graph_dot.c - graphs for Graphviz. */
 
 #include "graph_dot.h"
-#include "error_record.h"
 #include "text_out.h"
 
 #include <stdio.h>
@@ -64,10 +63,10 @@ cf_result graph_dot_write(const cf_graph *graph, int64_t max_nodes, const cf_all
 
     TRY(cf_graph_validate(graph, allocator, error));
     TRY(text_out_begin(&to, write, user, error));
-    if (max_nodes < 0) return error_numbers(error, CF_ERROR_ARGUMENT, "max_nodes", 0, max_nodes, "is negative");
+    if (max_nodes < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "max_nodes", -1, 0, max_nodes, "is negative");
     if (graph->n_nodes > most)
-        return error_numbers(error, CF_ERROR_LIMIT, "n_nodes", most, graph->n_nodes,
-                             "is too many to draw; raise max_nodes, or draw fewer chunks");
+        return cf_fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
+                       "is too many to draw; raise max_nodes, or draw fewer chunks");
     text_out_put(&to, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
     text_out_put(&to, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for (i = 0; i < graph->n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i);

@@ -1,10 +1,10 @@
 /* schedule_csv.c - schedules as CSV, out and in. */
 
 #include "schedule_csv.h"
-#include "error_record.h"
 #include "schedule_new.h"
 #include "text_out.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define TRY(call)                         \
@@ -17,7 +17,7 @@ static cf_result check_format(schedule_csv_format format, cf_error *error) {
     int64_t got = (int64_t)format, last = SCHEDULE_CSV_FORMAT_COUNT - 1;
 
     if (got >= 0 && got <= last) return CF_OK;
-    return error_numbers(error, CF_ERROR_ARGUMENT, "format", got < 0 ? 0 : last, got, "there is no such choice");
+    return cf_fail(error, CF_ERROR_ARGUMENT, "format", -1, got < 0 ? 0 : last, got, "there is no such choice");
 }
 
 static int is_transfer(const cf_action *a) { return a->pass >= CF_COMPUTE_PASS_COUNT; }
@@ -43,12 +43,11 @@ static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule
     TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
     TRY(check_format(desc->format, error));
     if (desc->format == SCHEDULE_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
-        return error_record(error, CF_ERROR_ARGUMENT, "format", -1, 0, 0,
-                            "format: the schedule has no transfers to write; lower it first");
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "format", -1,
+                         "the schedule has no transfers to write; lower it first");
     for (i = 0; i < schedule->n_actions && !desc->extensions; i++)
         if (is_extension(&schedule->actions[i]) && !is_left_out(&schedule->actions[i], desc))
-            return error_record(error, CF_ERROR_ARGUMENT, "extensions", i, 0, 0,
-                                "extensions[%lld]: PyTorch's files do not have such a pass", (long long)i);
+            return cf_refuse(error, CF_ERROR_ARGUMENT, "extensions", i, "PyTorch's files do not have such a pass");
     return CF_OK;
 }
 
@@ -110,9 +109,12 @@ static cf_result bad_cell(const reader *r, const cell *c, const char *why) {
     for (i = 0; i < c->n && i + 1 < sizeof excerpt; i++)
         excerpt[i] = (char)(c->text[i] >= ' ' && c->text[i] <= '~' ? c->text[i] : '?');
     excerpt[i] = 0;
-    return error_record(r->error, CF_ERROR_TEXT, "csv", c->line, 0, c->column,
-                        "csv line %lld, column %lld: %s: \"%s\"", (long long)c->line, (long long)c->column, why,
-                        excerpt);
+    (void)cf_refuse(r->error, CF_ERROR_TEXT, "csv", c->line, why);
+    if (!r->error) return CF_ERROR_TEXT;
+    r->error->got = c->column;
+    (void)snprintf(r->error->text, sizeof r->error->text, "csv line %lld, column %lld: %s: \"%s\"",
+                   (long long)c->line, (long long)c->column, why, excerpt);
+    return CF_ERROR_TEXT;
 }
 
 static void rewind_text(reader *r) {
@@ -217,14 +219,14 @@ static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
 
-    if (!text && r->bytes > 0) return error_null(r->error, "text");
+    if (!text && r->bytes > 0) return cf_fail_null(r->error, "text");
     TRY(check_format(r->desc.format, r->error));
     memset(&order, 0, sizeof order);
     order.kind = r->desc.kind;
     order.replay = r->desc.replay;
     order.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
-    return r->desc.k >= 0 ? CF_OK : error_numbers(r->error, CF_ERROR_ARGUMENT, "k", 0, r->desc.k, "is too small");
+    return r->desc.k >= 0 ? CF_OK : cf_fail(r->error, CF_ERROR_ARGUMENT, "k", -1, 0, r->desc.k, "is too small");
 }
 
 /* First time through: every cell must be an action, and the dialect must be one. Fills in rows, actions, virtual stages
@@ -241,8 +243,8 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
         if (is_transfer(&action) && format == SCHEDULE_CSV_COMPUTE_ONLY)
             return bad_cell(r, &r->cell, "there is a transfer in a file that is said to hold passes only");
         if (header->n_actions == CF_MAX_ACTIONS)
-            return error_numbers(r->error, CF_ERROR_LIMIT, "n_actions", CF_MAX_ACTIONS, header->n_actions + 1,
-                                 "is too large");
+            return cf_fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, header->n_actions + 1,
+                           "is too large");
         if (is_transfer(&action)) header->lowered = 1;
         if (action.stage >= header->n_virtual) header->n_virtual = (int64_t)action.stage + 1;
         header->n_actions++;
@@ -271,11 +273,11 @@ static cf_result finish_header(const reader *r, cf_schedule *header) {
     header->rank = r->desc.rank;
     header->n_chunks = r->plan->n_chunks;
     if (all % header->n_stages != 0)
-        return error_numbers(r->error, CF_ERROR_SCHEDULE, "n_virtual", header->n_stages, all,
-                             "the number of virtual stages is no multiple of the number of rows");
+        return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, header->n_stages, all,
+                       "the number of virtual stages is no multiple of the number of rows");
     if (header->n_actions < needed)
-        return error_numbers(r->error, CF_ERROR_SCHEDULE, "n_actions", needed, header->n_actions,
-                             "every chunk needs two passes on every virtual stage");
+        return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, header->n_actions,
+                       "every chunk needs two passes on every virtual stage");
     return CF_OK;
 }
 
@@ -325,14 +327,14 @@ static void find_k(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
 }
 
 static cf_result find_keeps_and_k(const reader *r, cf_schedule *schedule) {
-    int64_t n = schedule->n_stages * schedule->n_virtual * r->plan->n_steps;
-    int32_t *live = (int32_t *)schedule_scratch(schedule, n, sizeof *live, r->error);
+    const cf_allocator *allocator = &schedule->block.allocator;
+    size_t bytes = (size_t)(schedule->n_stages * schedule->n_virtual * r->plan->n_steps) * sizeof(int32_t);
+    void *live;
 
-    if (!live) return CF_ERROR_MEMORY;
-    find_keeps(r->plan, schedule, live);
-    memset(live, 0, (size_t)n * sizeof *live);
-    if (r->desc.k == 0) find_k(r->plan, schedule, live);
-    schedule_release(schedule, live);
+    TRY(cf_allocate(allocator, bytes, &live, r->error));
+    find_keeps(r->plan, schedule, (int32_t *)memset(live, 0, bytes));
+    if (r->desc.k == 0) find_k(r->plan, schedule, (int32_t *)memset(live, 0, bytes));
+    allocator->release(live, allocator->user);
     return CF_OK;
 }
 
@@ -351,7 +353,7 @@ cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan,
     r.error = error;
     TRY(check_arguments(&r, text));
     TRY(count_actions(&r, &header));
-    if (!out) return error_null(error, "out");
+    if (!out) return cf_fail_null(error, "out");
     TRY(finish_header(&r, &header));
     TRY(schedule_new(&header, r.desc.allocator, &schedule, error));
     result = fill_actions(&r, schedule);

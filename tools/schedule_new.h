@@ -11,9 +11,4 @@
    CF_ERROR_MEMORY. */
 cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator, cf_schedule **out, cf_error *error);
 
-/* n zeroed items of working space from the allocator that made the schedule; NULL where there is no memory, and the
-   error says so. To be given to schedule_release. */
-void *schedule_scratch(const cf_schedule *schedule, int64_t n, size_t size, cf_error *error);
-void schedule_release(const cf_schedule *schedule, void *scratch);
-
 #endif /* CHUNKFLOW_SCHEDULE_NEW_H */

@@ -1,7 +1,6 @@
 /* text_out.c - text on its way to a cf_write_fn. */
 
 #include "text_out.h"
-#include "error_record.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +12,7 @@ cf_result text_out_begin(text_out *to, cf_write_fn write, void *user, cf_error *
     to->user = user;
     to->code = 0;
     to->used = 0;
-    return write ? CF_OK : error_null(error, "write");
+    return write ? CF_OK : cf_fail_null(error, "write");
 }
 
 static void flush(text_out *to) {
@@ -35,5 +34,7 @@ void text_out_put(text_out *to, const char *format, ...) {
 cf_result text_out_end(text_out *to, cf_error *error) {
     flush(to);
     if (to->code == 0) return CF_OK;
-    return error_record(error, CF_ERROR_WRITE, "write", -1, 0, to->code, "write: the callback reported an error");
+    (void)cf_refuse(error, CF_ERROR_WRITE, "write", -1, "the callback reported an error");
+    if (error) error->got = to->code;
+    return CF_ERROR_WRITE;
 }
