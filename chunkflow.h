@@ -6299,9 +6299,9 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 /* ---- dispatch: schedules by simulated time ----
 
    Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. Before a unit
-   keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps there; it comes back as
-   the chunks end. Where room is short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes a place
-   only when the backward on the next virtual stage calls its replay.
+   keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps there; the room comes
+   back as the chunks end. Where it is short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes a
+   place only when the backward on the next virtual stage calls its replay.
 
    Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there, since the rest of
    its unit has its places already. A unit that is about to take places in one row of virtual stages leaves as many as a
@@ -7295,7 +7295,7 @@ static double cf__search_jump(cf__search *search) {
 /* ---- the fixed kinds that are dispatched ---- */
 
 /* interleaved, where it has no rounds: forwards, those of later virtual stages first, until Megatron's warm-up of
-   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: the forwards
+   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: forwards
    and backwards of 1F1B, and on each stage no more chunks than its first stage has, which are as many W as may be put
    off. In a V that number alone limits both. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
