@@ -1,12 +1,14 @@
 /* Speed and quality of pipeline schedules. One thread.
 
        cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tests/suite.c -lm
-       build/bench_schedule            all tables; or any of: speed best suite virtual
+       build/bench_schedule            all tables; or any of: speed best suite virtual limits[=FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
    budget on 100 chunks and 8 stages. suite: 250 batches (tests/suite.h), makespan over the strongest lower bound and over
-   other kinds, by class; without a limit, and under the peaks of `paper` on each stage. Exit status 1 if `best` is worse than a
-   fixed schedule anywhere. */
+   other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches of realistic
+   lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the costs of a 14B
+   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. Exit
+   status 1 if `best` is worse than a fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
@@ -231,6 +233,128 @@ static int bench_suite(suite_mode mode) {
     return worse;
 }
 
+/* ---- limits ---- */
+
+enum { MOST_LENGTHS = 512, N_BATCHES = 8, N_CONFIGS = 4, N_LIMITS = 3 };
+
+static uint64_t draws;
+
+static double draw(void) { /* in [0, 1) */
+    draws = draws * 6364136223846793005u + 1442695040888963407u;
+    return (double)(draws >> 11) * (1.0 / 9007199254740992.0);
+}
+
+/* Log-uniform within the buckets of LMSys-Chat-1M's published length table. */
+static int64_t draw_chat(void) {
+    static const double share[] = {.90499, .0904, .00369, .00079, .00009, .00004};
+    static const double ends[] = {16, 1024, 4096, 8192, 32768, 131072, 303000};
+    double u = draw();
+    int i = 0;
+    while (i < 5 && u >= share[i]) u -= share[i++];
+    return (int64_t)(ends[i] * pow(ends[i + 1] / ends[i], draw()));
+}
+
+/* Log-normal, median 4096, by the sum of uniform numbers. */
+static int64_t draw_normal(void) {
+    double sum = 0;
+    int i;
+    for (i = 0; i < 12; i++) sum += draw();
+    return 1 + (int64_t)(4096 * exp(1.3 * (sum - 6)));
+}
+
+static int64_t read_lengths(const char *path, int64_t skip, int64_t n, int64_t *lengths) {
+    char line[256];
+    int64_t m = 0;
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        fprintf(stderr, "bench_schedule: cannot read %s\n", path);
+        exit(2);
+    }
+    while (m < n && fgets(line, sizeof line, file) != NULL)
+        if (line[0] >= '0' && line[0] <= '9' && skip-- <= 0) lengths[m++] = strtoll(line, NULL, 10);
+    fclose(file);
+    return m;
+}
+
+/* Batch `id`; returns the number of lengths, 0: it needs a file, and there is none. */
+static int64_t draw_lengths(int id, const char *path, int64_t *lengths) {
+    int64_t n = id < 2 ? 256 : 255, i;
+    draws = (uint64_t)id + 1;
+    if (id >= 4 && id < 6) return path != NULL ? read_lengths(path, (id - 4) * 64, 64, lengths) : 0;
+    if (id >= 6) n = 96;
+    for (i = 0; i < n; i++) lengths[i] = id < 4 ? draw_chat() : draw_normal();
+    if (id == 2 || id == 3) lengths[n++] = 262144;
+    return n;
+}
+
+/* Adds the logarithms of makespan / bound of one batch on so many stages. Returns how often `best` is worse than a
+   fixed schedule. */
+static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS][N_CONFIGS]) {
+    static const struct {
+        int64_t k;
+        cf_replay replay;
+    } configs[N_CONFIGS] = {
+        {1, CF_REPLAY_PIPELINE}, {1, CF_REPLAY_LOCAL}, {4, CF_REPLAY_LOCAL}, {2, CF_REPLAY_LOCAL}};
+    const int64_t limits[N_LIMITS] = {CF_NO_LIMIT, n_stages, n_stages / 2};
+    cf_timing timing;
+    int l, c, worse = 0;
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.constant = 1e-3; /* seconds of a pass, of a token and of a pair on one of the stages */
+    timing.all.forward.per_token = 2.24e-4 / (double)n_stages;
+    timing.all.forward.per_pair = 7.8e-9 / (double)n_stages;
+    timing.latency = 2e-5;
+    timing.seconds_per_token = 2e-7;
+    for (l = 0; l < N_LIMITS; l++)
+        for (c = 0; c < N_CONFIGS; c++) {
+            cf_schedule_desc desc;
+            cf_search_report report;
+            cf_schedule *schedule = NULL;
+            cf_error error;
+            memset(&desc, 0, sizeof desc);
+            desc.kind = CF_SCHEDULE_BEST;
+            desc.n_stages = n_stages;
+            desc.k = configs[c].k;
+            desc.replay = configs[c].replay;
+            desc.limit = limits[l];
+            desc.timing = &timing;
+            desc.report = &report;
+            must(cf_schedule_make(plan, &desc, &schedule, &error), &error);
+            sums[l][c] += log(report.makespan / report.bound);
+            worse += report.makespan > report.fixed_makespan * (1 + 1e-12);
+            cf_schedule_free(schedule);
+        }
+    return worse;
+}
+
+static int bench_limits(const char *path) {
+    static const char *const names[N_LIMITS] = {"none", "as stages", "half"};
+    double sums[N_LIMITS][N_CONFIGS] = {{0}};
+    int64_t lengths[MOST_LENGTHS], n_stages;
+    int id, l, c, n_runs = 0, worse = 0;
+    for (id = 0; id < N_BATCHES; id++) {
+        cf_pack_desc pack;
+        cf_plan *plan = NULL;
+        cf_error error;
+        int64_t n = draw_lengths(id, path, lengths);
+        if (n == 0) continue;
+        memset(&pack, 0, sizeof pack);
+        pack.chunk_size = 8192;
+        must(cf_pack(lengths, n, &pack, &plan, &error), &error);
+        for (n_stages = 4; n_stages <= 16; n_stages *= 2, n_runs++) worse += bench_one(plan, n_stages, sums);
+        cf_plan_free(plan);
+    }
+    printf("limits: best / bound, geometric means of %d runs (%s)\n", n_runs,
+           path != NULL ? "all batches" : "without the batches of a file");
+    printf("%-10s %14s %14s %14s %14s\n", "limit", "K 1 pipeline", "K 1 local", "K 4 local", "K 2 local");
+    for (l = 0; l < N_LIMITS; l++) {
+        printf("%-10s", names[l]);
+        for (c = 0; c < N_CONFIGS; c++) printf(" %14.4f", exp(sums[l][c] / n_runs));
+        printf("\n");
+    }
+    printf("worse than a fixed schedule: %d\n", worse);
+    return worse;
+}
+
 static int wanted(int argc, char **argv, const char *name) {
     int i;
     for (i = 1; i < argc; i++)
@@ -239,10 +363,13 @@ static int wanted(int argc, char **argv, const char *name) {
 }
 
 int main(int argc, char **argv) {
-    int worse = 0;
+    int worse = 0, i;
     if (wanted(argc, argv, "speed")) bench_speed();
     if (wanted(argc, argv, "best")) bench_best();
     if (wanted(argc, argv, "suite")) worse = bench_suite(NO_LIMIT) + bench_suite(PEAKS_OF_PAPER);
     if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
+    for (i = 1; i < argc; i++)
+        if (strncmp(argv[i], "limits=", 7) == 0) worse += bench_limits(argv[i] + 7);
+    if (wanted(argc, argv, "limits")) worse += bench_limits(NULL);
     return worse > 0;
 }
