@@ -6961,7 +6961,7 @@ enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 20000; /* what is small enough to be checked by hand deserves to be optimal */
-    return cf__max(32, cf__min(10000, (cf__schedule_is_limited(&m->desc) ? 150000 : 500000) / m->n_actions));
+    return cf__max(32, cf__min(10000, (cf__schedule_is_limited(&m->desc) ? 200000 : 500000) / m->n_actions));
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
