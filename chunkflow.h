@@ -220,17 +220,18 @@ typedef struct cf_block {
    >>pack    lengths -> plan
    ================================================================================================================ */
 
-/* Time of one pass over one chunk: constant + per_token x tokens + per_pair x attention pairs (seconds, or any unit
-   that you use throughout). The last term is what makes a late chunk of a long sequence dearer than an early one. */
+/* Time of one pass over one chunk: constant + per_token x rows + per_pair x attention pairs (seconds, or any unit that
+   you use throughout). The rows are the chunk's tokens, padding included: kernels run over them all. The last term is
+   what makes a late chunk of a long sequence dearer than an early one. */
 typedef struct cf_pass_cost {
     double constant;
     double per_token;
     double per_pair;
 } cf_pass_cost;
 
-/* The formula above (0 without a cost). Each product and sum is rounded to double by itself, so every platform gives
-   the same bits. */
-CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs);
+/* The formula above (0 without a cost). Of a chunk, rows is its `padded`. Each product and sum is rounded to double by
+   itself, so every platform gives the same bits. */
+CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs);
 
 /* Visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own sequence, under a
    causal mask: length x prefix + length x (length + 1) / 2. Returns -1 where an argument is negative or the result
@@ -274,8 +275,8 @@ typedef enum cf_split_method {
 CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
-/* Cost of the slice [begin, begin + length) of one sequence, in any unit; must be finite, not negative, and not fall as
-   length grows. Must be a pure function: it is called in no particular order. */
+/* Cost of the slice [begin, begin + length) of one sequence, in any unit; length is without padding. The cost must be
+   finite, not negative, and not fall as length grows. Must be a pure function: it is called in no particular order. */
 typedef double (*cf_slice_cost_fn)(int64_t begin, int64_t length, void *user);
 
 /* How to pack. Zero means default in every member; only chunk_size must be given. */
@@ -288,8 +289,8 @@ typedef struct cf_pack_desc {
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* most slices in a chunk. 0: no cap */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a token and a pair weigh so
-                                     that all tokens of the batch weigh as much as all its attention pairs */
+    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
+                                     all rows of the batch weigh as much as all its attention pairs */
     cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
     void *slice_cost_user;
     const cf_allocator *allocator;
@@ -771,18 +772,19 @@ typedef enum cf_edge_why {
 /* "activation", "gradient", "state", "state gradient", "replay", "own", "slot"; "?" for anything else. */
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
-/* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the
-   paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
+/* The passes of one virtual stage. All zero: F = R = rows, B = 2 x rows, I = W = rows, where the rows of a chunk are its
+   tokens with padding: the unit costs of the paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
 
-/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. */
+/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. Passes and
+   transfers between stages take time for all rows of a chunk, padding included; copies of state have none. */
 typedef struct cf_timing {
     cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
     const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
     double latency;               /* seconds of any transfer between stages */
-    double seconds_per_token;     /* more per token of boundary activations or their gradient (bytes / bandwidth) */
+    double seconds_per_token;     /* more per row of boundary activations or their gradient (bytes / bandwidth) */
     double offload_seconds_per_token; /* per token of state moved to host memory, or back */
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
                                      and a stage has a queue for each of its two directions */
@@ -2391,10 +2393,10 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
    last chunk), the others are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
-CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs) {
+CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs) {
     double seconds;
     if (cost == NULL) return 0;
-    seconds = cost->constant + cf__product(cost->per_token, (double)tokens);
+    seconds = cost->constant + cf__product(cost->per_token, (double)rows);
     return seconds + cf__product(cost->per_pair, (double)pairs);
 }
 
@@ -2515,10 +2517,13 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
 
 /* ---- cutting long sequences ---- */
 
+static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
+
 /* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is noted. */
 static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length) {
     double cost;
-    if (p->desc.slice_cost == NULL) return cf_cost_seconds(&p->weights, length, cf_slice_pairs(begin, length));
+    if (p->desc.slice_cost == NULL)
+        return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
     cost = p->desc.slice_cost(begin, length, p->desc.slice_cost_user);
     if (cf__is_cost(cost)) return cost;
     p->answer = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
@@ -2618,11 +2623,11 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
     return CF_OK;
 }
 
-/* The caller's cost, or one such that all tokens weigh as much as all pairs. */
-static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double tokens, double pairs) {
+/* The caller's cost, or one such that all rows weigh as much as all pairs. */
+static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, double pairs) {
     cf_pass_cost weights = *given;
-    if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(tokens > 0)) return weights;
-    weights.per_token = 1 / tokens;
+    if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(rows > 0)) return weights;
+    weights.per_token = 1 / rows;
     weights.per_pair = 1 / pairs;
     return weights;
 }
@@ -2648,12 +2653,15 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
 }
 
 static cf_result cf__pack_measure(cf__packer *p) {
-    double pairs = 0;
+    double rows = 0, pairs = 0;
     int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
     if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) {
-        for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
-        p->weights = cf__pack_weights(&p->desc.cost, (double)p->head.n_tokens, pairs);
+        for (i = 0; i < p->n; i++) {
+            rows += (double)cf__pack_padded(p, p->lengths[i]);
+            pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
+        }
+        p->weights = cf__pack_weights(&p->desc.cost, rows, pairs);
     }
     for (i = 0; i < p->n; i++) {
         cf_group group;
@@ -2662,7 +2670,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
             p->head.n_empty++;
         } else if (length <= p->desc.chunk_size) {
             p->n_items++;
-            p->item_tokens += cf__round_up(length, p->desc.align);
+            p->item_tokens += cf__pack_padded(p, length);
         } else {
             CF__TRY(cf__pack_plan_group(p, i, &group));
             p->head.n_groups++;
@@ -2708,7 +2716,6 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
 
 static int64_t cf__pack_item_length(uint64_t item) { return (int64_t)(item >> 32); }
 static int64_t cf__pack_item_sequence(uint64_t item) { return (int64_t)(item & 0xffffffffu); }
-static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
 static int32_t cf__pack_item_size(const cf__packer *p, int64_t i) {
     return (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
@@ -3355,11 +3362,12 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
 }
 
 static double cf__plan_cost_spread(const cf_plan *plan, cf_pass_cost cost, double pairs) {
-    double most = 0, sum = 0;
+    double most = 0, sum = 0, rows = 0;
     int64_t i;
-    if (pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, pairs);
+    for (i = 0; i < plan->n_chunks; i++) rows += (double)plan->chunks[i].padded;
+    if (pairs > 0) cost = cf__pack_weights(&cost, rows, pairs);
     for (i = 0; i < plan->n_chunks; i++) {
-        double seconds = cf_cost_seconds(&cost, plan->chunks[i].tokens, plan->chunks[i].pairs);
+        double seconds = cf_cost_seconds(&cost, plan->chunks[i].padded, plan->chunks[i].pairs);
         if (plan->chunks[i].n_slices == 0) continue;
         sum += seconds;
         most = cf__most(most, seconds);
@@ -4464,7 +4472,7 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
 /* Seconds of a compute pass of a chunk on a virtual stage. */
 static double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
+    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
 }
 
 /* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */

@@ -39,6 +39,16 @@ test_help() {
     done
 }
 
+# Padding takes time. At multiples of 128 every sequence of this list fills 128 rows, so there are three chunks of 512
+# rows, which take (3 + 3) x 3 x 512 token times on 4 stages. Without padding they take less.
+test_padded_rows() {
+    printf '100\n37\n61\n40 9\n' >short_ones
+    cf plan --chunk-size 512 --align 128 --k 1 --stages 4 --schedule paper --summary short_ones
+    same pipeline/padded-rows/makespan 9216 "$(summary makespan)"
+    cf plan --chunk-size 512 --k 1 --stages 4 --schedule best --summary short_ones
+    between pipeline/padded-rows/none "$(summary makespan)" 1 9215
+}
+
 test_usage() {
     set -- --chunk-size 2 --k 1 --stages 4
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
@@ -869,6 +879,7 @@ test_damaged() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 test_help
+test_padded_rows
 test_usage
 test_paper
 test_again

@@ -467,11 +467,6 @@ TEST(the_same_input_gives_the_same_plan) {
 
 /* ---- equal-cost slices ---- */
 
-static double cost_of_formula(int64_t begin, int64_t length, void *user) {
-    const cf_pass_cost *cost = (const cf_pass_cost *)user;
-    return cost->constant + cost->per_token * (double)length + cost->per_pair * (double)oracle_pairs(begin, length);
-}
-
 static double cost_of_steps(int64_t begin, int64_t length, void *user) {
     (void)user; /* rounds up to tiles of 3, dearer from token 20 on */
     return (double)oracle_divide_up(length, 3) * (begin + length > 20 ? 2.0 : 1.0);
@@ -487,16 +482,29 @@ static double cost_of_nothing(int64_t begin, int64_t length, void *user) {
     return 0.0;
 }
 
-/* The default weights: all tokens of the batch weigh as much as all its attention pairs. */
-static cf_pass_cost default_weights(const int64_t *lengths, int64_t n) {
+/* What the costs of a batch are said in. */
+typedef struct formula {
+    cf_pass_cost cost;
+    int64_t align;
+} formula;
+
+static double cost_of_formula(int64_t begin, int64_t length, void *user) {
+    const formula *f = (const formula *)user;
+    return f->cost.constant + f->cost.per_token * (double)(oracle_divide_up(length, f->align) * f->align) +
+           f->cost.per_pair * (double)oracle_pairs(begin, length);
+}
+
+/* The default weights: all rows of the batch, padding included, weigh as much as all its attention pairs. */
+static cf_pass_cost default_weights(const int64_t *lengths, int64_t n, int64_t align) {
     cf_pass_cost cost = {0.0, 1.0, 0.0};
-    double tokens = 0.0, pairs = 0.0;
+    double rows = 0.0, pairs = 0.0;
     int64_t i;
+    if (align == 0) align = 1;
     for (i = 0; i < n; i++) {
-        tokens += (double)lengths[i];
+        rows += (double)(oracle_divide_up(lengths[i], align) * align);
         pairs += (double)lengths[i] * ((double)lengths[i] + 1.0) / 2.0;
     }
-    if (pairs > 0.0) cost.per_pair = tokens / pairs;
+    if (pairs > 0.0) cost.per_pair = rows / pairs;
     return cost;
 }
 
@@ -523,15 +531,16 @@ TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
         uint64_t seed = 7000000 + (uint64_t)i;
         harness_rng rng = {seed};
         oracle_cost cost = cost_of_formula;
-        cf_pass_cost weights;
+        formula weights;
         cf_plan *plan;
         int64_t g;
         oracle_draw(&rng, &batch, 6);
         if (batch.desc.chunk_size > 64) continue;
         batch.desc.split = CF_SPLIT_COST;
-        weights = batch.desc.cost;
-        if (weights.constant == 0.0 && weights.per_token == 0.0 && weights.per_pair == 0.0)
-            weights = default_weights(batch.lengths, batch.n);
+        weights.align = batch.desc.align > 0 ? batch.desc.align : 1;
+        weights.cost = batch.desc.cost;
+        if (weights.cost.constant == 0.0 && weights.cost.per_token == 0.0 && weights.cost.per_pair == 0.0)
+            weights.cost = default_weights(batch.lengths, batch.n, batch.desc.align);
         switch (harness_between(&rng, 0, 5)) {
             case 0: cost = cost_of_steps; break;
             case 1: cost = cost_that_ignores_length; break;
@@ -577,7 +586,7 @@ TEST(cost_split_shortens_late_slices) {
 TEST(cost_split_of_a_long_sequence) {
     const int64_t size = 1 << 20, lengths[] = {((int64_t)1 << 32) + 999};
     cf_pack_desc desc = with_chunk_size(size);
-    cf_pass_cost weights = default_weights(lengths, 1);
+    cf_pass_cost weights = default_weights(lengths, 1, 1);
     cf_plan *plan = NULL;
     cf_error error;
     int64_t i;
@@ -617,6 +626,27 @@ TEST(cost_split_of_a_flat_cost_makes_full_slices) {
     }
 }
 
+/* Padding costs what tokens cost. By rows the two ranks can get 300 each, by tokens they would get 200 and 103, which
+   is 200 and 400 rows. */
+TEST(costs_count_padding) {
+    const int64_t lengths[] = {200, 101, 1, 1};
+    cf_pack_desc desc = with_chunk_size(600);
+    cf_plan *plan;
+    cf_plan_stats stats;
+    int64_t i, rows[2] = {0, 0};
+    desc.align = 100;
+    desc.n_ranks = 2;
+    desc.cost.per_token = 1.0;
+    plan = pack(lengths, 4, &desc);
+    REQUIRE(plan != NULL);
+    for (i = 0; i < plan->n_chunks; i++) rows[plan->chunks[i].rank] += plan->chunks[i].padded;
+    CHECK_INT(rows[0], 300);
+    CHECK_INT(rows[1], 300);
+    cf_plan_measure(plan, &desc.cost, &stats);
+    CHECK(stats.chunk_cost_spread == 1.0);
+    cf_plan_free(plan);
+}
+
 TEST(even_split) {
     const int64_t lengths[] = {10, 9, 17};
     cf_pack_desc desc = with_chunk_size(8);
@@ -636,7 +666,7 @@ TEST(even_split) {
 /* ---- ranks ---- */
 
 static double chunk_cost(const cf_plan *plan, int64_t chunk, const cf_pass_cost *weights) {
-    return weights->per_token * (double)plan->chunks[chunk].tokens +
+    return weights->per_token * (double)plan->chunks[chunk].padded +
            weights->per_pair * (double)plan->chunks[chunk].pairs + weights->constant;
 }
 
@@ -684,7 +714,7 @@ TEST(ranks_are_balanced_against_every_assignment) {
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n);
+        weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         if (n_units >= 2 && n_units <= 9) {
             oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, plan->n_steps, best);
@@ -726,7 +756,7 @@ TEST(ranks_are_balanced_on_larger_batches) {
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n);
+        weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         for (k = 0; k < plan->n_ranks; k++) mean += ranks[k] / (double)plan->n_ranks;
         dearest = largest(ranks, plan->n_ranks);
@@ -906,7 +936,7 @@ TEST(stats_are_what_a_recount_gives) {
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n);
+        weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         harness_poison(&stats, sizeof stats);
         cf_plan_measure(plan, NULL, &stats);
         for (c = 0; c < plan->n_chunks; c++) {
@@ -1404,8 +1434,8 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(no_packing_beats_the_optimum_and_the_bound_is_below_it), CASE(best_fit_never_loses_to_first_fit),
       CASE(a_long_tailed_batch_is_near_the_bound), CASE(the_same_input_gives_the_same_plan),
       CASE(cost_split_makes_the_dearest_slice_as_cheap_as_can_be), CASE(cost_split_shortens_late_slices),
-      CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(even_split),
-      CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
+      CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(costs_count_padding),
+      CASE(even_split), CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
       CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank), CASE(ranks_are_balanced_by_the_callers_costs),
       CASE(chunks_are_exchanged_between_ranks), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused),

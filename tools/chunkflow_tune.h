@@ -87,7 +87,7 @@ extern "C" {
 /* One measured pass. */
 typedef struct cf_sample {
     int pass;       /* a cf_pass, CF_F .. CF_W */
-    int64_t tokens; /* padded tokens of the chunk */
+    int64_t rows;   /* tokens of the chunk, padding included: its `padded` */
     int64_t pairs;  /* attention pairs of the chunk */
     double seconds; /* more than 0 */
 } cf_sample;
@@ -108,7 +108,7 @@ typedef struct cf_fit {
 
    fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
    the member and the sample at fault ("samples.seconds"), or "samples" with the pass in error->item where a pass has
-   fewer than three samples (error->got says how many), or "samples.tokens" or "samples.pairs" where these do not vary,
+   fewer than three samples (error->got says how many), or "samples.rows" or "samples.pairs" where these do not vary,
    or vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double.
    */
 CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
@@ -161,8 +161,8 @@ typedef struct cf_cost_desc {
      constant   kernels x launch, collectives x latency, and what a pass reads and writes however few its tokens are
                 (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
                 takes as long as m + m0 rows at full rate, so this is also where small chunks lose
-     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
-                the output head
+     per_token  of each row, padding included: 2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel
+                transfers (not overlapped), and the output head
      per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
 
    CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
@@ -506,7 +506,7 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
    each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero.
    ================================================================================================================ */
 
-#define CFT__TERMS 3               /* constant, tokens, pairs */
+#define CFT__TERMS 3               /* constant, rows, pairs */
 #define CFT__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
 
 typedef struct cft__normal {
@@ -517,7 +517,7 @@ typedef struct cft__normal {
 
 static void cft__sample_row(const cf_sample *sample, const double *scale, double *row) {
     row[0] = 1 / sample->seconds / scale[0];
-    row[1] = (double)sample->tokens / sample->seconds / scale[1];
+    row[1] = (double)sample->rows / sample->seconds / scale[1];
     row[2] = (double)sample->pairs / sample->seconds / scale[2];
 }
 
@@ -585,7 +585,7 @@ static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, co
     for (s = 0; s < n; s++) {
         double error, absolute;
         if (samples[s].pass != pass) continue;
-        error = cf_cost_seconds(cost, samples[s].tokens, samples[s].pairs) / samples[s].seconds - 1;
+        error = cf_cost_seconds(cost, samples[s].rows, samples[s].pairs) / samples[s].seconds - 1;
         absolute = error < 0 ? -error : error;
         squares += cft__product(error, error);
         fit->n_samples++;
@@ -604,13 +604,13 @@ static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, co
 
 /* The best terms of one pass that has enough samples. */
 static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *best, cf_error *error) {
-    static const char *const fields[CFT__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
+    static const char *const fields[CFT__TERMS] = {"samples", "samples.rows", "samples.pairs"};
     cft__normal normal;
     double least = DBL_MAX, x[CFT__TERMS];
     int set, dependent;
     if (!cft__normal_sums(samples, n, pass, &normal))
         return cft__refuse(error, CF_ERROR_OVERFLOW, "samples.seconds", pass,
-                           "is too small beside the tokens and pairs of this pass");
+                           "is too small beside the rows and pairs of this pass");
     dependent = cft__solve_terms(&normal, 7, x);
     if (dependent < CFT__TERMS)
         return cft__refuse(error, CF_ERROR_ARGUMENT, fields[dependent], pass,
@@ -640,7 +640,7 @@ static cf_result cft__check_samples(const cf_sample *samples, int64_t n, int64_t
     for (s = 0; s < n; s++) {
         const cf_sample *sample = &samples[s];
         CFT__TRY(cft__range(sample->pass, 0, CF_COMPUTE_PASS_COUNT - 1, CF_ERROR_ARGUMENT, "samples.pass", s, error));
-        CFT__TRY(cft__range(sample->tokens, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.tokens", s, error));
+        CFT__TRY(cft__range(sample->rows, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.rows", s, error));
         CFT__TRY(cft__range(sample->pairs, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.pairs", s, error));
         if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
             return cft__fail_real(error, "samples.seconds", s, sample->seconds, "must be finite and more than 0");
