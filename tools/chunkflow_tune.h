@@ -17,6 +17,7 @@
    The functions by task
        fit costs to measured passes     cf_cost_fit
        estimate them from numbers       cf_cost_estimate, cf_gpu_find, cf_gpu_at
+       bytes that a schedule needs      cf_schedule_memory
        choose ChunkSize and K           cf_tune, cf_tune_defaults, cf_tune_budget, cf_tuning_free, cf_tune_status_name
 
    What it does not do. It measures nothing, reads no files and prints nothing. It knows dense decoders (cf_model); for
@@ -174,6 +175,15 @@ typedef struct cf_cost_desc {
    Errors: as cf_model_validate and cf_parallel_validate, or the member. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
+
+/* What a schedule needs at most: the report of each stage at its heaviest pass, by cf_schedule_loads and
+   cf_memory_estimate. Of desc->parallel, pp and n_virtual must be those of the schedule; unfused_attention must be 0.
+
+   reports: (pp), n_reports of them; untouched on failure. Working space comes from `allocator` (NULL: malloc). Errors:
+   CF_ERROR_ARGUMENT with the member, those of the two functions, CF_ERROR_MEMORY. */
+CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
+                                                const cf_schedule *schedule, cf_memory_report *reports,
+                                                int64_t n_reports, const cf_allocator *allocator, cf_error *error);
 
 /* ================================================================================================================
    >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
@@ -1473,11 +1483,23 @@ static int64_t cft__fullest_report(const cft__tuner *t) {
     return fullest;
 }
 
-/* What a token weighs on one virtual stage. */
-static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
-    cf_memory_desc memory = t->desc.memory;
+/* What a token of a model weighs on one virtual stage. */
+static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__weights *w, cf_error *error) {
     cf_token_bytes bytes;
     int64_t loose;
+    CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
+    loose = 100 + cf_memory_defaults(memory).fragmentation;
+    w->activations = bytes.activations * loose;
+    w->state = bytes.state * loose;
+    w->gradient = bytes.state_gradient * loose;
+    w->input = bytes.boundary * loose;
+    w->chunk = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
+    return CF_OK;
+}
+
+/* The same of the model, or of the caller's bytes. */
+static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
+    cf_memory_desc memory = t->desc.memory;
     if (t->desc.model == NULL) {
         const cf_stage_bytes *own = &t->desc.bytes[v];
         w->activations = own->held.per_token_activations * 100;
@@ -1488,14 +1510,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
         return CF_OK;
     }
     memory.parallel = *t->split;
-    CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
-    loose = 100 + cf_memory_defaults(&memory).fragmentation;
-    w->activations = bytes.activations * loose;
-    w->state = bytes.state * loose;
-    w->gradient = bytes.state_gradient * loose;
-    w->input = bytes.boundary * loose;
-    w->chunk = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
-    return CF_OK;
+    return cft__weigh_model(&memory, v, w, t->error);
 }
 
 /* Adds a virtual stage to its stage. */
@@ -1546,8 +1561,12 @@ static cf_result cft__check_weights(const cft__tuner *t) {
 }
 
 static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
-    return load->live_tokens * w->activations + load->state_tokens * w->state +
-           load->state_gradient_tokens * w->gradient + load->input_tokens * w->input;
+    int64_t sum = 0;
+    cft__add_product(&sum, load->live_tokens, w->activations);
+    cft__add_product(&sum, load->state_tokens, w->state);
+    cft__add_product(&sum, load->state_gradient_tokens, w->gradient);
+    cft__add_product(&sum, load->input_tokens, w->input);
+    return sum;
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
@@ -1670,42 +1689,111 @@ static void cft__limit_chunks(cft__tuner *t, cf_schedule_desc *desc) {
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Finds the heaviest pass of one stage and puts what is held then into t->loads. moments: what is held while each
-   action of the stage's list runs. */
-static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage,
-                               const cf_memory_load *moments) {
+/* Where a schedule's heaviest pass of each stage is looked for. */
+typedef struct cft__scale {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cft__weights *weights; /* (n_stages x n_virtual) */
+    cf_memory_load *loads;       /* (n_stages x n_virtual) what is held during the heaviest pass of each stage */
+    const cf_allocator *allocator;
+    cf_error *error;
+} cft__scale;
+
+/* Puts what is held during the heaviest pass of one stage into scale->loads; own: which pass it is. moments: what is
+   held while each action of the stage's list runs. */
+static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_memory_load *moments,
+                               cft__stage *own) {
+    const cf_schedule *schedule = scale->schedule;
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
-    cft__stage *own = &t->stages[stage];
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
-    for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
+    for (j = 0; j < n_virtual; j++) memset(&scale->loads[j * pp + stage], 0, sizeof *scale->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &t->weights[j * pp + stage];
-            weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->chunk;
+            const cft__weights *w = &scale->weights[j * pp + stage];
+            cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
+            cft__add_product(&weight, moments[j].chunk_tokens, w->chunk);
         }
         if (weight > most) {
             most = weight;
             own->before = passes;
             own->peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = moments[j];
+            for (j = 0; j < n_virtual; j++) scale->loads[j * pp + stage] = moments[j];
         }
         passes++;
     }
 }
 
-/* schedule: the one at hand, or the same with its transfers. */
-static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft__stage *own) {
+    const cf_schedule *schedule = scale->schedule;
     int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
     size_t bytes = (size_t)cft__max(count, 1) * sizeof(cf_memory_load);
     void *moments;
     cf_result result;
-    CFT__TRY(cft__allocate(&t->allocator, bytes, &moments, t->error));
-    result = cf_schedule_loads(t->plan, schedule, stage, (cf_memory_load *)moments, count, t->error);
-    if (result == CF_OK) cft__note_heaviest(t, schedule, stage, (const cf_memory_load *)moments);
-    t->allocator.release(moments, t->allocator.user);
+    CFT__TRY(cft__allocate(scale->allocator, bytes, &moments, scale->error));
+    result = cf_schedule_loads(scale->plan, schedule, stage, (cf_memory_load *)moments, count, scale->error);
+    if (result == CF_OK) cft__note_heaviest(scale, stage, (const cf_memory_load *)moments, own);
+    scale->allocator->release(moments, scale->allocator->user);
+    return result;
+}
+
+/* Weights first, then the heaviest pass of each stage, then its report. weights, loads: room for all virtual stages. */
+static cf_result cft__report_schedule(const cf_memory_desc *desc, const cft__scale *scale, cft__weights *weights,
+                                      cf_memory_report *reports) {
+    int64_t n_v = scale->schedule->n_stages * scale->schedule->n_virtual, v, s;
+    for (v = 0; v < n_v; v++) CFT__TRY(cft__weigh_model(desc, v, &weights[v], scale->error));
+    for (s = 0; s < scale->schedule->n_stages; s++) {
+        cft__stage unused;
+        CFT__TRY(cft__find_heaviest(scale, s, &unused));
+    }
+    return cf_memory_estimate(desc, scale->loads, n_v, reports, scale->schedule->n_stages, scale->error);
+}
+
+static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_schedule *schedule, int64_t n_reports,
+                                      cf_error *error) {
+    cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
+    if (desc->unfused_attention != 0)
+        return cft__fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, 1, "is not supported here");
+    if (parallel.pp != schedule->n_stages)
+        return cft__fail(error, CF_ERROR_ARGUMENT, "parallel.pp", -1, schedule->n_stages, parallel.pp,
+                         "is not that of the schedule");
+    if (parallel.n_virtual != schedule->n_virtual)
+        return cft__fail(error, CF_ERROR_ARGUMENT, "parallel.n_virtual", -1, schedule->n_virtual, parallel.n_virtual,
+                         "is not that of the schedule");
+    if (n_reports == parallel.pp) return CF_OK;
+    return cft__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, parallel.pp, n_reports, "must be one for each stage");
+}
+
+static cft__weights *cft__lay_out_scale(cft__scale *scale, cft__carver *carver) {
+    int64_t n_v = scale->schedule->n_stages * scale->schedule->n_virtual;
+    scale->loads = (cf_memory_load *)cft__take(carver, n_v, sizeof *scale->loads);
+    return (cft__weights *)cft__take(carver, n_v, sizeof(cft__weights));
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
+                                                const cf_schedule *schedule, cf_memory_report *reports,
+                                                int64_t n_reports, const cf_allocator *allocator, cf_error *error) {
+    cf_allocator own;
+    cft__carver carver = {NULL, 0, 0};
+    cft__scale scale = {plan, schedule, NULL, NULL, &own, error};
+    cft__weights *weights;
+    void *memory;
+    cf_result result;
+    if (desc == NULL) return cft__fail_null(error, "desc");
+    if (plan == NULL) return cft__fail_null(error, "plan");
+    if (schedule == NULL) return cft__fail_null(error, "schedule");
+    if (reports == NULL) return cft__fail_null(error, "reports");
+    CFT__TRY(cft__check_memory_of(desc, schedule, n_reports, error));
+    CFT__TRY(cft__allocator(allocator, &own, error));
+    (void)cft__lay_out_scale(&scale, &carver);
+    CFT__TRY(cft__allocate(&own, carver.used, &memory, error));
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    scale.weights = weights = cft__lay_out_scale(&scale, &carver);
+    result = cft__report_schedule(desc, &scale, weights, reports);
+    own.release(memory, own.user);
     return result;
 }
 
@@ -1757,6 +1845,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, int64_t k, cf_replay
 static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, int offload) {
     cf_simulate_desc simulate;
     cf_lower_desc lower;
+    cft__scale scale;
     int64_t s;
     memset(&simulate, 0, sizeof simulate);
     simulate.timing = &t->timing;
@@ -1770,7 +1859,13 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, 
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
     if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
-    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
+    scale.plan = t->plan;
+    scale.schedule = offload ? t->lowered : t->schedule;
+    scale.weights = t->weights;
+    scale.loads = t->loads;
+    scale.allocator = &t->allocator;
+    scale.error = t->error;
+    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
     return cft__report_stages(t, "lengths");
 }
 
