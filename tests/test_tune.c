@@ -1050,7 +1050,7 @@ TEST(no_memory) {
 /* What cf_schedule_memory reports is the largest of the estimates of all moments, stage by stage. */
 TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
-    const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE};
+    const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE};
     int64_t which, stage, i, n;
     for (which = 0; which < 3; which++) {
         cf_pack_desc pack;
@@ -1064,7 +1064,7 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
         memset(&order, 0, sizeof order);
         memset(&memory, 0, sizeof memory);
         pack.chunk_size = 2048;
-        order.kind = kinds[which];
+        order.kind = orders[which];
         order.n_stages = 2;
         order.k = 2;
         order.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
