@@ -3030,12 +3030,84 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
-/* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
+/* A search for the cheapest dearest rank: all ways to place some units, dearest first, within the steps. */
+typedef struct cf__pack_search {
+    cf__packer *p;
+    int64_t n;            /* units, p->sorted[0 .. n) */
+    double best, enough;  /* cost of the dearest rank: the least so far, and what cannot be improved by much */
+    int64_t left;         /* how often it may still look at a rank */
+} cf__pack_search;
+
+enum { CF__PACK_SEARCH_UNITS = 32, CF__PACK_SEARCH_RANKS = 64, CF__PACK_SEARCH_TRIES = 1 << 16 };
+
+/* Whether a rank before this one stands just as it does: then it need not be tried, too. */
+static int cf__pack_is_twin(const cf__packer *p, int64_t rank) {
+    int64_t i;
+    for (i = 0; i < rank; i++)
+        if (p->steps[i] == p->steps[rank] && !(p->loads[i] < p->loads[rank]) && !(p->loads[i] > p->loads[rank]))
+            return 1;
+    return 0;
+}
+
+/* Places the unit at `depth` and all after it; `dearest` is the cost of the dearest rank so far. Of the best placement,
+   units[].next keeps the ranks: the bins, whose member that is, are done with. */
+static void cf__pack_search_from(cf__pack_search *search, int64_t depth, double dearest) {
+    cf__packer *p = search->p;
+    int64_t i, rank;
+    if (depth == search->n) {
+        search->best = dearest;
+        for (i = 0; i < search->n; i++) p->units[p->sorted[i]].next = p->units[p->sorted[i]].rank;
+        return;
+    }
+    for (rank = 0; rank < p->desc.n_ranks && search->best > search->enough && search->left > 0; rank++) {
+        cf__pack_unit *unit = &p->units[p->sorted[depth]];
+        double load = p->loads[rank], sum = load + p->costs[p->sorted[depth]];
+        search->left--;
+        if (p->steps[rank] + unit->n_chunks > p->head.n_steps || !(sum < search->best)) continue;
+        if (cf__pack_is_twin(p, rank)) continue;
+        unit->rank = (int32_t)rank;
+        p->steps[rank] += unit->n_chunks;
+        p->loads[rank] = sum;
+        cf__pack_search_from(search, depth + 1, cf__most(dearest, sum));
+        p->steps[rank] -= unit->n_chunks;
+        p->loads[rank] = load;
+    }
+}
+
+/* Improves the placement of units 0 .. n - 1 where they are few enough for a search. */
+static void cf__pack_search_ranks(cf__packer *p, int64_t n) {
+    cf__pack_search search = {p, n, 0, 0, CF__PACK_SEARCH_TRIES};
+    int64_t i, ranks = p->desc.n_ranks;
+    if (n > CF__PACK_SEARCH_UNITS || ranks > CF__PACK_SEARCH_RANKS) return;
+    for (i = 0; i < ranks; i++) search.best = cf__most(search.best, p->loads[i]);
+    for (i = 0; i < n; i++) {
+        search.enough += p->costs[i] / (double)ranks;
+        p->units[i].next = p->units[i].rank;
+        p->sorted[i] = (int32_t)i;
+    }
+    for (i = 0; i < n; i++) search.enough = cf__most(search.enough, p->costs[i]);
+    search.enough += cf__product(search.enough, 1e-6);
+    cf__sort_by_key(p->sorted, n, p->costs);
+    memset(p->steps, 0, (size_t)ranks * sizeof *p->steps);
+    memset(p->loads, 0, (size_t)ranks * sizeof *p->loads);
+    cf__pack_search_from(&search, 0, 0);
+    for (i = 0; i < n; i++) {
+        cf__pack_unit *unit = &p->units[i];
+        unit->rank = unit->next;
+        p->steps[unit->rank] += unit->n_chunks;
+        p->loads[unit->rank] += p->costs[i];
+    }
+}
+
+/* Places the groups by number of chunks alone, in any number of steps: the fullest rank tells how many are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
-    int64_t i, most = 0;
+    int64_t i, most = 0, n_steps = p->head.n_steps;
+    p->head.n_steps = INT64_MAX / 2;
     for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
     cf__pack_give_units(p, 0, p->head.n_groups);
+    cf__pack_search_ranks(p, p->head.n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
+    p->head.n_steps = n_steps;
     return most;
 }
 
@@ -3045,7 +3117,6 @@ static cf_result cf__pack_give_all(cf__packer *p) {
     /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
     if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
     p->weights.constant = 0;
-    p->head.n_steps = INT64_MAX / 2;
     p->head.n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
     CF__TRY(cf__pack_cost_units(p));
     if (!cf__pack_give_units(p, 0, p->head.n_groups)) {
@@ -3058,10 +3129,11 @@ static cf_result cf__pack_give_all(cf__packer *p) {
     return CF_OK;
 }
 
-/* A change that would even out two ranks: an item moves to another unit, or two standalone chunks change places. */
+/* A change that would even out two ranks: an item moves to another unit, a unit to the other rank, or two units change
+   places. */
 typedef struct cf__pack_shift {
     double distance; /* of the cost that it moves from half the gap; DBL_MAX: none found */
-    int64_t item;    /* -1: exchange */
+    int64_t item;    /* -1: units */
     int32_t from, to;
 } cf__pack_shift;
 
@@ -3089,20 +3161,39 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
             cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
 }
 
-/* The best pair of standalone chunks to exchange. Looks at the first 256 of each rank. */
+/* The best unit to move, or pair of them to exchange, within the steps. Looks at the first 256 of each rank. */
 static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
-    for (i = p->head.n_groups; i < p->n_units; i++) {
+    theirs[n_theirs++] = -1; /* nothing in exchange */
+    for (i = 0; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
     for (i = 0; i < n_ours; i++) {
         for (j = 0; j < n_theirs; j++) {
-            double cost = p->costs[ours[i]] - p->costs[theirs[j]];
-            if (cost > 0) cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
+            double cost = p->costs[ours[i]] - (theirs[j] >= 0 ? p->costs[theirs[j]] : 0);
+            int64_t more = p->units[ours[i]].n_chunks - (theirs[j] >= 0 ? p->units[theirs[j]].n_chunks : 0);
+            if (!(cost > 0) || p->steps[low] + more > p->head.n_steps || p->steps[high] - more > p->head.n_steps)
+                continue;
+            cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
         }
     }
+}
+
+/* Two units change ranks, or one does. Returns the cost that moves to rank `low`. */
+static double cf__pack_exchange(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
+    double cost = p->costs[shift->from];
+    int64_t more = p->units[shift->from].n_chunks;
+    p->units[shift->from].rank = low;
+    if (shift->to >= 0) {
+        cost -= p->costs[shift->to];
+        more -= p->units[shift->to].n_chunks;
+        p->units[shift->to].rank = high;
+    }
+    p->steps[low] += more;
+    p->steps[high] -= more;
+    return cost;
 }
 
 /* Moves an item to another unit, or to a new one of rank `low`. Returns the cost that moves with it. */
@@ -3143,13 +3234,7 @@ static void cf__pack_even_ranks(cf__packer *p) {
         if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
         cf__pack_find_exchange(p, high, low, gap, &best);
         if (best.from < 0) return;
-        if (best.item >= 0) {
-            cost = cf__pack_move_item(p, &best, low);
-        } else {
-            cost = p->costs[best.from] - p->costs[best.to];
-            p->units[best.from].rank = low;
-            p->units[best.to].rank = high;
-        }
+        cost = best.item >= 0 ? cf__pack_move_item(p, &best, low) : cf__pack_exchange(p, &best, high, low);
         p->loads[high] -= cost;
         p->loads[low] += cost;
     }
@@ -3173,7 +3258,9 @@ static cf_result cf__pack_spread(cf__packer *p) {
     p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks > 1) {
         CF__TRY(cf__pack_give_all(p));
+        cf__pack_search_ranks(p, p->n_units);
         cf__pack_even_ranks(p);
+        cf__pack_search_ranks(p, p->n_units);
         cf__pack_order_by_rank(p);
     }
     p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
