@@ -362,8 +362,9 @@ typedef struct cf_plan {
    of milliseconds; CF_SPLIT_COST takes a few microseconds more for each slice of a long sequence). The plan depends
    only on the arguments, so each data-parallel rank can compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out
-   by placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), as few as can be; a group stays on one rank;
+   then the dearest rank is made as cheap as can be, and idle chunks fill what is left. Of up to 32 groups and standalone
+   chunks that is so; of more, the dearest are placed first, and moved and exchanged while that helps.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -413,9 +414,13 @@ typedef struct cf_plan_stats {
     double chunk_cost_spread;     /* dearest chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_spread;     /* fullest rank / mean */
     double rank_pair_spread;
+    double rank_cost_spread;      /* Dearest rank / mean: an iteration takes so many times as long as it would if the
+                                     ranks were even, because all wait for the dearest. */
+    double unit_cost_spread;      /* dearest group or standalone chunk / mean of the ranks; a group stays on one rank,
+                                     so no spreading makes rank_cost_spread less than this */
 } cf_plan_stats;
 
-/* Measures a plan. chunk_cost_spread is found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
+/* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
    give the default weights. Without a plan all numbers are 0. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
@@ -3448,18 +3453,25 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-static double cf__plan_cost_spread(const cf_plan *plan, cf_pass_cost cost, double pairs) {
-    double most = 0, sum = 0, rows = 0;
+/* Of chunks, ranks and units (groups and standalone chunks) the dearest against the mean. */
+static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_plan_stats *stats) {
+    double rows = 0, sum = 0, unit = 0, rank = 0, most = 0, most_unit = 0, most_rank = 0;
     int64_t i;
     for (i = 0; i < plan->n_chunks; i++) rows += (double)plan->chunks[i].padded;
-    if (pairs > 0) cost = cf__pack_weights(&cost, rows, pairs);
+    if (stats->pairs > 0) cost = cf__pack_weights(&cost, rows, stats->pairs);
     for (i = 0; i < plan->n_chunks; i++) {
-        double seconds = cf_cost_seconds(&cost, plan->chunks[i].padded, plan->chunks[i].pairs);
-        if (plan->chunks[i].n_slices == 0) continue;
+        const cf_chunk *chunk = &plan->chunks[i];
+        double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
+        unit = (chunk->index > 0 ? unit : 0) + seconds;
+        rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
+        most_unit = cf__most(most_unit, unit);
+        most_rank = cf__most(most_rank, rank);
     }
-    return cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
+    stats->chunk_cost_spread = cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
+    stats->rank_cost_spread = cf__plan_spread(most_rank, sum, plan->n_ranks);
+    stats->unit_cost_spread = cf__plan_spread(most_unit, sum, plan->n_ranks);
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
@@ -3477,7 +3489,7 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
         stats->largest_group = cf__max(stats->largest_group, plan->groups[i].n_chunks);
     if (n_used > 0) stats->fill = (double)plan->n_tokens / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
-    stats->chunk_cost_spread = cf__plan_cost_spread(plan, cost != NULL ? *cost : none, stats->pairs);
+    cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
 }
 
 /* ---- checking a plan ---- */

@@ -928,6 +928,9 @@ TEST(stats_are_what_a_recount_gives) {
         cf_pass_cost weights;
         int64_t standalone = 0, dependent = 0, hybrid = 0, idle = 0, group = 0, longest = 0, slices = 0, c;
         double pairs = 0.0, dearest = 0.0, total = 0.0, tokens[8] = {0}, rank_pairs[8] = {0};
+        static double rank_sums[8], unit_costs[20 * ORACLE_MOST_SEQUENCES];
+        static int64_t unit_chunks[20 * ORACLE_MOST_SEQUENCES];
+        int64_t n_units;
         oracle_draw(&rng, &batch, 30);
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
@@ -962,7 +965,7 @@ TEST(stats_are_what_a_recount_gives) {
         CHECK_INT(stats.longest_sequence, longest);
         CHECK_INT(stats.most_slices, slices);
         if (plan->n_tokens > 0) {
-            double got[5], wanted[5];
+            double got[7], wanted[7];
             double used = (double)chunks_in_use(plan), ranks = (double)plan->n_ranks;
             double mean_tokens = (double)plan->n_tokens / ranks, mean_pairs = pairs / ranks;
             got[0] = stats.fill, wanted[0] = (double)plan->n_tokens / (used * (double)plan->chunk_size);
@@ -970,10 +973,32 @@ TEST(stats_are_what_a_recount_gives) {
             got[2] = stats.chunk_cost_spread, wanted[2] = dearest / (total / used);
             got[3] = stats.rank_token_spread, wanted[3] = largest(tokens, plan->n_ranks) / mean_tokens;
             got[4] = stats.rank_pair_spread, wanted[4] = largest(rank_pairs, plan->n_ranks) / mean_pairs;
-            CHECK_NEAR(harness_compare(got, 5, wanted, 5, 1e-12, 0.0));
+            n_units = rank_costs(plan, &weights, rank_sums, unit_chunks, unit_costs);
+            got[5] = stats.rank_cost_spread, wanted[5] = largest(rank_sums, plan->n_ranks) * ranks / total;
+            got[6] = stats.unit_cost_spread, wanted[6] = largest(unit_costs, n_units) * ranks / total;
+            CHECK_NEAR(harness_compare(got, 7, wanted, 7, 1e-12, 0.0));
         }
         cf_plan_free(plan);
     }
+}
+
+/* 40 tokens in four chunks and ten of one token on four ranks, by tokens alone: 40 against a mean of 12.5. */
+TEST(stats_of_a_giant_sequence) {
+    const int64_t lengths[] = {40, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const cf_pass_cost cost = {0.0, 1.0, 0.0};
+    cf_pack_desc desc = with_chunk_size(10);
+    cf_plan_stats stats;
+    cf_plan *plan;
+    desc.n_ranks = 4;
+    desc.cost = cost;
+    plan = pack(lengths, 11, &desc);
+    REQUIRE(plan != NULL);
+    cf_plan_measure(plan, &cost, &stats);
+    CHECK_INT(plan->n_steps, 4);
+    CHECK_INT(stats.n_idle, 16 - 4 - 1); /* the ten share a chunk: on more ranks they would save no time */
+    CHECK(stats.rank_cost_spread == 3.2);
+    CHECK(stats.unit_cost_spread == 3.2);
+    cf_plan_free(plan);
 }
 
 TEST(stats_of_an_empty_plan_are_finite) {
@@ -1435,7 +1460,7 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank), CASE(ranks_are_balanced_by_the_callers_costs),
       CASE(chunks_are_exchanged_between_ranks), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused),
-      CASE(stats_are_what_a_recount_gives), CASE(stats_of_an_empty_plan_are_finite),
+      CASE(stats_are_what_a_recount_gives), CASE(stats_of_a_giant_sequence), CASE(stats_of_an_empty_plan_are_finite),
       CASE(stats_use_the_costs_they_are_given), CASE(pack_into_needs_what_pack_size_says),
       CASE(pack_into_refuses_bad_memory), CASE(pack_survives_every_failed_allocation), CASE(free_takes_null),
       CASE(bad_options_are_named), CASE(errors_say_what_would_do), CASE(bad_costs_are_named),

@@ -180,8 +180,8 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
 static int wants_drawing(const check_options *asked) { return asked->draw_chart || asked->trace; }
 
 static int nothing_to_draw(const source *file) {
-    return cli_usage("check", "--chart and --trace want a schedule with times in JSON, and %s is none: --time simulates one",
-                     cli_input_name(file->path));
+    return cli_usage("check",
+                     "--chart and --trace want a schedule with times in JSON, and %s is none: --time simulates one", cli_input_name(file->path));
 }
 
 /* A sound schedule and its times: those of its file or, with a run, simulated ones. */

@@ -39,7 +39,7 @@ static const cli_option options[] = {
    The rows
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The two forms of the baseline: every sequence is a micro-batch of its own, or they share one as long as the longest. */
+/* The forms of the baseline: every sequence is a micro-batch of its own, or they share some as long as the longest. */
 enum { UNSPLIT = 1, PACKED };
 
 typedef struct row {
@@ -213,7 +213,8 @@ static const row *shortest(const table *t, int unsplit) {
 
 static void print_held(const table *t, const row *r) {
     printf("%s %s", pipeline_time(r->makespan), pipeline_unit(t->pipe.unit_cost));
-    if (t->pipe.has_model) printf(", %.2f GiB, recompute %s", modelling_gib(r->memory), cf_recompute_name(r->recompute));
+    if (t->pipe.has_model)
+        printf(", %.2f GiB, recompute %s", modelling_gib(r->memory), cf_recompute_name(r->recompute));
     else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
 }
 
@@ -367,7 +368,7 @@ const cli_command cmd_compare = {
     .summary = "all schedules for one list of lengths, side by side",
     .details =
     "The first rows are the baseline, which splits nothing: 1f1b where every sequence is a micro-batch of its own,\n"
-    "longest first, and 1f1b where they are packed into micro-batches as long as the longest. No limit of chunks holds\n"
-    "for it; with --model and --gpu it recomputes as little as it needs to fit. Where it is faster than all schedules of\n"
-    "chunks, the last line says why. A schedule that cannot be made says why, too.\n\n" PIPELINE_HELP CLI_LIST_HELP,
+    "longest first, and 1f1b where they are packed into micro-batches as long as the longest. No limit of chunks\n"
+    "holds for it; with --model and --gpu it recomputes as little as it needs to fit. Where it is faster than all\n"
+    "schedules of chunks, the last line says why. A schedule that cannot be made says why, too.\n\n" PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};
