@@ -363,8 +363,8 @@ typedef struct cf_plan {
    only on the arguments, so each data-parallel rank can compute it for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), as few as can be; a group stays on one rank;
-   then the dearest rank is made as cheap as can be, and idle chunks fill what is left. Of up to 32 groups and standalone
-   chunks that is so; of more, the dearest are placed first, and moved and exchanged while that helps.
+   then the dearest rank is made as cheap as it can be, and idle chunks fill what is left. Where there are more than 32
+   groups and standalone chunks, the dearest are placed first, and then moved and exchanged while that helps.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.

@@ -116,8 +116,9 @@ static void print_long_sequence(const cf_group *group, double ranks, double alon
            "                  stay on one rank. What would help: at most %s rank%s, with pipeline stages or tensor\n"
            "                  parallelism in place of the others; ",
            cli_commas(group->sequence), cli_commas(group->tokens), alone, cli_commas(enough), enough == 1 ? "" : "s");
-    if (others > ranks * 1e-3) printf("%.1f x as many other sequences in a batch; ", (ranks - 1) * alone / others);
-    puts("or such sequences together in one batch.");
+    if (others > ranks * 1e-3) printf("%.1f x as many other sequences;\n", (ranks - 1) * alone / others);
+    else puts("more sequences beside it;");
+    puts("                  or such sequences together in one batch.");
 }
 
 /* How uneven the ranks are, what that costs, why, and what would help. */
