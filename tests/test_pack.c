@@ -702,7 +702,7 @@ TEST(ranks_are_balanced_against_every_assignment) {
     static oracle_batch batch;
     double worst = 1.0;
     int i, judged = 0;
-    for (i = 0; i < 3000; i++) {
+    for (i = 0; i < 6000; i++) {
         uint64_t seed = 8000000 + (uint64_t)i;
         harness_rng rng = {seed};
         cf_pass_cost weights;
@@ -710,12 +710,13 @@ TEST(ranks_are_balanced_against_every_assignment) {
         double ranks[8], unit_costs[ORACLE_MOST_SEQUENCES], best[2], ratio;
         int64_t unit_chunks[ORACLE_MOST_SEQUENCES], n_units;
         oracle_draw(&rng, &batch, 9);
-        memset(&batch.desc.cost, 0, sizeof batch.desc.cost);
         batch.desc.n_ranks = harness_between(&rng, 2, 4);
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n, batch.desc.align);
+        weights = batch.desc.cost;
+        if (weights.constant == 0.0 && weights.per_token == 0.0 && weights.per_pair == 0.0)
+            weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         if (n_units >= 2 && n_units <= 9) {
             oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, plan->n_steps, best);
