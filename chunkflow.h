@@ -243,17 +243,18 @@ typedef struct cf_block {
    >>pack    lengths -> plan
    ================================================================================================================ */
 
-/* Time of one pass over one chunk: constant + per_token x tokens + per_pair x attention pairs (seconds, or any unit
-   that you use throughout). The last term is what makes a late chunk of a long sequence dearer than an early one. */
+/* Time of one pass over one chunk: constant + per_token x rows + per_pair x attention pairs (seconds, or any unit that
+   you use throughout). The rows are the chunk's tokens, padding included: kernels run over them all. The last term is
+   what makes a late chunk of a long sequence dearer than an early one. */
 typedef struct cf_pass_cost {
     double constant;
     double per_token;
     double per_pair;
 } cf_pass_cost;
 
-/* The formula above (0 without a cost). Each product and sum is rounded to double by itself, so every platform gives
-   the same bits. */
-CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs);
+/* The formula above (0 without a cost). Of a chunk, rows is its `padded`. Each product and sum is rounded to double by
+   itself, so every platform gives the same bits. */
+CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs);
 
 /* Visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own sequence, under a
    causal mask: length x prefix + length x (length + 1) / 2. Returns -1 where an argument is negative or the result
@@ -289,8 +290,8 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
-/* Cost of the slice [begin, begin + length) of one sequence, in any unit; must be finite, not negative, and not fall as
-   length grows. Must be a pure function: it is called in no particular order. */
+/* Cost of the slice [begin, begin + length) of one sequence, in any unit; length is without padding. The cost must be
+   finite, not negative, and not fall as length grows. Must be a pure function: it is called in no particular order. */
 typedef double (*cf_slice_cost_fn)(int64_t begin, int64_t length, void *user);
 
 /* How to pack. Zero means default in every member; only chunk_size must be given. */
@@ -303,8 +304,8 @@ typedef struct cf_pack_desc {
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* most slices in a chunk. 0: no cap */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a token and a pair weigh so
-                                     that all tokens of the batch weigh as much as all its attention pairs */
+    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
+                                     all rows of the batch weigh as much as all its attention pairs */
     cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
     void *slice_cost_user;
     const cf_allocator *allocator;
@@ -373,8 +374,9 @@ typedef struct cf_plan {
    Time is near linear (a million lengths in tens of milliseconds; CF_SPLIT_COST takes a few microseconds more for each
    slice of a long sequence). The plan depends only on the arguments, so every rank can compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps); a group stays on one rank; costs are evened out
-   by placing the dearest first, then by moving and exchanging; idle chunks fill what is left.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), as few as can be; a group stays on one rank;
+   then the dearest rank is made as cheap as it can be, and idle chunks fill what is left. Where there are more than 32
+   groups and standalone chunks, the dearest are placed first, and then moved and exchanged while that helps.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -421,9 +423,13 @@ typedef struct cf_plan_stats {
     double chunk_cost_spread;     /* dearest chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_spread;     /* fullest rank / mean */
     double rank_pair_spread;
+    double rank_cost_spread;      /* Dearest rank / mean: an iteration takes so many times as long as it would if the
+                                     ranks were even, because all wait for the dearest. */
+    double unit_cost_spread;      /* dearest group or standalone chunk / mean of the ranks; a group stays on one rank,
+                                     so no spreading makes rank_cost_spread less than this */
 } cf_plan_stats;
 
-/* Measures a plan. chunk_cost_spread is found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
+/* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
    give the default weights. Without a plan all numbers are 0. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
@@ -770,18 +776,19 @@ CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stage
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
-/* The passes of one virtual stage. All zero: F = R = tokens, B = 2 x tokens, I = W = tokens, the unit costs of the
-   paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
+/* The passes of one virtual stage. All zero: F = R = rows, B = 2 x rows, I = W = rows, where the rows of a chunk are its
+   tokens with padding: the unit costs of the paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
 
-/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. */
+/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. Passes and
+   transfers between stages take time for all rows of a chunk, padding included; copies of state have none. */
 typedef struct cf_timing {
     cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
     const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
     double latency;               /* seconds of any transfer between stages */
-    double seconds_per_token;     /* more per token of boundary activations or their gradient (bytes / bandwidth) */
+    double seconds_per_token;     /* more per row of boundary activations or their gradient (bytes / bandwidth) */
     double offload_seconds_per_token; /* per token of state moved to host memory, or back */
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
                                      and a stage has a queue for each of its two directions */
@@ -2380,10 +2387,10 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
    last chunk), the others are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
-CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t tokens, int64_t pairs) {
+CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs) {
     double seconds;
     if (cost == NULL) return 0;
-    seconds = cost->constant + cf__product(cost->per_token, (double)tokens);
+    seconds = cost->constant + cf__product(cost->per_token, (double)rows);
     return seconds + cf__product(cost->per_pair, (double)pairs);
 }
 
@@ -2504,10 +2511,13 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
 
 /* ---- cutting long sequences ---- */
 
+static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
+
 /* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is noted. */
 static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length) {
     double cost;
-    if (p->desc.slice_cost == NULL) return cf_cost_seconds(&p->weights, length, cf_slice_pairs(begin, length));
+    if (p->desc.slice_cost == NULL)
+        return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
     cost = p->desc.slice_cost(begin, length, p->desc.slice_cost_user);
     if (cf__is_cost(cost)) return cost;
     p->answer = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
@@ -2607,11 +2617,11 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
     return CF_OK;
 }
 
-/* The caller's cost, or one such that all tokens weigh as much as all pairs. */
-static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double tokens, double pairs) {
+/* The caller's cost, or one such that all rows weigh as much as all pairs. */
+static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, double pairs) {
     cf_pass_cost weights = *given;
-    if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(tokens > 0)) return weights;
-    weights.per_token = 1 / tokens;
+    if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(rows > 0)) return weights;
+    weights.per_token = 1 / rows;
     weights.per_pair = 1 / pairs;
     return weights;
 }
@@ -2637,12 +2647,15 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
 }
 
 static cf_result cf__pack_measure(cf__packer *p) {
-    double pairs = 0;
+    double rows = 0, pairs = 0;
     int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
     if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) {
-        for (i = 0; i < p->n; i++) pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
-        p->weights = cf__pack_weights(&p->desc.cost, (double)p->head.n_tokens, pairs);
+        for (i = 0; i < p->n; i++) {
+            rows += (double)cf__pack_padded(p, p->lengths[i]);
+            pairs += cf__product((double)p->lengths[i], (double)p->lengths[i] + 1) / 2;
+        }
+        p->weights = cf__pack_weights(&p->desc.cost, rows, pairs);
     }
     for (i = 0; i < p->n; i++) {
         cf_group group;
@@ -2651,7 +2664,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
             p->head.n_empty++;
         } else if (length <= p->desc.chunk_size) {
             p->n_items++;
-            p->item_tokens += cf__round_up(length, p->desc.align);
+            p->item_tokens += cf__pack_padded(p, length);
         } else {
             CF__TRY(cf__pack_plan_group(p, i, &group));
             p->head.n_groups++;
@@ -2697,7 +2710,6 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
 
 static int64_t cf__pack_item_length(uint64_t item) { return (int64_t)(item >> 32); }
 static int64_t cf__pack_item_sequence(uint64_t item) { return (int64_t)(item & 0xffffffffu); }
-static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
 static int32_t cf__pack_item_size(const cf__packer *p, int64_t i) {
     return (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
@@ -3012,12 +3024,84 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
-/* Places the groups by number of chunks alone: the fullest rank then tells how many steps are enough. */
+/* A search for the cheapest dearest rank: all ways to place some units, dearest first, within the steps. */
+typedef struct cf__pack_search {
+    cf__packer *p;
+    int64_t n;            /* units, p->sorted[0 .. n) */
+    double best, enough;  /* cost of the dearest rank: the least so far, and what cannot be improved by much */
+    int64_t left;         /* how often it may still look at a rank */
+} cf__pack_search;
+
+enum { CF__PACK_SEARCH_UNITS = 32, CF__PACK_SEARCH_RANKS = 64, CF__PACK_SEARCH_TRIES = 1 << 16 };
+
+/* Whether a rank before this one stands just as it does: then it need not be tried, too. */
+static int cf__pack_is_twin(const cf__packer *p, int64_t rank) {
+    int64_t i;
+    for (i = 0; i < rank; i++)
+        if (p->steps[i] == p->steps[rank] && !(p->loads[i] < p->loads[rank]) && !(p->loads[i] > p->loads[rank]))
+            return 1;
+    return 0;
+}
+
+/* Places the unit at `depth` and all after it; `dearest` is the cost of the dearest rank so far. Of the best placement,
+   units[].next keeps the ranks: the bins, whose member that is, are done with. */
+static void cf__pack_search_from(cf__pack_search *search, int64_t depth, double dearest) {
+    cf__packer *p = search->p;
+    int64_t i, rank;
+    if (depth == search->n) {
+        search->best = dearest;
+        for (i = 0; i < search->n; i++) p->units[p->sorted[i]].next = p->units[p->sorted[i]].rank;
+        return;
+    }
+    for (rank = 0; rank < p->desc.n_ranks && search->best > search->enough && search->left > 0; rank++) {
+        cf__pack_unit *unit = &p->units[p->sorted[depth]];
+        double load = p->loads[rank], sum = load + p->costs[p->sorted[depth]];
+        search->left--;
+        if (p->steps[rank] + unit->n_chunks > p->head.n_steps || !(sum < search->best)) continue;
+        if (cf__pack_is_twin(p, rank)) continue;
+        unit->rank = (int32_t)rank;
+        p->steps[rank] += unit->n_chunks;
+        p->loads[rank] = sum;
+        cf__pack_search_from(search, depth + 1, cf__most(dearest, sum));
+        p->steps[rank] -= unit->n_chunks;
+        p->loads[rank] = load;
+    }
+}
+
+/* Improves the placement of units 0 .. n - 1 where they are few enough for a search. */
+static void cf__pack_search_ranks(cf__packer *p, int64_t n) {
+    cf__pack_search search = {p, n, 0, 0, CF__PACK_SEARCH_TRIES};
+    int64_t i, ranks = p->desc.n_ranks;
+    if (n > CF__PACK_SEARCH_UNITS || ranks > CF__PACK_SEARCH_RANKS) return;
+    for (i = 0; i < ranks; i++) search.best = cf__most(search.best, p->loads[i]);
+    for (i = 0; i < n; i++) {
+        search.enough += p->costs[i] / (double)ranks;
+        p->units[i].next = p->units[i].rank;
+        p->sorted[i] = (int32_t)i;
+    }
+    for (i = 0; i < n; i++) search.enough = cf__most(search.enough, p->costs[i]);
+    search.enough += cf__product(search.enough, 1e-6);
+    cf__sort_by_key(p->sorted, n, p->costs);
+    memset(p->steps, 0, (size_t)ranks * sizeof *p->steps);
+    memset(p->loads, 0, (size_t)ranks * sizeof *p->loads);
+    cf__pack_search_from(&search, 0, 0);
+    for (i = 0; i < n; i++) {
+        cf__pack_unit *unit = &p->units[i];
+        unit->rank = unit->next;
+        p->steps[unit->rank] += unit->n_chunks;
+        p->loads[unit->rank] += p->costs[i];
+    }
+}
+
+/* Places the groups by number of chunks alone, in any number of steps: the fullest rank tells how many are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
-    int64_t i, most = 0;
+    int64_t i, most = 0, n_steps = p->head.n_steps;
+    p->head.n_steps = INT64_MAX / 2;
     for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
     cf__pack_give_units(p, 0, p->head.n_groups);
+    cf__pack_search_ranks(p, p->head.n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
+    p->head.n_steps = n_steps;
     return most;
 }
 
@@ -3027,7 +3111,6 @@ static cf_result cf__pack_give_all(cf__packer *p) {
     /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
     if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
     p->weights.constant = 0;
-    p->head.n_steps = INT64_MAX / 2;
     p->head.n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
     CF__TRY(cf__pack_cost_units(p));
     if (!cf__pack_give_units(p, 0, p->head.n_groups)) {
@@ -3040,10 +3123,11 @@ static cf_result cf__pack_give_all(cf__packer *p) {
     return CF_OK;
 }
 
-/* A change that would even out two ranks: an item moves to another unit, or two standalone chunks change places. */
+/* A change that would even out two ranks: an item moves to another unit, a unit to the other rank, or two units change
+   places. */
 typedef struct cf__pack_shift {
     double distance; /* of the cost that it moves from half the gap; DBL_MAX: none found */
-    int64_t item;    /* -1: exchange */
+    int64_t item;    /* -1: units */
     int32_t from, to;
 } cf__pack_shift;
 
@@ -3071,20 +3155,39 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
             cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
 }
 
-/* The best pair of standalone chunks to exchange. Looks at the first 256 of each rank. */
+/* The best unit to move, or pair of them to exchange, within the steps. Looks at the first 256 of each rank. */
 static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
-    for (i = p->head.n_groups; i < p->n_units; i++) {
+    theirs[n_theirs++] = -1; /* nothing in exchange */
+    for (i = 0; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
     for (i = 0; i < n_ours; i++) {
         for (j = 0; j < n_theirs; j++) {
-            double cost = p->costs[ours[i]] - p->costs[theirs[j]];
-            if (cost > 0) cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
+            double cost = p->costs[ours[i]] - (theirs[j] >= 0 ? p->costs[theirs[j]] : 0);
+            int64_t more = p->units[ours[i]].n_chunks - (theirs[j] >= 0 ? p->units[theirs[j]].n_chunks : 0);
+            if (!(cost > 0) || p->steps[low] + more > p->head.n_steps || p->steps[high] - more > p->head.n_steps)
+                continue;
+            cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
         }
     }
+}
+
+/* Two units change ranks, or one does. Returns the cost that moves to rank `low`. */
+static double cf__pack_exchange(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
+    double cost = p->costs[shift->from];
+    int64_t more = p->units[shift->from].n_chunks;
+    p->units[shift->from].rank = low;
+    if (shift->to >= 0) {
+        cost -= p->costs[shift->to];
+        more -= p->units[shift->to].n_chunks;
+        p->units[shift->to].rank = high;
+    }
+    p->steps[low] += more;
+    p->steps[high] -= more;
+    return cost;
 }
 
 /* Moves an item to another unit, or to a new one of rank `low`. Returns the cost that moves with it. */
@@ -3125,13 +3228,7 @@ static void cf__pack_even_ranks(cf__packer *p) {
         if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
         cf__pack_find_exchange(p, high, low, gap, &best);
         if (best.from < 0) return;
-        if (best.item >= 0) {
-            cost = cf__pack_move_item(p, &best, low);
-        } else {
-            cost = p->costs[best.from] - p->costs[best.to];
-            p->units[best.from].rank = low;
-            p->units[best.to].rank = high;
-        }
+        cost = best.item >= 0 ? cf__pack_move_item(p, &best, low) : cf__pack_exchange(p, &best, high, low);
         p->loads[high] -= cost;
         p->loads[low] += cost;
     }
@@ -3155,7 +3252,9 @@ static cf_result cf__pack_spread(cf__packer *p) {
     p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks > 1) {
         CF__TRY(cf__pack_give_all(p));
+        cf__pack_search_ranks(p, p->n_units);
         cf__pack_even_ranks(p);
+        cf__pack_search_ranks(p, p->n_units);
         cf__pack_order_by_rank(p);
     }
     p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
@@ -3343,17 +3442,25 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-static double cf__plan_cost_spread(const cf_plan *plan, cf_pass_cost cost, double pairs) {
-    double most = 0, sum = 0;
+/* Of chunks, ranks and units (groups and standalone chunks) the dearest against the mean. */
+static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_plan_stats *stats) {
+    double rows = 0, sum = 0, unit = 0, rank = 0, most = 0, most_unit = 0, most_rank = 0;
     int64_t i;
-    if (pairs > 0) cost = cf__pack_weights(&cost, (double)plan->n_tokens, pairs);
+    for (i = 0; i < plan->n_chunks; i++) rows += (double)plan->chunks[i].padded;
+    if (stats->pairs > 0) cost = cf__pack_weights(&cost, rows, stats->pairs);
     for (i = 0; i < plan->n_chunks; i++) {
-        double seconds = cf_cost_seconds(&cost, plan->chunks[i].tokens, plan->chunks[i].pairs);
-        if (plan->chunks[i].n_slices == 0) continue;
+        const cf_chunk *chunk = &plan->chunks[i];
+        double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
+        unit = (chunk->index > 0 ? unit : 0) + seconds;
+        rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
+        most_unit = cf__most(most_unit, unit);
+        most_rank = cf__most(most_rank, rank);
     }
-    return cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
+    stats->chunk_cost_spread = cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
+    stats->rank_cost_spread = cf__plan_spread(most_rank, sum, plan->n_ranks);
+    stats->unit_cost_spread = cf__plan_spread(most_unit, sum, plan->n_ranks);
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
@@ -3371,7 +3478,7 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
         stats->largest_group = cf__max(stats->largest_group, plan->groups[i].n_chunks);
     if (n_used > 0) stats->fill = (double)plan->n_tokens / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
-    stats->chunk_cost_spread = cf__plan_cost_spread(plan, cost != NULL ? *cost : none, stats->pairs);
+    cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
 }
 
 /* ---- checking a plan ---- */
@@ -4467,7 +4574,7 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
 /* Seconds of a compute pass of a chunk on a virtual stage. */
 static double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->tokens, c->pairs);
+    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
 }
 
 /* Whether a tensor goes from one stage to another between two virtual stages side by side. */

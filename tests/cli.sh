@@ -541,6 +541,24 @@ test_pack() {
         END { print tokens, bad ? "rising" : "falling" }')"
 
     # Alignment: each slice takes a multiple; padded stays within the chunk.
+    # A giant on one of four ranks: 40 of 50 tokens. What that costs and what would help is said in words.
+    printf '40\n1 10\n' >giant
+    cf pack --chunk-size 10 --ranks 4 giant
+    same pack/ranks/giant "3.2000 11 of 16" "$(sed -n 's/^ranks .* tokens at most \([0-9.]*\) x.*/\1/p' out) $(
+        sed -n 's/^dearest rank .*; \([0-9]* of [0-9]*\) steps idle/\1/p' out)"
+    spread=$(sed -n 's/^dearest rank  *\([0-9.]*\) x the mean cost .*/\1/p' out)
+    between pack/ranks/spread "$spread" 3.2 4 # by pairs it is dearer than by tokens
+    same pack/ranks/cost "$(awk -v s="$spread" 'BEGIN { printf "%.1f %%", 100 * (1 - 1 / s) }')" \
+        "$(sed -n 's/^ .*All ranks wait for it: \([0-9.]* %\) of.*/\1/p' out)"
+    same pack/ranks/why "1 1" "$(grep -c 'Sequence 0 with its 40 tokens alone costs' out) $(
+        grep -c 'What would help: at most 1 rank, with' out)"
+    printf '8\n8\n8\n' >three
+    cf pack --chunk-size 8 --ranks 2 three
+    same pack/ranks/coarse "1 1" "$(grep -c '^dearest rank  *1.3333 x' out) $(grep -c 'too few or too large to be' out)"
+    cf pack --chunk-size 8 --ranks 3 three
+    same pack/ranks/even "1 0" "$(grep -c '^dearest rank  *1.0000 x' out) $(grep -c 'What would help' out)"
+    cf pack --chunk-size 8 three
+    same pack/ranks/one 0 "$(grep -c '^dearest rank' out)"
     cf pack --chunk-size 64 --align 8 --chunks short
     same pack/align 0 "$(chunk_rows | awk '$8 > 64 || $8 < $7 { bad++ } END { print bad + 0 }')"
     same pack/align/said 1 "$(grep -c 'slices start at multiples of 8' out)"

@@ -241,7 +241,7 @@ if wanted $name; then
         ok $name || fail $name "it differs from the file"
 fi
 printf 'F 1 1 1\nF 2 2\n' >short.txt
-refused time_fit_short_line 2 "short.txt:2: wanted PASS TOKENS PAIRS SECONDS" time --fit short.txt
+refused time_fit_short_line 2 "short.txt:2: wanted PASS ROWS PAIRS SECONDS" time --fit short.txt
 printf 'F 1 1 1\nX 2 2 2\n' >pass.txt
 refused time_fit_unknown_pass 2 "pass.txt:2:" time --fit pass.txt
 printf 'F 1 1 1\nF 2 2 nan\n' >nan.txt
@@ -249,7 +249,7 @@ refused time_fit_nan 2 "nan.txt:2:" time --fit nan.txt
 printf 'F 1 1 1\nF 2 3 1\n\nF 3 6 0\n' >zero.txt
 refused time_fit_zero_seconds 2 "zero.txt:4: samples.seconds" time --fit zero.txt
 printf 'F 5 5 1\nF 5 6 2\nF 5 7 3\n' >alike.txt
-refused time_fit_one_size 2 "alike.txt: F: samples.tokens" time --fit alike.txt
+refused time_fit_one_size 2 "alike.txt: F: samples.rows" time --fit alike.txt
 printf 'F 1 1 1\nF 2 3 1\nF 3 6 1\nB 1 1 1\n' >few.txt
 refused time_fit_too_few 2 "few.txt: B: samples" time --fit few.txt
 : >empty.txt

@@ -24,7 +24,8 @@ bubble() {
 
 test_help() {
     for option in --stages --rank --limit --limits --token-bytes --limit-bytes --unit-cost --cost --replay-cost \
-        --backward-cost --input-cost --weight-cost --latency --seconds-per-token --no-overlap --budget; do
+        --backward-cost --input-cost --weight-cost --latency --seconds-per-token --no-overlap --budget --costs --model \
+        --config --gpu --tp --recompute --loss; do
         for command in plan compare; do
             same "pipeline/help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
         done
@@ -34,9 +35,19 @@ test_help() {
         same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --chart --width --color --trace \
-        --unit-cost; do
+        --unit-cost --time --cost --costs --model --gpu --tp; do
         same "pipeline/help/check/$option" 1 "$("$CHUNKFLOW" check --help | grep -Ec "^  $option( |\$)")"
     done
+}
+
+# Padding takes time. At multiples of 128 every sequence of this list fills 128 rows, so there are three chunks of 512
+# rows, which take (3 + 3) x 3 x 512 token times on 4 stages. Without padding they take less.
+test_padded_rows() {
+    printf '100\n37\n61\n40 9\n' >short_ones
+    cf plan --chunk-size 512 --align 128 --k 1 --stages 4 --schedule paper --summary short_ones
+    same pipeline/padded-rows/makespan 9216 "$(summary makespan)"
+    cf plan --chunk-size 512 --k 1 --stages 4 --schedule best --summary short_ones
+    between pipeline/padded-rows/none "$(summary makespan)" 1 9215
 }
 
 test_usage() {
@@ -336,6 +347,80 @@ test_costs() {
     same costs/virtual "$(summary makespan)" "$split"
 }
 
+# Costs of each stage and its memory: from a model and a GPU, from a file of them, or from a fit.
+test_models() {
+    echo 60000 | cat drawn - >longer
+    set -- --model qwen2.5-7b --gpu h100-80g --tp 4 --recompute selective
+    shape="--chunk-size 4K --stages 4"
+    "$CHUNKFLOW" time "$@" --pp 4 --chunk-size 4K --json costs.json >/dev/null
+    # shellcheck disable=SC2086
+    cf plan $shape --k 2 --schedule zero-bubble --replay local "$@" --json m.json --summary longer
+    seconds=$(summary makespan)
+    same models/unit s "$(summary makespan 2)"
+    same models/stages 4 "$(grep -Ec '^ +[0-3] .* [0-9]+\.[0-9][0-9]$' out)"
+    most=$(grep -E '^ +[0-3] ' out | awk '$6 > most { most = $6; stage = $1 } END { print most " GiB on stage " stage }')
+    same models/peak "$most" "$(sed -n 's/^peak memory  *\(.*\), of the.*/\1/p' out)"
+    # the head: a forward of the same chunk takes longer on the last stage than on the third, and as long there as on
+    # the second
+    same models/head "1 1" "$(awk -F '[:,}]' '/"pass": "F", "chunk": 0,/ { gsub(/ /, "")
+            for (i = 1; i < NF; i++) { if ($i == "\"start\"") a = $(i + 1); if ($i == "\"end\"") b = $(i + 1)
+                if ($i == "\"stage\"") s = $(i + 1) }
+            t[s] = b - a }
+        END { print (t[3] > 1.1 * t[2]), (t[2] > 0.99 * t[1] && t[2] < 1.01 * t[1]) }' m.json)"
+    # shellcheck disable=SC2086
+    cf plan $shape --k 2 --schedule zero-bubble --replay local --costs costs.json --summary longer
+    same models/costs "$seconds s" "$(summary makespan) $(summary makespan 2)"
+    # the model alone: memory, and token times
+    # shellcheck disable=SC2086
+    cf plan $shape --k 2 --schedule zero-bubble --replay local --model qwen2.5-7b --tp 4 --recompute selective \
+        --summary longer
+    same models/alone "token ${most% on *}" "$(summary makespan 2) $(sed -n 's/^peak memory  *\([0-9.]* GiB\).*/\1/p' out)"
+    # a fit: all stages alike
+    awk 'BEGIN { for (t = 1; t < 9; t++) for (p = 0; p < 3; p++)
+        { pairs = 7 * p * t + t * (t + 1) / 2; print "F", t, pairs, 2 * t + pairs / 4 } }' >samples
+    "$CHUNKFLOW" time --fit samples --json fit.json >/dev/null
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule paper --costs fit.json --summary example
+    fitted=$(summary makespan)
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule paper --cost 0,2,0.25 --summary example
+    between models/fit "$fitted" "$(summary makespan | awk '{ print $1 * (1 - 1e-6) }')" \
+        "$(summary makespan | awk '{ print $1 * (1 + 1e-6) }')"
+
+    refuses models/gpu 2 '--gpu needs --model' plan --chunk-size 8 --k 1 --gpu h200 example
+    refuses models/gpu/cost 2 '--gpu and --cost exclude each other' plan --chunk-size 8 --k 1 "$@" --cost 1,1,1 example
+    refuses models/costs/cost 2 '--costs and --cost exclude' plan --chunk-size 8 --k 1 --costs fit.json --cost 1,1,1 \
+        example
+    refuses models/costs/stages 2 '^costs.json:[0-9]+: stages: got 4, wanted 3' \
+        compare --chunk-size 8 --stages 3 --costs costs.json example
+    sed 's/chunkflow-fit/chunkflow-fat/' fit.json >other.json
+    refuses models/costs/format 2 'other.json:[0-9]+: format: wanted chunkflow-time' \
+        plan --chunk-size 8 --k 1 --costs other.json example
+    sed 's/"per_pair": /"per_pair": -/' fit.json >negative.json
+    refuses models/costs/negative 2 'F: a cost is negative' plan --chunk-size 8 --k 1 --costs negative.json example
+}
+
+# A schedule from elsewhere is timed by check: by token times, or by any costs.
+test_times() {
+    printf '8 2\n' >two
+    cf plan --chunk-size 8 --k 1 --stages 2 --schedule 1f1b --plan-json two.json --csv two.csv two
+    cf check --plan two.json two.csv --time
+    same times/said "72 token" "$(summary makespan) $(summary makespan 2)" # (2 + 1) x 8 x 3
+    # The other order, by hand: both forwards first on each stage. Stage 0 ends with F F, a wait of two backwards of the
+    # last stage that begin after three forwards, and its own B: 1 + 1 + 1 + 3 + 3 + 3.
+    printf '0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n' >edited.csv
+    cf check --plan two.json edited.csv --time --cost 1,0,0 --backward-cost 3,0,0
+    same times/edited "12 s" "$(summary makespan) $(summary makespan 2)"
+    cf plan --chunk-size 8 --k 1 --stages 2 --schedule gpipe --cost 1,0,0 --backward-cost 3,0,0 --summary two
+    same times/as-planned "12 s" "$(summary makespan) $(summary makespan 2)"
+    cf check --plan two.json edited.csv --time --cost 1,0,0 --backward-cost 3,0,0 --chart --width 40
+    same times/chart 2 "$(grep -c '^stage [01] |.*F0' out)"
+    printf '0F0,0F1\n,1F0,1F1,1B0,1B1\n' >short.csv
+    cf check --plan two.json two.csv --time --model qwen2.5-0.5b --gpu h200
+    same times/model "s 1" "$(summary makespan 2) $(grep -c '^peak memory  *[0-9.]* GiB on stage [01], of' out)"
+    refuses times/costs 2 'costs, models and GPUs need --time' check --plan two.json two.csv --cost 1,0,0
+    refuses times/unsound 1 'breaks a rule' check --plan two.json --time short.csv
+    refuses times/plan 2 'two.json is none' check --time two.json
+}
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Files
 # ----------------------------------------------------------------------------------------------------------------------
@@ -517,14 +602,19 @@ compare_row() { # NAME K REPLAY -> makespan, ratio, waste, busy, kept
             if (w[1] == k && w[2] == replay) { print w[3], w[4], w[5], w[6], w[7]; exit } }' out
 }
 
+compare_rows() { # the lines of the table
+    awk '$1 == "schedule" { on = 1; next } on && !NF { exit } on' out
+}
+
 test_compare() {
     cf compare --chunk-size 2 --k 1,2 --replay both --stages 4 --unit-cost example
     same compare/code 0 "$code"
     same compare/unsplit "56 57.14 57.14 4" "$(compare_row '1f1b, unsplit' - - | cut -d ' ' -f 1,3-)"
     same compare/best/1 "50 52.00 48.00" "$(compare_row best 1 pipeline | cut -d ' ' -f 1,3,4)"
     same compare/best/2 "42 42.86 42.86" "$(compare_row best 2 pipeline | cut -d ' ' -f 1,3,4)"
-    same compare/rows 29 "$(awk '$1 == "schedule" { on = 1; next } on' out | wc -l | tr -d ' ')" # 1 + 2 x 2 x 7
-    same compare/ratio "1.0000" "$(awk '$1 == "schedule" { on = 1; next } on { print substr($0, 46) }' out |
+    same compare/packed "60 60.00 60.00 2" "$(compare_row '1f1b, packed' - - | cut -d ' ' -f 1,3-)"
+    same compare/rows 30 "$(compare_rows | wc -l | tr -d ' ')" # 2 + 2 x 2 x 7
+    same compare/ratio "1.0000" "$(compare_rows | cut -c 46- |
         awk '{ if (least == "" || $1 < least) least = $1 } END { printf "%.4f\n", least }')"
     cp out table
 
@@ -545,7 +635,8 @@ test_compare() {
     cf compare --chunk-size 2 --k 1,2 --replay both --stages 4 --json - example
     same_files compare/json/stdout c.json out
     if [ -n "$PYTHON" ]; then
-        awk '$1 == "schedule" { on = 1; next } on { print substr($0, 33) }' table | awk '{ print $1, $3, $4 }' >want
+        cp table out
+        compare_rows | cut -c 33- | awk '{ print $1, $3, $4 }' >want
         "$PYTHON" -c 'import json
 for r in json.load(open("c.json"))["rows"]:
     print("%g %.2f %.2f" % (r["makespan"], 100 * r["bubble_useful"], 100 * r["bubble_busy"]))' >got
@@ -554,13 +645,39 @@ for r in json.load(open("c.json"))["rows"]:
         skip compare/json/rows "there is no python3"
     fi
 
+    # The baseline in words: where it is slower, where it is faster and why, and where it has no room.
+    cf compare --chunk-size 2 --k 2 --stages 4 example
+    same compare/verdict "1f1b, unsplit: 56 token times, at most 8 tokens kept" "$(sed -n 's/^baseline  *//p' out)"
+    same compare/verdict/ratio 1 "$(sed -n 's/^chunks .*kept; \(.*\) x the baseline.s time$/\1/p' out |
+        awk '$1 > 0.5 && $1 < 1' | wc -l | tr -d ' ')"
+    same compare/verdict/slower 0 "$(grep -c 'The baseline is faster' out)"
+    printf '6\n6\n6\n6\n6\n6\n6\n6\n' >alike
+    cf compare --chunk-size 48 --stages 4 alike
+    same compare/verdict/faster "1 1" \
+        "$(grep -c 'The baseline is faster:' out) $(grep -c 'no sequence is longer than a chunk, so nothing is' out)"
+    printf '9\n' >few
+    cf compare --chunk-size 8 --stages 4 --cost 1,0,0 few
+    same compare/verdict/few 1 "$(grep -c 'ChunkSize is too large for the batch' out)"
+    printf '9 9\n' >many
+    cf compare --chunk-size 8 --stages 4 --cost 1,0,0 many
+    same compare/verdict/replays 1 "$(grep -c 'dropped chunks run forward twice' out)"
+    echo 200000 | cat drawn - >long_one
+    cf compare --chunk-size 8K --k 2 --replay local --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 --recompute \
+        selective long_one
+    same compare/memory "2 1" "$(grep -c '^1f1b, .* full .*!' out) $(
+        grep -c '^baseline  *does not fit: needs [0-9.]* GiB on stage [0-3] with full recomputation$' out)"
+    cf compare --chunk-size 8K --k 2 --replay local --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 --recompute \
+        selective drawn
+    same compare/memory/fits "1 0" "$(grep -c '^1f1b, unsplit .* none  *[0-9.]*  ' out) $(grep -c '[0-9]!' out)"
+
     # What cannot be made says why; the others are there.
     cf compare --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,0,0,0 --limit-bytes 100 drawn
-    same compare/infeasible "0 8" \
+    same compare/infeasible "0 9" \
         "$code $(grep -c -e ' -  --limit-bytes: stage 0 may keep 100, and needs [0-9,]* at least' out)"
     printf '4294967296\n' >giant
     cf compare --chunk-size 512M --k 1 --stages 2 giant
-    same compare/giant "0 1 7" "$code $(grep -c '^1f1b, unsplit .*too large' out) $(grep -c ' pipeline  *[0-9]' out)"
+    same compare/giant "0 2 7" "$code $(grep -Ec '^1f1b, (unsplit|packed) .*too large' out) $(
+        grep -c ' pipeline  *[0-9]' out)"
     : >empty
     succeeds compare/empty compare --chunk-size 2 --stages 3 empty
 }
@@ -726,20 +843,17 @@ test_check() {
         "--schedule zero-bubble --lower --latency 3" \
         "--cost 0.1,1e-3,0 --latency 1e-3 --offload --offload-seconds-per-token 1e-4"; do
         name=check/draw/${drawn#--schedule }
-        unit=--unit-cost
-        case $drawn in *--cost*) unit= ;; esac
         # shellcheck disable=SC2086
         cf plan "$@" $drawn --no-list --width 77 --color always --json d.json --trace wanted.json lengths
         sed '/^input /,$d' out >wanted
         grep -E '^(makespan|bubble) ' out >>wanted
-        # shellcheck disable=SC2086
-        cf check --plan p.json d.json $unit --chart --width 77 --color always --trace got.json
+        # whether its times are seconds or token times is seen from them
+        cf check --plan p.json d.json --chart --width 77 --color always --trace got.json
         same "$name/said" "0 1" "$code $(head -n 1 out | grep -c '^d.json: sound schedule: .* its times hold$')"
         sed 1,2d out >got
         same_files "$name/chart" wanted got
         same_files "$name/trace" wanted.json got.json
-        # shellcheck disable=SC2086
-        cf check --plan p.json d.json $unit --chart --trace -
+        cf check --plan p.json d.json --chart --trace -
         same_files "$name/trace/stdout" wanted.json out
     done
     rm -f got.json
@@ -869,12 +983,15 @@ test_damaged() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 test_help
+test_padded_rows
 test_usage
 test_paper
 test_again
 test_chart
 test_limits
 test_costs
+test_models
+test_times
 test_files
 test_python
 test_compare

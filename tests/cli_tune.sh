@@ -45,6 +45,27 @@ if wanted $name; then
     fi
 fi
 
+# The baseline is the tuner's own answer for chunks as long as the longest sequence, with as little recomputation as
+# fits. Where chunks do not help it is faster, and it says why; where one sequence is too long it does not fit.
+# shellcheck disable=SC2086
+{
+echo "4096 64" >alike
+few="--batches 2 --batch 32 --tp 4 --pp 2"
+name=tune_baseline
+run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-offload
+alone=$(sed -n 's/^time  *\([0-9.]*\) ms.*/\1/p' out)
+run tune alike $seven $few --chunk-sizes 1K --ks 1 --json base.json
+same $name "$alone 1 1" "$(sed -n 's/^baseline .*: \([0-9.]*\) ms an iteration, [0-9.]* GiB; 0[0-9.]* x.*/\1/p' out) $(
+    grep -c 'recompute none, tensor 4, pipeline 2, data 1' out) $(grep -c 'It is faster: ' out)"
+same ${name}_row "base unsplit 1f1b $alone" "$(awk '$1 == "base" { print $1, $2, $4, $7 }' out)"
+same ${name}_json "1 1" "$(grep -c '"baseline": {' base.json) $(grep -c '"fits": true' base.json)"
+run tune alike $seven $few --chunk-sizes 2K --ks 1 --schedules 1f1b --limit 22G # 22.83 GiB without recomputation
+same ${name}_recompute 1 "$(grep -c ' a micro-batch for each sequence, recompute full, tensor 4,' out)"
+echo 262144 | cat alike - >long
+run tune long $seven $few --chunk-sizes 8K --ks 1 --replay local
+same ${name}_too_long 1 "$(grep -c '^baseline .* does not fit: it needs 1[0-9][0-9]\.[0-9]* GiB at least$' out)"
+}
+
 # (8K,4) is the best of the three, and (2K,16) the worst, as in the paper.
 name=tune_paper_trade_off
 if wanted $name; then

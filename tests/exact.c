@@ -40,7 +40,7 @@ static int costs_nothing(const cf_pass_cost *cost) {
 }
 
 static double cost_of(const cf_pass_cost *cost, const cf_chunk *c) {
-    return cost->constant + cost->per_token * (double)c->tokens + cost->per_pair * (double)c->pairs;
+    return cost->constant + cost->per_token * (double)c->padded + cost->per_pair * (double)c->pairs;
 }
 
 /* F, R, B, I, W: from the costs given, as the comment of cf_stage_cost says. */

@@ -202,7 +202,7 @@ int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *s, const cf_
 /* ---- the naive simulator ---- */
 
 static double sum_of(const cf_pass_cost *cost, const cf_chunk *c) {
-    return cost->constant + cost->per_token * (double)c->tokens + cost->per_pair * (double)c->pairs;
+    return cost->constant + cost->per_token * (double)c->padded + cost->per_pair * (double)c->pairs;
 }
 
 static int is_given(const cf_pass_cost *cost) { return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0; }
@@ -213,7 +213,7 @@ double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, i
     double forward, backward, input, weight;
     if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) && !is_given(&s->input) &&
                       !is_given(&s->weight)))
-        return (double)(pass == CF_B ? 2 * c->tokens : c->tokens);
+        return (double)(pass == CF_B ? 2 * c->padded : c->padded);
     forward = sum_of(&s->forward, c);
     input = sum_of(&s->input, c);
     weight = sum_of(&s->weight, c);

@@ -1284,9 +1284,9 @@ static void draw_samples(cf_sample *samples, int64_t n) {
     int64_t i, passes = between(1, 5);
     for (i = 0; i < n; i++) {
         samples[i].pass = (int)between(0, passes - 1);
-        samples[i].tokens = between(1, 8192);
-        samples[i].pairs = samples[i].tokens * between(1, 30000);
-        samples[i].seconds = (double)(samples[i].tokens * 900 + samples[i].pairs / 16 + between(0, 100000)) / 1048576;
+        samples[i].rows = between(1, 8192);
+        samples[i].pairs = samples[i].rows * between(1, 30000);
+        samples[i].seconds = (double)(samples[i].rows * 900 + samples[i].pairs / 16 + between(0, 100000)) / 1048576;
     }
 }
 

@@ -70,13 +70,13 @@ static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc
 }
 
 static double seconds_of(const cf_plan *plan, const cf_timing *timing, const cf_node *n) {
-    double tokens = (double)plan->chunks[n->chunk].tokens, pairs = (double)plan->chunks[n->chunk].pairs, forward, backward;
+    double rows = (double)plan->chunks[n->chunk].padded, pairs = (double)plan->chunks[n->chunk].pairs, forward, backward;
     if (timing == NULL || (timing->all.forward.constant == 0 && timing->all.forward.per_token == 0 &&
                            timing->all.backward.per_pair == 0)) {
-        forward = tokens;
-        backward = 2 * tokens;
+        forward = rows;
+        backward = 2 * rows;
     } else {
-        forward = timing->all.forward.constant + timing->all.forward.per_token * tokens;
+        forward = timing->all.forward.constant + timing->all.forward.per_token * rows;
         backward = timing->all.backward.per_pair > 0 ? timing->all.backward.per_pair * pairs : 2 * forward;
     }
     return n->pass == CF_F || n->pass == CF_R ? forward : n->pass == CF_B ? backward : backward / 2;

@@ -583,8 +583,8 @@ static cf_sample draw_sample(harness_rng *rng, int pass) {
     cf_sample sample;
     int64_t prefix = harness_between(rng, 0, 3) ? harness_between(rng, 0, 1 << 18) : 0;
     sample.pass = pass;
-    sample.tokens = harness_between(rng, 16, 1 << 15);
-    sample.pairs = cf_slice_pairs(prefix, sample.tokens);
+    sample.rows = harness_between(rng, 16, 1 << 15);
+    sample.pairs = cf_slice_pairs(prefix, sample.rows);
     sample.seconds = 0;
     return sample;
 }
@@ -604,7 +604,7 @@ TEST(fits_return_exact_terms) {
         made.per_pair = harness_between(&rng, 0, 3) ? harness_unit(&rng) * 1e-9 : 1e-12;
         for (i = 0; i < 12; i++) {
             samples[i] = draw_sample(&rng, CF_B);
-            samples[i].seconds = cf_cost_seconds(&made, samples[i].tokens, samples[i].pairs);
+            samples[i].seconds = cf_cost_seconds(&made, samples[i].rows, samples[i].pairs);
         }
         if (cf_cost_fit(samples, 12, &cost, fits, &error) != CF_OK) {
             FAIL("%s", error.text);
@@ -612,8 +612,8 @@ TEST(fits_return_exact_terms) {
         }
         for (i = 0; i < 20; i++) {
             cf_sample other = draw_sample(&rng, CF_B);
-            CHECK(near(cf_cost_seconds(&cost.backward, other.tokens, other.pairs),
-                       cf_cost_seconds(&made, other.tokens, other.pairs), 1e-4));
+            CHECK(near(cf_cost_seconds(&cost.backward, other.rows, other.pairs),
+                       cf_cost_seconds(&made, other.rows, other.pairs), 1e-4));
         }
         CHECK(fits[CF_B].mean_absolute < 1e-6 && fabs(fits[CF_B].worst_error) < 1e-5);
         CHECK_INT(fits[CF_B].n_samples, 12);
@@ -636,7 +636,7 @@ static void check_optimum(const cf_sample *samples, int n, int pass, const cf_pa
         long double column[3], r = 1;
         if (samples[i].pass != pass) continue;
         column[0] = 1 / (long double)samples[i].seconds;
-        column[1] = (long double)samples[i].tokens * column[0];
+        column[1] = (long double)samples[i].rows * column[0];
         column[2] = (long double)samples[i].pairs * column[0];
         for (j = 0; j < 3; j++) r -= column[j] * (long double)term[j];
         for (j = 0; j < 3; j++) {
@@ -662,7 +662,7 @@ TEST(fits_are_optimal) {
         int counts[2] = {0, 0};
         for (i = 0; i < 40; i++) {
             samples[i] = draw_sample(&rng, i % 2 ? CF_F : CF_W);
-            samples[i].seconds = (1e-3 + 1e-6 * (double)samples[i].tokens + 1e-11 * (double)samples[i].pairs) *
+            samples[i].seconds = (1e-3 + 1e-6 * (double)samples[i].rows + 1e-11 * (double)samples[i].pairs) *
                                  (0.5 + harness_unit(&rng));
         }
         REQUIRE(cf_cost_fit(samples, 40, &cost, fits, NULL) == CF_OK);
@@ -673,7 +673,7 @@ TEST(fits_are_optimal) {
         CHECK(memcmp(&cost, &again, sizeof cost) == 0);
         for (i = 0; i < 40; i++) {
             int w = samples[i].pass == CF_W;
-            double error = cf_cost_seconds(w ? &cost.weight : &cost.forward, samples[i].tokens, samples[i].pairs) /
+            double error = cf_cost_seconds(w ? &cost.weight : &cost.forward, samples[i].rows, samples[i].pairs) /
                                samples[i].seconds - 1;
             mean[w] += fabs(error);
             worst[w] = fabs(error) > worst[w] ? fabs(error) : worst[w];
@@ -720,8 +720,8 @@ TEST(bad_samples_are_named) {
     samples[1].seconds = NAN;
     check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.seconds", 1);
     memcpy(samples, good, sizeof good);
-    samples[2].tokens = -1;
-    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.tokens", 2);
+    samples[2].rows = -1;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.rows", 2);
     memcpy(samples, good, sizeof good);
     samples[2].pairs = -1;
     check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pairs", 2);
@@ -729,10 +729,10 @@ TEST(bad_samples_are_named) {
     samples[0].seconds = 5e-324; /* its inverse is infinite */
     check_bad_fit(samples, 4, CF_ERROR_OVERFLOW, "samples.seconds", CF_F);
     memcpy(samples, good, sizeof good);
-    for (i = 0; i < 4; i++) samples[i].tokens = 4096; /* one chunk size cannot tell tokens from the constant */
-    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.tokens", CF_F);
+    for (i = 0; i < 4; i++) samples[i].rows = 4096; /* one chunk size cannot tell rows from the constant */
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.rows", CF_F);
     memcpy(samples, good, sizeof good);
-    for (i = 0; i < 4; i++) samples[i].pairs = 7 * samples[i].tokens + 3;
+    for (i = 0; i < 4; i++) samples[i].pairs = 7 * samples[i].rows + 3;
     check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pairs", CF_F);
     for (i = 0; i < 4; i++) samples[i].pairs = 0;
     check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pairs", CF_F);

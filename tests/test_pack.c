@@ -467,11 +467,6 @@ TEST(the_same_input_gives_the_same_plan) {
 
 /* ---- equal-cost slices ---- */
 
-static double cost_of_formula(int64_t begin, int64_t length, void *user) {
-    const cf_pass_cost *cost = (const cf_pass_cost *)user;
-    return cost->constant + cost->per_token * (double)length + cost->per_pair * (double)oracle_pairs(begin, length);
-}
-
 static double cost_of_steps(int64_t begin, int64_t length, void *user) {
     (void)user; /* rounds up to tiles of 3, dearer from token 20 on */
     return (double)oracle_divide_up(length, 3) * (begin + length > 20 ? 2.0 : 1.0);
@@ -487,16 +482,29 @@ static double cost_of_nothing(int64_t begin, int64_t length, void *user) {
     return 0.0;
 }
 
-/* The default weights: all tokens of the batch weigh as much as all its attention pairs. */
-static cf_pass_cost default_weights(const int64_t *lengths, int64_t n) {
+/* What the costs of a batch are said in. */
+typedef struct formula {
+    cf_pass_cost cost;
+    int64_t align;
+} formula;
+
+static double cost_of_formula(int64_t begin, int64_t length, void *user) {
+    const formula *f = (const formula *)user;
+    return f->cost.constant + f->cost.per_token * (double)(oracle_divide_up(length, f->align) * f->align) +
+           f->cost.per_pair * (double)oracle_pairs(begin, length);
+}
+
+/* The default weights: all rows of the batch, padding included, weigh as much as all its attention pairs. */
+static cf_pass_cost default_weights(const int64_t *lengths, int64_t n, int64_t align) {
     cf_pass_cost cost = {0.0, 1.0, 0.0};
-    double tokens = 0.0, pairs = 0.0;
+    double rows = 0.0, pairs = 0.0;
     int64_t i;
+    if (align == 0) align = 1;
     for (i = 0; i < n; i++) {
-        tokens += (double)lengths[i];
+        rows += (double)(oracle_divide_up(lengths[i], align) * align);
         pairs += (double)lengths[i] * ((double)lengths[i] + 1.0) / 2.0;
     }
-    if (pairs > 0.0) cost.per_pair = tokens / pairs;
+    if (pairs > 0.0) cost.per_pair = rows / pairs;
     return cost;
 }
 
@@ -523,15 +531,16 @@ TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
         uint64_t seed = 7000000 + (uint64_t)i;
         harness_rng rng = {seed};
         oracle_cost cost = cost_of_formula;
-        cf_pass_cost weights;
+        formula weights;
         cf_plan *plan;
         int64_t g;
         oracle_draw(&rng, &batch, 6);
         if (batch.desc.chunk_size > 64) continue;
         batch.desc.split = CF_SPLIT_COST;
-        weights = batch.desc.cost;
-        if (weights.constant == 0.0 && weights.per_token == 0.0 && weights.per_pair == 0.0)
-            weights = default_weights(batch.lengths, batch.n);
+        weights.align = batch.desc.align > 0 ? batch.desc.align : 1;
+        weights.cost = batch.desc.cost;
+        if (weights.cost.constant == 0.0 && weights.cost.per_token == 0.0 && weights.cost.per_pair == 0.0)
+            weights.cost = default_weights(batch.lengths, batch.n, batch.desc.align);
         switch (harness_between(&rng, 0, 5)) {
             case 0: cost = cost_of_steps; break;
             case 1: cost = cost_that_ignores_length; break;
@@ -577,7 +586,7 @@ TEST(cost_split_shortens_late_slices) {
 TEST(cost_split_of_a_long_sequence) {
     const int64_t size = 1 << 20, lengths[] = {((int64_t)1 << 32) + 999};
     cf_pack_desc desc = with_chunk_size(size);
-    cf_pass_cost weights = default_weights(lengths, 1);
+    cf_pass_cost weights = default_weights(lengths, 1, 1);
     cf_plan *plan = NULL;
     cf_error error;
     int64_t i;
@@ -617,6 +626,27 @@ TEST(cost_split_of_a_flat_cost_makes_full_slices) {
     }
 }
 
+/* Padding costs what tokens cost. By rows the two ranks can get 300 each, by tokens they would get 200 and 103, which
+   is 200 and 400 rows. */
+TEST(costs_count_padding) {
+    const int64_t lengths[] = {200, 101, 1, 1};
+    cf_pack_desc desc = with_chunk_size(600);
+    cf_plan *plan;
+    cf_plan_stats stats;
+    int64_t i, rows[2] = {0, 0};
+    desc.align = 100;
+    desc.n_ranks = 2;
+    desc.cost.per_token = 1.0;
+    plan = pack(lengths, 4, &desc);
+    REQUIRE(plan != NULL);
+    for (i = 0; i < plan->n_chunks; i++) rows[plan->chunks[i].rank] += plan->chunks[i].padded;
+    CHECK_INT(rows[0], 300);
+    CHECK_INT(rows[1], 300);
+    cf_plan_measure(plan, &desc.cost, &stats);
+    CHECK(stats.chunk_cost_spread == 1.0);
+    cf_plan_free(plan);
+}
+
 TEST(even_split) {
     const int64_t lengths[] = {10, 9, 17};
     cf_pack_desc desc = with_chunk_size(8);
@@ -636,7 +666,7 @@ TEST(even_split) {
 /* ---- ranks ---- */
 
 static double chunk_cost(const cf_plan *plan, int64_t chunk, const cf_pass_cost *weights) {
-    return weights->per_token * (double)plan->chunks[chunk].tokens +
+    return weights->per_token * (double)plan->chunks[chunk].padded +
            weights->per_pair * (double)plan->chunks[chunk].pairs + weights->constant;
 }
 
@@ -667,11 +697,12 @@ static double largest(const double *values, int64_t n) {
     return most;
 }
 
+/* The fewest steps first, then the dearest rank as cheap as these units allow. */
 TEST(ranks_are_balanced_against_every_assignment) {
     static oracle_batch batch;
-    double worst = 1.0, sum = 0.0;
-    int i, judged = 0, exact = 0, fewest = 0;
-    for (i = 0; i < 3000; i++) {
+    double worst = 1.0;
+    int i, judged = 0;
+    for (i = 0; i < 6000; i++) {
         uint64_t seed = 8000000 + (uint64_t)i;
         harness_rng rng = {seed};
         cf_pass_cost weights;
@@ -679,31 +710,27 @@ TEST(ranks_are_balanced_against_every_assignment) {
         double ranks[8], unit_costs[ORACLE_MOST_SEQUENCES], best[2], ratio;
         int64_t unit_chunks[ORACLE_MOST_SEQUENCES], n_units;
         oracle_draw(&rng, &batch, 9);
-        memset(&batch.desc.cost, 0, sizeof batch.desc.cost);
         batch.desc.n_ranks = harness_between(&rng, 2, 4);
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n);
+        weights = batch.desc.cost;
+        if (weights.constant == 0.0 && weights.per_token == 0.0 && weights.per_pair == 0.0)
+            weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         if (n_units >= 2 && n_units <= 9) {
             oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, plan->n_steps, best);
-            CHECK((double)plan->n_steps >= best[0]);
-            CHECK((double)plan->n_steps <= best[0] * 4.0 / 3.0); /* what longest-first promises */
-            fewest += (double)plan->n_steps == best[0];
+            CHECK((double)plan->n_steps == best[0]);
             ratio = largest(ranks, plan->n_ranks) / best[1];
             CHECK(ratio >= 1.0 - 1e-9);
             if (ratio > worst) worst = ratio;
-            sum += ratio;
-            exact += ratio <= 1.0 + 1e-9;
             judged++;
         }
         cf_plan_free(plan);
     }
     REQUIRE(judged > 500);
-    harness_report("dearest rank / best possible: mean %.4f, worst %.4f, exact %d of %d; fewest steps %d", sum / judged,
-                   worst, exact, judged, fewest);
-    CHECK(sum / judged <= 1.01);
+    harness_report("dearest rank / best possible: worst %.9f of %d", worst, judged);
+    CHECK(worst <= 1.0 + 1e-9);
 }
 
 /* A group cannot be cut over ranks and no packing is finer than its units, so: mean + largest unit. */
@@ -726,7 +753,7 @@ TEST(ranks_are_balanced_on_larger_batches) {
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n);
+        weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         for (k = 0; k < plan->n_ranks; k++) mean += ranks[k] / (double)plan->n_ranks;
         dearest = largest(ranks, plan->n_ranks);
@@ -902,11 +929,14 @@ TEST(stats_are_what_a_recount_gives) {
         cf_pass_cost weights;
         int64_t standalone = 0, dependent = 0, hybrid = 0, idle = 0, group = 0, longest = 0, slices = 0, c;
         double pairs = 0.0, dearest = 0.0, total = 0.0, tokens[8] = {0}, rank_pairs[8] = {0};
+        static double rank_sums[8], unit_costs[20 * ORACLE_MOST_SEQUENCES];
+        static int64_t unit_chunks[20 * ORACLE_MOST_SEQUENCES];
+        int64_t n_units;
         oracle_draw(&rng, &batch, 30);
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        weights = default_weights(batch.lengths, batch.n);
+        weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         harness_poison(&stats, sizeof stats);
         cf_plan_measure(plan, NULL, &stats);
         for (c = 0; c < plan->n_chunks; c++) {
@@ -936,7 +966,7 @@ TEST(stats_are_what_a_recount_gives) {
         CHECK_INT(stats.longest_sequence, longest);
         CHECK_INT(stats.most_slices, slices);
         if (plan->n_tokens > 0) {
-            double got[5], wanted[5];
+            double got[7], wanted[7];
             double used = (double)chunks_in_use(plan), ranks = (double)plan->n_ranks;
             double mean_tokens = (double)plan->n_tokens / ranks, mean_pairs = pairs / ranks;
             got[0] = stats.fill, wanted[0] = (double)plan->n_tokens / (used * (double)plan->chunk_size);
@@ -944,10 +974,32 @@ TEST(stats_are_what_a_recount_gives) {
             got[2] = stats.chunk_cost_spread, wanted[2] = dearest / (total / used);
             got[3] = stats.rank_token_spread, wanted[3] = largest(tokens, plan->n_ranks) / mean_tokens;
             got[4] = stats.rank_pair_spread, wanted[4] = largest(rank_pairs, plan->n_ranks) / mean_pairs;
-            CHECK_NEAR(harness_compare(got, 5, wanted, 5, 1e-12, 0.0));
+            n_units = rank_costs(plan, &weights, rank_sums, unit_chunks, unit_costs);
+            got[5] = stats.rank_cost_spread, wanted[5] = largest(rank_sums, plan->n_ranks) * ranks / total;
+            got[6] = stats.unit_cost_spread, wanted[6] = largest(unit_costs, n_units) * ranks / total;
+            CHECK_NEAR(harness_compare(got, 7, wanted, 7, 1e-12, 0.0));
         }
         cf_plan_free(plan);
     }
+}
+
+/* 40 tokens in four chunks and ten of one token on four ranks, by tokens alone: 40 against a mean of 12.5. */
+TEST(stats_of_a_giant_sequence) {
+    const int64_t lengths[] = {40, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const cf_pass_cost cost = {0.0, 1.0, 0.0};
+    cf_pack_desc desc = with_chunk_size(10);
+    cf_plan_stats stats;
+    cf_plan *plan;
+    desc.n_ranks = 4;
+    desc.cost = cost;
+    plan = pack(lengths, 11, &desc);
+    REQUIRE(plan != NULL);
+    cf_plan_measure(plan, &cost, &stats);
+    CHECK_INT(plan->n_steps, 4);
+    CHECK_INT(stats.n_idle, 16 - 4 - 1); /* the ten share a chunk: on more ranks they would save no time */
+    CHECK(stats.rank_cost_spread == 3.2);
+    CHECK(stats.unit_cost_spread == 3.2);
+    cf_plan_free(plan);
 }
 
 TEST(stats_of_an_empty_plan_are_finite) {
@@ -1404,12 +1456,12 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(no_packing_beats_the_optimum_and_the_bound_is_below_it), CASE(best_fit_never_loses_to_first_fit),
       CASE(a_long_tailed_batch_is_near_the_bound), CASE(the_same_input_gives_the_same_plan),
       CASE(cost_split_makes_the_dearest_slice_as_cheap_as_can_be), CASE(cost_split_shortens_late_slices),
-      CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(even_split),
-      CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
+      CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(costs_count_padding),
+      CASE(even_split), CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
       CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank), CASE(ranks_are_balanced_by_the_callers_costs),
       CASE(chunks_are_exchanged_between_ranks), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused),
-      CASE(stats_are_what_a_recount_gives), CASE(stats_of_an_empty_plan_are_finite),
+      CASE(stats_are_what_a_recount_gives), CASE(stats_of_a_giant_sequence), CASE(stats_of_an_empty_plan_are_finite),
       CASE(stats_use_the_costs_they_are_given), CASE(pack_into_needs_what_pack_size_says),
       CASE(pack_into_refuses_bad_memory), CASE(pack_survives_every_failed_allocation), CASE(free_takes_null),
       CASE(bad_options_are_named), CASE(errors_say_what_would_do), CASE(bad_costs_are_named),

@@ -44,6 +44,47 @@ static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int6
 
 /* ---- known answers ---- */
 
+/* 100, 37 and 61 tokens at multiples of 64 are 128 + 64 + 64 rows of one chunk, and 19 are 64 of another. A forward over
+   r rows takes 10 + 2 r and 1 / 16 for each pair, a backward twice as long. */
+TEST(padded_rows_take_time) {
+    const int64_t lengths[] = {100, 37, 61, 19};
+    const double pairs = 5050 + 703 + 1891, large = 10 + 2 * 256 + pairs / 16, small = 10 + 2 * 64 + 190.0 / 16;
+    cf_pack_desc pack;
+    cf_timing timing;
+    cf_simulate_desc simulate;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule;
+    cf_timeline *timeline = NULL;
+    int64_t i;
+    memset(&pack, 0, sizeof pack);
+    memset(&timing, 0, sizeof timing);
+    memset(&simulate, 0, sizeof simulate);
+    pack.chunk_size = 256;
+    pack.align = 64;
+    timing.all.forward.constant = 10;
+    timing.all.forward.per_token = 2;
+    timing.all.forward.per_pair = 1.0 / 16;
+    simulate.timing = &timing;
+    CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
+    REQUIRE(plan != NULL);
+    CHECK_INT(plan->n_chunks, 2);
+    CHECK_INT(plan->chunks[0].padded, 256);
+    CHECK_INT(plan->chunks[1].padded, 64);
+    schedule = schedule_of(plan, CF_SCHEDULE_GPIPE, 1, 1);
+    REQUIRE(schedule != NULL);
+    CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    for (i = 0; i < schedule->n_actions; i++) {
+        double wanted = (schedule->actions[i].chunk == 0 ? large : small) * (schedule->actions[i].pass == CF_B ? 2 : 1);
+        CHECK(timeline->end[i] - timeline->start[i] == wanted);
+    }
+    CHECK(timeline->makespan == 3 * (large + small));
+    CHECK(timeline->bound == timeline->makespan);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
 TEST(the_paper_example_by_numbers) {
     cf_plan *plan = example();
     cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
@@ -493,7 +534,8 @@ TEST(json_carries_the_timeline) {
     cf_plan_free(plan);
 }
 
-SUITE(simulate, CASE(the_paper_example_by_numbers), CASE(transfers_by_hand), CASE(agrees_with_independent_counts),
+SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand),
+      CASE(agrees_with_independent_counts),
       CASE(bounds_hold_against_the_exact_optimum), CASE(broken_schedules_are_named), CASE(deadlocks_are_found),
       CASE(foreign_schedules_are_refused), CASE(into_an_arena_of_the_size_needed), CASE(survives_failing_allocations),
       CASE(json_carries_the_timeline));

@@ -1047,7 +1047,64 @@ TEST(no_memory) {
     CHECK_INT(heap.faults, 0);
 }
 
-SUITE(tune, CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
+/* What cf_schedule_memory reports is the largest of the estimates of all moments, stage by stage. */
+TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
+    const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
+    const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE};
+    int64_t which, stage, i, n;
+    for (which = 0; which < 3; which++) {
+        cf_pack_desc pack;
+        cf_schedule_desc order;
+        cf_memory_desc memory;
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        cf_memory_report reports[2], moment[2];
+        cf_error error;
+        memset(&pack, 0, sizeof pack);
+        memset(&order, 0, sizeof order);
+        memset(&memory, 0, sizeof memory);
+        pack.chunk_size = 2048;
+        order.kind = orders[which];
+        order.n_stages = 2;
+        order.k = 2;
+        order.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        memory.model = cf_model_find("qwen2.5-0.5b");
+        memory.parallel.pp = 2;
+        memory.parallel.n_virtual = which == 1 ? 2 : 1;
+        CHECK_INT(cf_pack(lengths, 7, &pack, &plan, NULL), CF_OK);
+        CHECK_INT(cf_schedule_make(plan, &order, &schedule, NULL), CF_OK);
+        REQUIRE(plan != NULL && schedule != NULL);
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_OK);
+        for (stage = 0; stage < 2; stage++) {
+            cf_memory_load loads[400], all[4];
+            int64_t most = 0, n_virtual = schedule->n_virtual, v;
+            n = schedule->first[stage + 1] - schedule->first[stage];
+            CHECK_INT(cf_schedule_loads(plan, schedule, stage, loads, 400, NULL), CF_OK);
+            for (i = 0; i < n; i++) {
+                memset(all, 0, sizeof all);
+                for (v = 0; v < n_virtual; v++) all[v * 2 + stage] = loads[i * n_virtual + v];
+                CHECK_INT(cf_memory_estimate(&memory, all, 2 * n_virtual, moment, 2, NULL), CF_OK);
+                if (moment[stage].total > most) most = moment[stage].total;
+            }
+            CHECK_INT(reports[stage].total, most);
+        }
+        memory.parallel.pp = 3;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.pp");
+        memory.parallel.pp = 2;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 1, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "n_reports");
+        memory.parallel.n_virtual = 3;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.n_virtual");
+        CHECK_INT(cf_schedule_memory(NULL, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
+SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
+      CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),

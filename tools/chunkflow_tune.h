@@ -16,6 +16,7 @@
    The functions by task
        fit costs to measured passes     cf_cost_fit
        estimate them from numbers       cf_cost_estimate, cf_gpu_find, cf_gpu_at
+       bytes that a schedule needs      cf_schedule_memory
        choose ChunkSize and K           cf_tune, cf_tune_defaults, cf_tune_budget, cf_tuning_free, cf_tune_status_name
 
    What it does not do. It measures nothing, reads no files and prints nothing. It knows dense decoders (cf_model); for
@@ -87,7 +88,7 @@ extern "C" {
 /* One measured pass. */
 typedef struct cf_sample {
     int pass;       /* a cf_pass, CF_F .. CF_W */
-    int64_t tokens; /* padded tokens of the chunk */
+    int64_t rows;   /* tokens of the chunk, padding included: its `padded` */
     int64_t pairs;  /* attention pairs of the chunk */
     double seconds; /* more than 0 */
 } cf_sample;
@@ -108,7 +109,7 @@ typedef struct cf_fit {
 
    fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
    the member and the sample at fault ("samples.seconds"), or "samples" with the pass in error->item where a pass has
-   fewer than three samples (error->got says how many), or "samples.tokens" or "samples.pairs" where these do not vary,
+   fewer than three samples (error->got says how many), or "samples.rows" or "samples.pairs" where these do not vary,
    or vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double.
    */
 CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
@@ -161,8 +162,8 @@ typedef struct cf_cost_desc {
      constant   kernels x launch, collectives x latency, and what a pass reads and writes however few its tokens are
                 (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
                 takes as long as m + m0 rows at full rate, so this is also where small chunks lose
-     per_token  2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel transfers (not overlapped), and
-                the output head
+     per_token  of each row, padding included: 2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel
+                transfers (not overlapped), and the output head
      per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
 
    CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
@@ -174,6 +175,15 @@ typedef struct cf_cost_desc {
    Errors: as cf_model_validate and cf_parallel_validate, or the member. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
+
+/* What a schedule needs at most: the report of each stage at its heaviest pass, by cf_schedule_loads and
+   cf_memory_estimate. Of desc->parallel, pp and n_virtual must be those of the schedule; unfused_attention must be 0.
+
+   reports: (pp), n_reports of them; untouched on failure. Working space comes from `allocator` (NULL: malloc). Errors:
+   CF_ERROR_ARGUMENT with the member, those of the two functions, CF_ERROR_MEMORY. */
+CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
+                                                const cf_schedule *schedule, cf_memory_report *reports,
+                                                int64_t n_reports, const cf_allocator *allocator, cf_error *error);
 
 /* ================================================================================================================
    >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
@@ -430,7 +440,7 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
    each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero.
    ================================================================================================================ */
 
-#define CFT__TERMS 3               /* constant, tokens, pairs */
+#define CFT__TERMS 3               /* constant, rows, pairs */
 #define CFT__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
 
 typedef struct cft__normal {
@@ -440,7 +450,7 @@ typedef struct cft__normal {
 
 static void cft__sample_row(const cf_sample *sample, const double *scale, double *row) {
     row[0] = 1 / sample->seconds / scale[0];
-    row[1] = (double)sample->tokens / sample->seconds / scale[1];
+    row[1] = (double)sample->rows / sample->seconds / scale[1];
     row[2] = (double)sample->pairs / sample->seconds / scale[2];
     row[3] = 1;
 }
@@ -504,7 +514,7 @@ static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, co
     for (s = 0; s < n; s++) {
         double error, absolute;
         if (samples[s].pass != pass) continue;
-        error = cf_cost_seconds(cost, samples[s].tokens, samples[s].pairs) / samples[s].seconds - 1;
+        error = cf_cost_seconds(cost, samples[s].rows, samples[s].pairs) / samples[s].seconds - 1;
         absolute = error < 0 ? -error : error;
         squares += cft__product(error, error);
         fit->n_samples++;
@@ -523,13 +533,13 @@ static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, co
 
 /* The best terms of one pass that has enough samples. */
 static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *best, cf_error *error) {
-    static const char *const fields[CFT__TERMS] = {"samples", "samples.tokens", "samples.pairs"};
+    static const char *const fields[CFT__TERMS] = {"samples", "samples.rows", "samples.pairs"};
     cft__normal normal;
     double least = DBL_MAX, x[CFT__TERMS];
     int set, dependent;
     if (!cft__normal_sums(samples, n, pass, &normal))
         return cf_refuse(error, CF_ERROR_OVERFLOW, "samples.seconds", pass,
-                         "is too small beside the tokens and pairs of this pass");
+                         "is too small beside the rows and pairs of this pass");
     dependent = cft__solve_terms(&normal, 7, x);
     if (dependent < CFT__TERMS)
         return cf_refuse(error, CF_ERROR_ARGUMENT, fields[dependent], pass,
@@ -559,7 +569,7 @@ static cf_result cft__check_samples(const cf_sample *samples, int64_t n, int64_t
     for (s = 0; s < n; s++) {
         const cf_sample *sample = &samples[s];
         CFT__TRY(cft__range(sample->pass, 0, CF_COMPUTE_PASS_COUNT - 1, CF_ERROR_ARGUMENT, "samples.pass", s, error));
-        CFT__TRY(cft__range(sample->tokens, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.tokens", s, error));
+        CFT__TRY(cft__range(sample->rows, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.rows", s, error));
         CFT__TRY(cft__range(sample->pairs, 0, INT64_MAX, CF_ERROR_LIMIT, "samples.pairs", s, error));
         if (!(sample->seconds > 0 && sample->seconds <= DBL_MAX))
             return cf_fail_real(error, CF_ERROR_ARGUMENT, "samples.seconds", s, sample->seconds,
@@ -1326,30 +1336,34 @@ static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     return CF_OK;
 }
 
-/* What a token weighs on one virtual stage. */
-static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
-    cf_memory_desc memory = t->desc.memory;
+/* What a token of a model weighs on one virtual stage. */
+static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__weights *w, cf_error *error) {
     cf_token_bytes bytes;
-    int64_t loose = 100, in_pass;
-    if (t->desc.model == NULL) {
-        const cf_stage_bytes *own = &t->desc.bytes[v];
-        bytes.activations = own->held.per_token_activations;
-        bytes.state = own->held.per_token_state;
-        bytes.state_gradient = own->held.per_token_state_gradient;
-        bytes.boundary = own->held.per_token_boundary;
-        in_pass = own->per_token_pass * 100;
-    } else {
-        memory.parallel = *t->split;
-        CFT__TRY(cf_memory_token_bytes(&memory, v, &bytes, t->error));
-        loose = 100 + cf_memory_defaults(&memory).fragmentation;
-        in_pass = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
-    }
+    int64_t loose;
+    CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
+    loose = 100 + cf_memory_defaults(memory).fragmentation;
     w->of[CFT__ACTIVATIONS] = bytes.activations * loose;
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
     w->of[CFT__INPUT] = bytes.boundary * loose;
-    w->of[CFT__CHUNK] = in_pass;
+    w->of[CFT__CHUNK] = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
     return CF_OK;
+}
+
+/* The same of the model, or of the caller's bytes. */
+static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
+    cf_memory_desc memory = t->desc.memory;
+    if (t->desc.model == NULL) {
+        const cf_stage_bytes *own = &t->desc.bytes[v];
+        w->of[CFT__ACTIVATIONS] = own->held.per_token_activations * 100;
+        w->of[CFT__STATE] = own->held.per_token_state * 100;
+        w->of[CFT__GRADIENT] = own->held.per_token_state_gradient * 100;
+        w->of[CFT__INPUT] = own->held.per_token_boundary * 100;
+        w->of[CFT__CHUNK] = own->per_token_pass * 100;
+        return CF_OK;
+    }
+    memory.parallel = *t->split;
+    return cft__weigh_model(&memory, v, w, t->error);
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -1393,8 +1407,12 @@ static cf_result cft__check_weights(const cft__tuner *t) {
 }
 
 static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
-    return load->live_tokens * w->of[CFT__ACTIVATIONS] + load->state_tokens * w->of[CFT__STATE] +
-           load->state_gradient_tokens * w->of[CFT__GRADIENT] + load->input_tokens * w->of[CFT__INPUT];
+    int64_t sum = 0;
+    cft__add_product(&sum, load->live_tokens, w->of[CFT__ACTIVATIONS]);
+    cft__add_product(&sum, load->state_tokens, w->of[CFT__STATE]);
+    cft__add_product(&sum, load->state_gradient_tokens, w->of[CFT__GRADIENT]);
+    cft__add_product(&sum, load->input_tokens, w->of[CFT__INPUT]);
+    return sum;
 }
 
 /* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
@@ -1487,41 +1505,110 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Finds the heaviest pass of one stage and puts what is held then into t->loads. moments: what is held while each
-   action of the stage's list runs. */
-static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage,
-                               const cf_memory_load *moments) {
+/* Where a schedule's heaviest pass of each stage is looked for. */
+typedef struct cft__scale {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cft__weights *weights; /* (n_stages x n_virtual) */
+    cf_memory_load *loads;       /* (n_stages x n_virtual) what is held during the heaviest pass of each stage */
+    const cf_allocator *allocator;
+    cf_error *error;
+} cft__scale;
+
+/* Puts what is held during the heaviest pass of one stage into scale->loads; own: which pass it is. moments: what is
+   held while each action of the stage's list runs. */
+static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_memory_load *moments,
+                               cft__stage *own) {
+    const cf_schedule *schedule = scale->schedule;
     int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
-    cft__stage *own = &t->stages[stage];
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
-    for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
+    for (j = 0; j < n_virtual; j++) memset(&scale->loads[j * pp + stage], 0, sizeof *scale->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &t->weights[j * pp + stage];
-            weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->of[CFT__CHUNK];
+            const cft__weights *w = &scale->weights[j * pp + stage];
+            cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
+            cft__add_product(&weight, moments[j].chunk_tokens, w->of[CFT__CHUNK]);
         }
         if (weight > most) {
             most = weight;
             own->before = passes;
             own->peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = moments[j];
+            for (j = 0; j < n_virtual; j++) scale->loads[j * pp + stage] = moments[j];
         }
         passes++;
     }
 }
 
-/* schedule: the one at hand, or the same with its transfers. */
-static cf_result cft__find_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage) {
+static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft__stage *own) {
+    const cf_schedule *schedule = scale->schedule;
     int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
     void *moments;
     cf_result result;
-    CFT__TRY(cf_allocate(&t->allocator, (size_t)count * sizeof(cf_memory_load), &moments, t->error));
-    result = cf_schedule_loads(t->plan, schedule, stage, (cf_memory_load *)moments, count, t->error);
-    if (result == CF_OK) cft__note_heaviest(t, schedule, stage, (const cf_memory_load *)moments);
-    t->allocator.release(moments, t->allocator.user);
+    CFT__TRY(cf_allocate(scale->allocator, (size_t)count * sizeof(cf_memory_load), &moments, scale->error));
+    result = cf_schedule_loads(scale->plan, schedule, stage, (cf_memory_load *)moments, count, scale->error);
+    if (result == CF_OK) cft__note_heaviest(scale, stage, (const cf_memory_load *)moments, own);
+    scale->allocator->release(moments, scale->allocator->user);
+    return result;
+}
+
+/* Weights first, then the heaviest pass of each stage, then its report. weights, loads: room for all virtual stages. */
+static cf_result cft__report_schedule(const cf_memory_desc *desc, const cft__scale *scale, cft__weights *weights,
+                                      cf_memory_report *reports) {
+    int64_t n_v = scale->schedule->n_stages * scale->schedule->n_virtual, v, s;
+    for (v = 0; v < n_v; v++) CFT__TRY(cft__weigh_model(desc, v, &weights[v], scale->error));
+    for (s = 0; s < scale->schedule->n_stages; s++) {
+        cft__stage unused;
+        CFT__TRY(cft__find_heaviest(scale, s, &unused));
+    }
+    return cf_memory_estimate(desc, scale->loads, n_v, reports, scale->schedule->n_stages, scale->error);
+}
+
+static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_schedule *schedule, int64_t n_reports,
+                                      cf_error *error) {
+    cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
+    if (desc->unfused_attention != 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, 1, "is not supported here");
+    if (parallel.pp != schedule->n_stages)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.pp", -1, schedule->n_stages, parallel.pp,
+                         "is not that of the schedule");
+    if (parallel.n_virtual != schedule->n_virtual)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.n_virtual", -1, schedule->n_virtual, parallel.n_virtual,
+                         "is not that of the schedule");
+    if (n_reports == parallel.pp) return CF_OK;
+    return cf_fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, parallel.pp, n_reports, "must be one for each stage");
+}
+
+static cft__weights *cft__lay_out_scale(cft__scale *scale, cft__carver *carver) {
+    int64_t n_v = scale->schedule->n_stages * scale->schedule->n_virtual;
+    scale->loads = (cf_memory_load *)cft__take(carver, n_v, sizeof *scale->loads);
+    return (cft__weights *)cft__take(carver, n_v, sizeof(cft__weights));
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
+                                                const cf_schedule *schedule, cf_memory_report *reports,
+                                                int64_t n_reports, const cf_allocator *allocator, cf_error *error) {
+    cf_allocator own;
+    cft__carver carver = {NULL, 0, 0};
+    cft__scale scale = {plan, schedule, NULL, NULL, &own, error};
+    cft__weights *weights;
+    void *memory;
+    cf_result result;
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (plan == NULL) return cf_fail_null(error, "plan");
+    if (schedule == NULL) return cf_fail_null(error, "schedule");
+    if (reports == NULL) return cf_fail_null(error, "reports");
+    CFT__TRY(cft__check_memory_of(desc, schedule, n_reports, error));
+    CFT__TRY(cf_allocator_resolve(allocator, &own, error));
+    (void)cft__lay_out_scale(&scale, &carver);
+    CFT__TRY(cf_allocate(&own, carver.used, &memory, error));
+    carver.base = (unsigned char *)memory;
+    carver.used = 0;
+    scale.weights = weights = cft__lay_out_scale(&scale, &carver);
+    result = cft__report_schedule(desc, &scale, weights, reports);
+    own.release(memory, own.user);
     return result;
 }
 
@@ -1573,6 +1660,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
 static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, int offload) {
     cf_simulate_desc simulate;
     cf_lower_desc lower;
+    cft__scale scale;
     int64_t s;
     memset(&simulate, 0, sizeof simulate);
     simulate.timing = &t->timing;
@@ -1586,7 +1674,13 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, 
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
     if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
-    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(t, offload ? t->lowered : t->schedule, s));
+    scale.plan = t->plan;
+    scale.schedule = offload ? t->lowered : t->schedule;
+    scale.weights = t->weights;
+    scale.loads = t->loads;
+    scale.allocator = &t->allocator;
+    scale.error = t->error;
+    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
     return cft__report_stages(t, "lengths");
 }
 

@@ -289,6 +289,13 @@ static int set_option(const cli_command *command, const cli_option *option, cons
     }
 }
 
+/* The bit of an option that is required: there are far fewer than 64 of these, but may be more options. */
+static uint64_t required_bit(const cli_command *command, int index) {
+    int i, before = 0;
+    for (i = 0; i < index; i++) before += command->options[i].required;
+    return (uint64_t)1 << before;
+}
+
 /* Takes the option at argv[at], and its value. Returns how many arguments that used, or 0 with *code. */
 static int take_option(const cli_command *command, int argc, char **argv, int at, void *options, uint64_t *given,
                        int *code) {
@@ -320,14 +327,14 @@ static int take_option(const cli_command *command, int argc, char **argv, int at
         return 0;
     }
     *code = set_option(command, option, value, options);
-    *given |= (uint64_t)1 << index;
+    if (option->required) *given |= required_bit(command, index);
     return *code == CLI_OK ? used : 0;
 }
 
 static int check_required(const cli_command *command, uint64_t given) {
     int i;
     for (i = 0; command->options[i].name; i++)
-        if (command->options[i].required && !(given >> i & 1))
+        if (command->options[i].required && !(given & required_bit(command, i)))
             return cli_usage(command->name, "%s %s is missing", command->options[i].name, command->options[i].value);
     return CLI_OK;
 }

@@ -12,7 +12,7 @@
 typedef struct check_options {
     const char *plan;
     const char *lengths;
-    pipeline_options limits; /* only those */
+    pipeline_options pipeline; /* limits, and costs for --time */
     int64_t k;
     int64_t rank;
     int64_t replay;
@@ -21,10 +21,10 @@ typedef struct check_options {
     int draw_chart;
     chart_options chart;
     const char *trace;
-    int unit_cost;
+    int time;
 } check_options;
 
-static const check_options defaults = {.limits = PIPELINE_DEFAULTS, .rank = -1};
+static const check_options defaults = {.pipeline = PIPELINE_DEFAULTS, .rank = -1};
 
 static const cli_option options[] = {
     {.name = "--plan", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, plan),
@@ -32,7 +32,7 @@ static const cli_option options[] = {
     {.name = "--lengths", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, lengths),
      .help = "the list that the plan must pack; by default the tokens that\n"
      "the plan itself has of each sequence"},
-    PIPELINE_LIMIT_OPTIONS(check_options, limits),
+    PIPELINE_LIMIT_OPTIONS(check_options, pipeline),
     {.name = "--clock-skew", .value = "S", .kind = CLI_REALS, .offset = offsetof(check_options, skew), .min = 1,
      .max = 1,
      .help = "seconds by which the clocks of two stages may differ, for times\n"
@@ -49,15 +49,16 @@ static const cli_option options[] = {
      .help = "of a schedule in CSV: B is the gradient of the inputs only,\n"
      "BW the whole backward, as old files have it"},
     {.name = "--chart", .kind = CLI_FLAG, .offset = offsetof(check_options, draw_chart),
-     .help = "draw a sound schedule that has times, with makespan and\n"
-     "bubbles, as plan does"},
+     .help = "draw a sound schedule that has times, or gets them from --time,\n"
+     "with makespan and bubbles, as plan does"},
     CHART_OPTIONS(check_options, chart),
     {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, trace),
      .help = "write a trace of it for Perfetto or chrome://tracing. With -\n"
      "nothing else is printed"},
-    {.name = "--unit-cost", .kind = CLI_FLAG, .offset = offsetof(check_options, unit_cost),
-     .help = "for --chart and --trace: its times are token times, as plan\n"
-     "has them without --cost; default: seconds"},
+    {.name = "--time", .kind = CLI_FLAG, .offset = offsetof(check_options, time),
+     .help = "simulate the schedule with the costs that follow, in place of\n"
+     "times that it may have; they are plan's"},
+    PIPELINE_COST_OPTIONS(check_options, pipeline),
     {.name = NULL}};
 
 /* A file that was read, and what is in it. */
@@ -147,30 +148,23 @@ static int check_times(const source *file, const cf_plan *plan, const saved_sche
     return holds ? CLI_OK : breaks(file, why);
 }
 
-/* saved: with its times, NULL: there are none. */
-static int validate_schedule(const check_options *asked, const source *file, const cf_plan *plan,
+/* saved: with its times, NULL: there are none, or they do not count. */
+static int validate_schedule(const check_options *asked, const pipeline *pipe, const source *file, const cf_plan *plan,
                              const cf_schedule *schedule, const saved_schedule *saved) {
-    pipeline_options limits = asked->limits;
-    pipeline pipe;
     cf_validate_desc desc;
     cf_error error;
     cf_result result;
     int64_t *scaled;
-    int code;
+    int code = pipeline_limits(pipe, schedule->n_virtual > 0 ? schedule->n_virtual : 1, &desc, &scaled);
 
-    limits.stages = schedule->n_stages;
-    code = pipeline_open("check", &limits, 0, &pipe);
-    if (code != CLI_OK) return code;
-    code = pipeline_limits(&pipe, schedule->n_virtual > 0 ? schedule->n_virtual : 1, &desc, &scaled);
     if (code == CLI_OK) {
         result = cf_schedule_validate(plan, schedule, &desc, NULL, &error);
         if (result == CF_ERROR_MEMORY) code = cli_failed("%s", error.text);
         else if (result != CF_OK) code = breaks(file, error.text);
     }
     if (code == CLI_OK && saved)
-        code = check_times(file, plan, saved, asked->skew.value[0], pipe.counts_bytes ? &pipe.bytes : NULL);
+        code = check_times(file, plan, saved, asked->skew.value[0], pipe->counts_bytes ? &pipe->bytes : NULL);
     free(scaled);
-    pipeline_close(&pipe);
     return code;
 }
 
@@ -186,36 +180,100 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
 static int wants_drawing(const check_options *asked) { return asked->draw_chart || asked->trace; }
 
 static int nothing_to_draw(const source *file) {
-    return cli_usage("check", "--chart and --trace want a schedule with times in JSON, and %s is none",
-                     cli_input_name(file->path));
+    return cli_usage("check",
+                     "--chart and --trace want a schedule with times in JSON, and %s is none: --time simulates one", cli_input_name(file->path));
 }
 
-static int print_chart(const check_options *asked, const saved_schedule *saved) {
+/* A sound schedule and its times: those of its file or, with a run, simulated ones. */
+typedef struct timed {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cf_timeline *timeline; /* NULL: there are none */
+    const pipeline *pipe;
+    const pipeline_run *run;     /* of --time, or NULL */
+    int unit_cost;
+} timed;
+
+/* Whether every pass takes just as long as its rows say: then a file's times are token times. Measured seconds cannot
+   come that close. */
+static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_timeline *timeline) {
+    int64_t i;
+
+    for (i = 0; i < s->n_actions; i++) {
+        double rows = (double)plan->chunks[s->actions[i].chunk].padded / (double)s->n_virtual;
+        double unit = s->actions[i].pass == CF_B ? 2 * rows : rows, seconds = timeline->end[i] - timeline->start[i];
+        if (s->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue;
+        if (seconds < unit * (1 - 1e-6) || seconds > unit * (1 + 1e-6)) return 0;
+    }
+    return 1;
+}
+
+static int print_chart(const check_options *asked, const timed *t) {
     int code;
 
     putchar('\n');
-    code = chart_draw(saved->schedule, &saved->timeline, &asked->chart);
+    code = chart_draw(t->schedule, t->timeline, &asked->chart);
     putchar('\n');
-    if (code == CLI_OK) pipeline_print_times(&saved->timeline, asked->unit_cost);
     return code;
 }
 
 /* What is said, drawn and written of a sound schedule. The trace's unit is that of plan --trace: a token time, which is
    no time, becomes a microsecond. */
-static int show_schedule(const check_options *asked, const source *file, const cf_plan *plan,
-                         const saved_schedule *saved) {
+static int show_schedule(const check_options *asked, const source *file, const timed *t) {
     cli_output trace;
     int code;
 
     memset(&trace, 0, sizeof trace);
     code = cli_output_open(&trace, asked->trace);
     if (code == CLI_OK && trace.stream)
-        code = trace_write(plan, saved->schedule, &saved->timeline, asked->unit_cost ? 1 : 1e6, &trace);
+        code = trace_write(t->plan, t->schedule, t->timeline, t->unit_cost ? 1 : 1e6, &trace);
     if (code == CLI_OK && trace.stream != stdout) {
-        say_schedule(file, saved->schedule, saved->has_times ? "; its times hold" : "");
-        if (asked->draw_chart) code = print_chart(asked, saved);
+        say_schedule(file, t->schedule, t->timeline && !t->run ? "; its times hold" : "");
+        if (asked->draw_chart) code = print_chart(asked, t);
+        if (t->run) pipeline_print_setting(t->pipe);
+        if (asked->draw_chart || t->run) pipeline_print_times(t->timeline, t->unit_cost);
+        if (t->run) pipeline_print_memory(t->pipe, t->run);
     }
     return cli_outputs_finish(&trace, 1, code);
+}
+
+/* With --time. */
+static int simulate_and_show(const check_options *asked, const source *file, timed *t) {
+    pipeline_run run;
+    cf_error error;
+    int code;
+
+    if (pipeline_run_of(t->pipe, t->plan, t->schedule, &run, &error) != CF_OK) return cli_error(&error, NULL);
+    t->timeline = run.timeline;
+    t->run = &run;
+    t->unit_cost = t->pipe->unit_cost;
+    code = show_schedule(asked, file, t);
+    pipeline_run_free(&run);
+    return code;
+}
+
+/* saved: the schedule as it was read with its times, or NULL. */
+static int check_one(const check_options *asked, const source *file, const cf_plan *plan, const cf_schedule *schedule,
+                     const saved_schedule *saved) {
+    pipeline_options wanted = asked->pipeline;
+    timed t = {plan, schedule, NULL, NULL, NULL, 0};
+    pipeline pipe;
+    int code;
+
+    if (asked->time) saved = NULL;
+    if (wants_drawing(asked) && !asked->time && !(saved && saved->has_times)) return nothing_to_draw(file);
+    wanted.stages = schedule->n_stages;
+    code = pipeline_open("check", &wanted, plan->n_ranks, &pipe);
+    if (code != CLI_OK) return code;
+    t.pipe = &pipe;
+    code = validate_schedule(asked, &pipe, file, plan, schedule, saved);
+    if (code == CLI_OK && saved && saved->has_times) {
+        t.timeline = &saved->timeline;
+        t.unit_cost = wanted.unit_cost || has_unit_costs(plan, schedule, t.timeline);
+    }
+    if (code == CLI_OK) code = asked->time ? simulate_and_show(asked, file, &t) : show_schedule(asked, file, &t);
+    pipeline_close(&pipe);
+    return code;
 }
 
 static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
@@ -226,9 +284,7 @@ static int check_json_schedule(const check_options *asked, const source *file, c
         return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
     code = saved_schedule_read(&file->document, &saved);
     if (code != CLI_OK) return code;
-    if (wants_drawing(asked) && !saved.has_times) code = nothing_to_draw(file);
-    if (code == CLI_OK) code = validate_schedule(asked, file, plan, saved.schedule, &saved);
-    if (code == CLI_OK) code = show_schedule(asked, file, plan, &saved);
+    code = check_one(asked, file, plan, saved.schedule, &saved);
     saved_schedule_free(&saved);
     return code;
 }
@@ -240,7 +296,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     cf_result result;
     int code;
 
-    if (wants_drawing(asked)) return nothing_to_draw(file);
+    if (wants_drawing(asked) && !asked->time) return nothing_to_draw(file);
     memset(&desc, 0, sizeof desc);
     desc.legacy = asked->legacy;
     desc.replay = (cf_replay)asked->replay;
@@ -257,8 +313,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     case CF_ERROR_SCHEDULE: return breaks(file, error.text);
     default: return cli_error(&error, NULL);
     }
-    code = validate_schedule(asked, file, plan, schedule, NULL);
-    if (code == CLI_OK) code = say_schedule(file, schedule, "");
+    code = check_one(asked, file, plan, schedule, NULL);
     cf_schedule_free(schedule);
     return code;
 }
@@ -304,7 +359,7 @@ static int check_plan_file(const check_options *asked, const source *file) {
     int code;
 
     if (asked->plan) return cli_usage("check", "%s is a plan and takes no --plan", cli_input_name(file->path));
-    if (wants_drawing(asked)) return nothing_to_draw(file);
+    if (wants_drawing(asked) || asked->time) return nothing_to_draw(file);
     code = load_plan(file, asked->lengths, &plan);
     if (code != CLI_OK) return code;
     say_plan(file, &plan.plan);
@@ -324,6 +379,10 @@ static int check(const check_options *asked, source *file) {
     return format == SAVED_PLAN ? check_plan_file(asked, file) : check_schedule(asked, file, is_json);
 }
 
+static int names_costs(const pipeline_options *p) {
+    return p->forward.n > 0 || p->costs || p->gpu.name || p->model.model || p->model.config;
+}
+
 static int run(const void *given, char **operands, int n_operands) {
     const check_options *asked = (const check_options *)given;
     source file;
@@ -334,7 +393,9 @@ static int run(const void *given, char **operands, int n_operands) {
     from_stdin += asked->lengths && strcmp(asked->lengths, "-") == 0;
     if ((asked->chart.width > 0 || asked->chart.colour > 0) && !asked->draw_chart)
         return cli_usage("check", "--width and --color need --chart");
-    if (asked->unit_cost && !wants_drawing(asked)) return cli_usage("check", "--unit-cost needs --chart or --trace");
+    if (names_costs(&asked->pipeline) && !asked->time) return cli_usage("check", "costs, models and GPUs need --time");
+    if (asked->pipeline.unit_cost && !asked->time && !wants_drawing(asked))
+        return cli_usage("check", "--unit-cost needs --chart or --trace, or --time");
     if (from_stdin > 1) return cli_usage("check", "only one file can be standard input");
     memset(&file, 0, sizeof file);
     code = open_source(operands[0], &file);
@@ -354,5 +415,8 @@ const cli_command cmd_check = {
     "    chunkflow plan --chunk-size 8K --k 2 --stages 4 --plan-json plan.json --json schedule.json lengths\n"
     "    chunkflow check plan.json --lengths lengths\n"
     "    chunkflow check --plan plan.json schedule.json\n"
-    "    chunkflow check --plan plan.json measured.json --clock-skew 1e-5 --chart --trace trace.json\n",
+    "    chunkflow check --plan plan.json measured.json --clock-skew 1e-5 --chart --trace trace.json\n"
+    "    chunkflow check --plan plan.json edited.csv --time --model qwen2.5-7b --gpu h100-80g --tp 4\n\n"
+    "Times of a file are token times where every pass takes just as long as its rows say, and seconds elsewhere.\n\n"
+    MODELLING_NAMES MODELLING_GPUS,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

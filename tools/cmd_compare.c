@@ -39,15 +39,22 @@ static const cli_option options[] = {
    The rows
    ---------------------------------------------------------------------------------------------------------------- */
 
+/* The forms of the baseline: every sequence is a micro-batch of its own, or they share some as long as the longest. */
+enum { UNSPLIT = 1, PACKED };
+
 typedef struct row {
     pipeline_case what;
-    int unsplit;          /* the baseline: every sequence is a micro-batch of its own */
+    int unsplit;          /* the baseline: UNSPLIT or PACKED, else 0 */
     cf_result result;
     char why[200];        /* where it failed */
     int64_t n_virtual;    /* from here on: where it did not */
     double makespan, bubble_useful, bubble_busy, bound;
     const char *strongest;
     int64_t peak_live, peak_tokens, peak_bytes; /* the most of all stages */
+    cf_recompute recompute; /* with a model, as what follows */
+    int64_t memory, stage;  /* bytes of the fullest GPU */
+    int too_large;          /* 1: more than it has */
+    int replays;
 } row;
 
 typedef struct table {
@@ -56,10 +63,10 @@ typedef struct table {
     packing packed;
     row *rows;
     int64_t n_rows;
-    double best; /* the least makespan; 0: no row has one */
+    double best; /* the least makespan of what fits; 0: no row has one */
 } table;
 
-static void measure(const pipeline_run *run, row *r) {
+static void measure(const table *t, const pipeline_run *run, row *r) {
     const cf_timeline *timeline = run->timeline;
     int64_t i;
 
@@ -74,37 +81,45 @@ static void measure(const pipeline_run *run, row *r) {
         if (timeline->peak_tokens[i] > r->peak_tokens) r->peak_tokens = timeline->peak_tokens[i];
         if (timeline->peak_bytes[i] > r->peak_bytes) r->peak_bytes = timeline->peak_bytes[i];
     }
+    r->replays = timeline->replayed > 0;
+    if (!run->memory) return;
+    r->recompute = r->what.recompute ? r->what.recompute : t->pipe.model.parallel.recompute;
+    r->stage = run->fullest;
+    r->memory = run->memory[run->fullest].total;
+    r->too_large = t->pipe.estimates && r->memory > t->pipe.gpu.memory;
 }
 
-/* Chunks as long as the longest sequence, and one sequence in each. */
-static cf_result pack_unsplit(const table *t, cf_plan **plan, cf_error *error) {
-    cf_pack_desc desc;
-    int64_t i, n = t->packed.list.n_sequences;
-
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 1;
-    desc.max_slices = 1;
-    desc.n_ranks = t->asked->packing.ranks;
-    for (i = 0; i < n; i++)
-        if (t->packed.lengths[i] > desc.chunk_size) desc.chunk_size = t->packed.lengths[i];
-    return cf_pack(t->packed.lengths, n, &desc, plan, error);
-}
-
-static void fill_row(const table *t, row *r) {
-    cf_plan *unsplit = NULL;
+static void fill_case(const table *t, const cf_plan *plan, row *r) {
     pipeline_run run;
     cf_error error;
 
-    if (r->unsplit) r->result = pack_unsplit(t, &unsplit, &error);
-    if (r->result == CF_OK)
-        r->result = pipeline_run_make(&t->pipe, unsplit ? unsplit : t->packed.plan, &r->what, &run, &error);
+    r->result = pipeline_run_make(&t->pipe, plan, &r->what, &run, &error);
     if (r->result == CF_OK) {
-        measure(&run, r);
+        measure(t, &run, r);
         pipeline_run_free(&run);
     } else {
         memcpy(r->why, error.text, sizeof r->why);
     }
-    cf_plan_free(unsplit);
+}
+
+/* The baseline: with a model and a GPU it recomputes no more than it must to fit. */
+static void fill_baseline(const table *t, row *r) {
+    cf_plan *plan = NULL;
+    cf_error error;
+    int64_t level;
+
+    r->result = packing_unsplit(&t->packed, &t->asked->packing, r->unsplit == PACKED, &plan, &error);
+    if (r->result != CF_OK) memcpy(r->why, error.text, sizeof r->why);
+    for (level = CF_RECOMPUTE_NONE; r->result == CF_OK && level < CF_RECOMPUTE_COUNT; level++) {
+        row tried = *r;
+        if (t->pipe.estimates) tried.what.recompute = (cf_recompute)level;
+        fill_case(t, plan, &tried);
+        if (!tried.too_large || level == CF_RECOMPUTE_COUNT - 1) {
+            *r = tried;
+            break;
+        }
+    }
+    cf_plan_free(plan);
 }
 
 /* Every kind, with every K and form of replay; best twice, with whole backwards and with cut ones. */
@@ -113,11 +128,14 @@ static int add_rows(table *t, const int64_t *k, int64_t n_k) {
     int64_t last = t->asked->replay == REPLAY_BOTH ? CF_REPLAY_LOCAL : first;
     int64_t i, replay, kind;
 
-    t->rows = (row *)calloc((size_t)(n_k * 2 * (CF_SCHEDULE_COUNT + 1) + 1), sizeof *t->rows);
+    t->rows = (row *)calloc((size_t)(n_k * 2 * (CF_SCHEDULE_COUNT + 1) + 2), sizeof *t->rows);
     if (!t->rows) return cli_failed("out of memory");
-    t->rows[0].unsplit = 1;
-    t->rows[0].what.kind = CF_SCHEDULE_1F1B;
-    t->n_rows = 1;
+    for (t->n_rows = 0; t->n_rows < 2; t->n_rows++) {
+        row *r = &t->rows[t->n_rows];
+        r->unsplit = t->n_rows == 0 ? UNSPLIT : PACKED;
+        r->what.kind = CF_SCHEDULE_1F1B;
+        r->what.unlimited = 1;
+    }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
             for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_COUNT; kind++) {
@@ -139,8 +157,9 @@ static int fill_table(table *t) {
     free(k);
     for (i = 0; code == CLI_OK && i < t->n_rows; i++) {
         row *r = &t->rows[i];
-        fill_row(t, r);
-        if (r->result == CF_OK && (t->best == 0 || r->makespan < t->best)) t->best = r->makespan;
+        if (r->unsplit) fill_baseline(t, r);
+        else fill_case(t, t->packed.plan, r);
+        if (r->result == CF_OK && !r->too_large && (t->best == 0 || r->makespan < t->best)) t->best = r->makespan;
         if (r->result == CF_ERROR_MEMORY) code = cli_failed("%s", r->why);
     }
     return code;
@@ -155,12 +174,12 @@ static double ratio(double value, double to) {
 }
 
 static const char *row_name(const row *r) {
-    if (r->unsplit) return "1f1b, unsplit";
+    if (r->unsplit) return r->unsplit == PACKED ? "1f1b, packed" : "1f1b, unsplit";
     return r->what.split_backward ? "best, I + W" : cf_schedule_kind_name(r->what.kind);
 }
 
 static void print_row(const table *t, const row *r) {
-    char k[24] = "-", bytes[48] = "";
+    char k[24] = "-", bytes[48] = "", gib[48] = "";
 
     if (!r->unsplit) snprintf(k, sizeof k, "%lld", (long long)r->what.k);
     printf("%-16s %4s %-8s ", row_name(r), k,
@@ -170,27 +189,92 @@ static void print_row(const table *t, const row *r) {
         return;
     }
     if (t->pipe.counts_bytes) snprintf(bytes, sizeof bytes, " %20s", pipeline_share(r->peak_bytes, r->n_virtual));
-    printf("%14s %7.4f %7.2f %7.2f %9s %14s%s %14s %8.2f  %s\n", pipeline_time(r->makespan),
+    if (t->pipe.has_model)
+        snprintf(gib, sizeof gib, " %-9s %7.2f%s", cf_recompute_name(r->recompute), modelling_gib(r->memory),
+                 r->too_large ? "!" : " ");
+    printf("%14s %7.4f %7.2f %7.2f %9s %14s%s%s %14s %8.2f  %s\n", pipeline_time(r->makespan),
            ratio(r->makespan, t->best), 100 * r->bubble_useful, 100 * r->bubble_busy,
-           pipeline_share(r->peak_live, r->n_virtual), pipeline_share(r->peak_tokens, r->n_virtual), bytes,
+           pipeline_share(r->peak_live, r->n_virtual), pipeline_share(r->peak_tokens, r->n_virtual), bytes, gib,
            pipeline_time(r->bound), 100 * (ratio(r->makespan, r->bound) - 1), r->strongest);
+}
+
+/* The shortest row of what fits, of the baseline or of the chunks; NULL if there is none. */
+static const row *shortest(const table *t, int unsplit) {
+    const row *found = NULL;
+    int64_t i;
+
+    for (i = 0; i < t->n_rows; i++) {
+        const row *r = &t->rows[i];
+        if (r->result != CF_OK || r->too_large || (r->unsplit != 0) != unsplit) continue;
+        if (!found || r->makespan < found->makespan) found = r;
+    }
+    return found;
+}
+
+static void print_held(const table *t, const row *r) {
+    printf("%s %s", pipeline_time(r->makespan), pipeline_unit(t->pipe.unit_cost));
+    if (t->pipe.has_model)
+        printf(", %.2f GiB, recompute %s", modelling_gib(r->memory), cf_recompute_name(r->recompute));
+    else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
+}
+
+/* Why no form of the baseline can be had. */
+static void print_no_baseline(const table *t) {
+    const row *r = &t->rows[0];
+
+    if (r->result != CF_OK) printf("baseline          cannot be made: %s\n", r->why);
+    else
+        printf("baseline          does not fit: needs %.2f GiB on stage %lld with full recomputation\n",
+               modelling_gib(r->memory), (long long)r->stage);
+}
+
+/* The baseline against the best row of chunks, in words. */
+static void print_verdict(const table *t) {
+    const row *base = shortest(t, 1), *ours = shortest(t, 0);
+    const cf_plan *plan = t->packed.plan;
+    cf_plan_stats stats;
+
+    putchar('\n');
+    if (!base) {
+        print_no_baseline(t);
+        return;
+    }
+    printf("baseline          %s: ", row_name(base));
+    print_held(t, base);
+    if (!ours) {
+        puts("; no schedule of chunks can be had");
+        return;
+    }
+    printf("\nchunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
+           cf_replay_name(ours->what.replay));
+    print_held(t, ours);
+    printf("; %.4f x the baseline's time\n", ratio(ours->makespan, base->makespan));
+    if (!(base->makespan < ours->makespan)) return;
+    cf_plan_measure(plan, NULL, &stats);
+    printf("                  The baseline is faster:\n                  %s.\n",
+           packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->n_steps, t->pipe.n_stages,
+                               ours->replays));
 }
 
 static void print_table(const table *t) {
     const char *bytes = t->pipe.counts_bytes ? "                bytes" : "";
+    const char *gib = t->pipe.has_model ? " recompute     GiB " : "";
     const cf_plan *plan = t->packed.plan;
     int64_t i;
 
     packing_print_input(&t->packed);
+    pipeline_print_setting(&t->pipe);
     printf("plan              %s chunks of at most %s tokens, %s groups; rank %s of %s, %s stages\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
     printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
-           "                  and tokens on a stage. bound: the strongest lower bound for that row\n\n",
-           t->pipe.unit_cost ? "token times" : "s");
-    printf("%-16s %4s %-8s %14s %7s %7s %7s %9s %14s%s %14s %8s\n", "schedule", "K", "replay", "makespan", "x best",
-           "waste %", "busy %", "kept", "kept tokens", bytes, "bound", "gap %");
+           "                  and tokens on a stage. bound: the strongest lower bound for that row%s\n\n",
+           pipeline_unit(t->pipe.unit_cost),
+           t->pipe.estimates ? ". GiB: of the fullest\n                  GPU; with ! more than it has" : "");
+    printf("%-16s %4s %-8s %14s %7s %7s %7s %9s %14s%s%s %14s %8s\n", "schedule", "K", "replay", "makespan", "x best",
+           "waste %", "busy %", "kept", "kept tokens", bytes, gib, "bound", "gap %");
     for (i = 0; i < t->n_rows && !cli_stdout_failed(); i++) print_row(t, &t->rows[i]);
+    print_verdict(t);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -200,7 +284,8 @@ static void print_table(const table *t) {
 static void write_row(json_writer *w, const table *t, const row *r) {
     json_open(w, NULL, '{');
     json_text_member(w, "schedule", cf_schedule_kind_name(r->what.kind));
-    json_bool_member(w, "unsplit", r->unsplit);
+    json_bool_member(w, "unsplit", r->unsplit != 0);
+    if (r->unsplit) json_bool_member(w, "packed", r->unsplit == PACKED);
     if (!r->unsplit) {
         json_integer_member(w, "k", r->what.k);
         json_text_member(w, "replay", cf_replay_name(r->what.replay));
@@ -217,6 +302,12 @@ static void write_row(json_writer *w, const table *t, const row *r) {
         json_integer_member(w, "peak_live", r->peak_live);
         json_integer_member(w, "peak_tokens", r->peak_tokens);
         json_integer_member(w, "peak_bytes", r->peak_bytes);
+        if (t->pipe.has_model) {
+            json_text_member(w, "recompute", cf_recompute_name(r->recompute));
+            json_integer_member(w, "memory", r->memory);
+            json_integer_member(w, "memory_stage", r->stage);
+            json_bool_member(w, "fits", !r->too_large);
+        }
         json_number_member(w, "bound", r->bound);
         json_text_member(w, "bound_name", r->strongest);
     }
@@ -231,6 +322,8 @@ static void write_json(const table *t, cli_output *to) {
     json_integer_member(&w, "chunk_size", t->packed.plan->chunk_size);
     json_integer_member(&w, "stages", t->pipe.n_stages);
     json_integer_member(&w, "rank", t->pipe.rank);
+    json_text_member(&w, "unit", t->pipe.unit_cost ? "token times" : "seconds");
+    if (t->pipe.has_model) modelling_write(&w, &t->pipe.model);
     json_open(&w, "rows", '[');
     for (i = 0; i < t->n_rows; i++) write_row(&w, t, &t->rows[i]);
     json_close(&w, ']');
@@ -274,6 +367,8 @@ const cli_command cmd_compare = {
     .name = "compare", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
     .summary = "all schedules for one list of lengths, side by side",
     .details =
-    "The first row is the baseline: 1f1b where every sequence is a micro-batch of its own, longest first, not split\n"
-    "and not packed. A schedule that cannot be made says why.\n\n" PIPELINE_HELP CLI_LIST_HELP,
+    "The first rows are the baseline, which splits nothing: 1f1b where every sequence is a micro-batch of its own,\n"
+    "longest first, and 1f1b where they are packed into micro-batches as long as the longest. No limit of chunks\n"
+    "holds for it; with --model and --gpu it recomputes as little as it needs to fit. Where it is faster than all\n"
+    "schedules of chunks, the last line says why. A schedule that cannot be made says why, too.\n\n" PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -106,6 +106,44 @@ static void print_input(packing *packed) {
    What came out
    ---------------------------------------------------------------------------------------------------------------- */
 
+/* alone: its cost against the mean of the ranks, which is 1. The others of the batch cost ranks - alone, and would have
+   to cost alone on each of the other ranks. */
+static void print_long_sequence(const cf_group *group, double ranks, double alone) {
+    int64_t enough = ranks / alone >= 1 ? (int64_t)(ranks / alone) : 1;
+    double others = ranks - alone;
+
+    printf("                  Sequence %s with its %s tokens alone costs %.2f x a rank's mean, and its chunks\n"
+           "                  stay on one rank. What would help: at most %s rank%s, with pipeline stages or tensor\n"
+           "                  parallelism in place of the others; ",
+           cli_commas(group->sequence), cli_commas(group->tokens), alone, cli_commas(enough), enough == 1 ? "" : "s");
+    if (others > ranks * 1e-3) printf("%.1f x as many other sequences;\n", (ranks - 1) * alone / others);
+    else puts("more sequences beside it;");
+    puts("                  or such sequences together in one batch.");
+}
+
+/* How uneven the ranks are, what that costs, why, and what would help. */
+static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
+    double spread = stats->rank_cost_spread, alone = stats->unit_cost_spread, ranks = (double)plan->n_ranks;
+    const cf_group *longest = NULL;
+    int64_t i;
+
+    printf("ranks             %s with %s steps each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
+           cli_commas(plan->n_ranks), cli_commas(plan->n_steps), stats->rank_token_spread, stats->rank_pair_spread);
+    if (plan->n_ranks == 1 || !(spread > 0)) return;
+    printf("dearest rank      %.4f x the mean cost (all rows weigh as much as all pairs); %s of %s steps idle\n", spread,
+           cli_commas(plan->n_idle), cli_commas(plan->n_chunks));
+    if (spread < 1.05) return;
+    printf("                  All ranks wait for it: %.1f %% of their time is lost, and an iteration takes\n"
+           "                  %.2f x as long as with even ranks.\n", 100 * (1 - 1 / spread), spread);
+    for (i = 0; i < plan->n_groups; i++)
+        if (!longest || plan->groups[i].tokens > longest->tokens) longest = &plan->groups[i];
+    if (longest && alone > 0.9 * spread)
+        print_long_sequence(longest, ranks, alone);
+    else
+        puts("                  The chunks are too few or too large to be dealt out evenly. What would help:\n"
+             "                  a smaller ChunkSize, more sequences in a batch, or fewer ranks.");
+}
+
 static void print_plan(const cf_plan *plan) {
     cf_plan_stats stats;
 
@@ -125,8 +163,7 @@ static void print_plan(const cf_plan *plan) {
     printf("slices            %s, at most %s in a chunk\n", cli_commas(plan->n_slices), cli_commas(stats.most_slices));
     printf("attention pairs   %.6g\n", stats.pairs);
     printf("cost of a chunk   at most %.4f x the mean\n", stats.chunk_cost_spread);
-    printf("ranks             %s with %s steps each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
-           cli_commas(plan->n_ranks), cli_commas(plan->n_steps), stats.rank_token_spread, stats.rank_pair_spread);
+    print_ranks(plan, &stats);
 }
 
 /* One slice as SEQUENCE[BEGIN..END), END excluded; a whole sequence as its number alone. */

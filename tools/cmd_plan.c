@@ -165,6 +165,7 @@ static void print_input(const planned *made) {
     const cf_schedule *schedule = made->run.schedule;
 
     packing_print_input(&made->packed);
+    pipeline_print_setting(&made->pipe);
     printf("plan              %s chunks of at most %s tokens, %s groups, %s ranks with %s steps each\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(plan->n_ranks), cli_commas(plan->n_steps));
@@ -214,6 +215,7 @@ static void print_stage(const planned *made, int64_t stage, const cf_run_stats *
            pipeline_share(stats->peak_state_tokens, n_virtual));
     if (made->pipe.counts_bytes)
         printf(" %20s", pipeline_share(made->run.timeline->peak_bytes[stage], n_virtual));
+    if (made->run.memory) printf(" %8.2f", modelling_gib(made->run.memory[stage].total));
     putchar('\n');
 }
 
@@ -226,8 +228,8 @@ static int print_peaks(const planned *made) {
 
     memset(&most, 0, sizeof most);
     if (schedule->n_stages > 1)
-        printf("\n%9s %8s %10s %16s %16s%s\n", "stage", "idle %", "kept", "kept tokens", "state tokens",
-               made->pipe.counts_bytes ? "                bytes" : "");
+        printf("\n%9s %8s %10s %16s %16s%s%s\n", "stage", "idle %", "kept", "kept tokens", "state tokens",
+               made->pipe.counts_bytes ? "                bytes" : "", made->run.memory ? "      GiB" : "");
     for (stage = 0; stage < schedule->n_stages && code == CLI_OK && !cli_stdout_failed(); stage++) {
         code = dry_run(made, schedule, stage, 0, &stats);
         if (code != CLI_OK) return code;
@@ -244,6 +246,7 @@ static int print_peaks(const planned *made) {
     printf("peak state        %s groups, %s tokens\n", pipeline_share(most.peak_states, schedule->n_virtual),
            pipeline_share(most.peak_state_tokens, schedule->n_virtual));
     if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(bytes, schedule->n_virtual));
+    pipeline_print_memory(&made->pipe, &made->run);
     return code;
 }
 
@@ -268,19 +271,22 @@ static int print_all(const planned *made) {
 
 static cf_result write_dot(const planned *made, cli_output *to, cf_error *error) {
     const cf_schedule *schedule = made->run.schedule;
-    cf_timing timing = pipeline_timing(&made->pipe, schedule->n_virtual);
+    pipeline_costs costs;
     cf_graph_desc desc;
     cf_graph *graph = NULL;
     cf_result result;
     int64_t i;
 
+    result = pipeline_costs_make(&made->pipe, schedule->n_virtual, made->packed.plan->chunk_size, CF_RECOMPUTE_DEFAULT,
+                                 &costs, error);
+    if (result != CF_OK) return result;
     memset(&desc, 0, sizeof desc);
     desc.n_stages = schedule->n_stages;
     desc.n_virtual = schedule->n_virtual;
     desc.k = schedule->k;
     desc.replay = schedule->replay;
     desc.rank = schedule->rank;
-    desc.timing = &timing;
+    desc.timing = &costs.timing;
     for (i = 0; i < schedule->n_actions; i++) desc.split |= schedule->actions[i].pass == CF_W;
     result = cf_graph_make(made->packed.plan, &desc, &graph, error);
     if (result == CF_OK) result = graph_dot_write(graph, made->asked->max_nodes, NULL, cli_write, to, error);
@@ -288,6 +294,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
         snprintf(error->text, sizeof error->text, "--dot: got %lld passes, wanted at most %lld: raise --max-nodes",
                  (long long)error->got, (long long)error->wanted);
     cf_graph_free(graph);
+    pipeline_costs_free(&costs);
     return result;
 }
 

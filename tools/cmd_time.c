@@ -101,7 +101,7 @@ static int parse_sample(const char *line, cf_sample *out) {
 
     if ((out->pass = parse_pass(word, n)) < 0) return 0;
     word = next_word(word + n, &n);
-    if (!cli_parse_number(word, n, &out->tokens)) return 0;
+    if (!cli_parse_number(word, n, &out->rows)) return 0;
     word = next_word(word + n, &n);
     if (!cli_parse_number(word, n, &out->pairs)) return 0;
     word = next_word(word + n, &n);
@@ -121,7 +121,7 @@ static int take_line(const char *path, int64_t number, char *line, sample_list *
     (void)next_word(line, &first);
     if (first == 0) return CLI_OK;
     if (!parse_sample(line, &sample))
-        return cli_at_line(path, number, "wanted PASS TOKENS PAIRS SECONDS, PASS one of F R B I W");
+        return cli_at_line(path, number, "wanted PASS ROWS PAIRS SECONDS, PASS one of F R B I W");
     return add_sample(list, &sample, number);
 }
 
@@ -151,7 +151,7 @@ static double median_error(const sample_list *list, int pass, const cf_pass_cost
     if (!errors) return -1;
     for (i = 0; i < list->n; i++) {
         const cf_sample *s = &list->samples[i];
-        double error = cf_cost_seconds(cost, s->tokens, s->pairs) / s->seconds - 1;
+        double error = cf_cost_seconds(cost, s->rows, s->pairs) / s->seconds - 1;
         if (s->pass == pass) errors[n++] = error < 0 ? -error : error;
     }
     qsort(errors, n, sizeof *errors, compare_doubles);
@@ -164,7 +164,7 @@ static void print_fit(const sample_list *list, const cf_stage_cost *cost, const 
     int pass;
 
     printf("samples           %s\n\n", cli_commas(list->n));
-    printf("%-5s %8s %13s %13s %13s  %9s %9s %9s %9s  %s\n", "pass", "samples", "constant s", "s a token", "s a pair",
+    printf("%-5s %8s %13s %13s %13s  %9s %9s %9s %9s  %s\n", "pass", "samples", "constant s", "s a row", "s a pair",
            "mean", "absolute", "median", "worst", "in line");
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
         const cf_pass_cost *c = cost_of(cost, pass);
@@ -249,11 +249,11 @@ static void print_estimate(const time_options *asked, const modelling *m, const 
 
     modelling_print(m);
     printf("GPU               %s\n\n", gpu->name);
-    printf("stage  pass  constant ms    us a token      ns a pair    chunk ms, first%s\n",
+    printf("stage  pass  constant ms    us a row        ns a pair    chunk ms, first%s\n",
            asked->context > asked->chunk_size ? " and last" : "");
     for (s = 0; s < n; s++)
         if (n <= 4 || s == 0 || s == 1 || s == n - 1) print_stage(s, &timing->stages[s], asked);
-    printf("\nstage to stage    %.1f us and %.5f us a token\n", 1e6 * timing->latency, 1e6 * timing->seconds_per_token);
+    printf("\nstage to stage    %.1f us and %.5f us a row\n", 1e6 * timing->latency, 1e6 * timing->seconds_per_token);
     printf("state to host     %.5f us a token\n", 1e6 * timing->offload_seconds_per_token);
     printf("once a step       %.3f ms: gradient exchange and optimizer\n", 1e3 * step);
 }
@@ -336,8 +336,8 @@ const cli_command cmd_time = {
     .summary = "say how long the passes of a chunk take",
     .details =
     "samples\n"
-    "  a line for each measured pass: PASS TOKENS PAIRS SECONDS, where PASS is F, R, B, I or W and PAIRS counts the\n"
-    "  attention pairs, prefix included. '#' starts a comment. Each pass needs three samples at least, with sizes and\n"
-    "  prefixes that differ.\n"
+    "  a line for each measured pass: PASS ROWS PAIRS SECONDS, where PASS is F, R, B, I or W, ROWS counts the\n"
+    "  tokens of the chunk, padding included, and PAIRS its attention pairs, prefix included. '#' starts a comment.\n"
+    "  Each pass needs three samples at least, with sizes and prefixes that differ.\n"
     "\n" MODELLING_NAMES MODELLING_GPUS,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -4,6 +4,7 @@
 
 #include "draw.h"
 #include "modelling.h"
+#include "packing.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -248,6 +249,93 @@ static void clear_progress(const progress_bar *bar) {
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
+   The baseline: 1f1b that splits no sequence, on the same batches, GPUs and memory
+   ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct tune_baseline {
+    cf_tune_candidate best; /* the fastest that fits; best.status is CF_TUNE_OK if there is one */
+    cf_parallel split;
+    int packed;             /* micro-batches as long as the longest sequence; else a sequence each */
+    int64_t least;          /* where none fits: bytes that the thriftiest needs; 0: it cannot be made */
+    char why[200];          /* where it cannot be made */
+} tune_baseline;
+
+static int stop_if_interrupted(void *user, const cf_tune_progress *progress) {
+    (void)user;
+    (void)progress;
+    return interrupted;
+}
+
+static int64_t longest_of(const tune_job *job) {
+    int64_t longest = 1, i;
+
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > longest) longest = job->lengths[i];
+    return longest;
+}
+
+static void note_least(tune_baseline *base, int64_t bytes) {
+    if (bytes > 0 && (base->least == 0 || bytes < base->least)) base->least = bytes;
+}
+
+static void note_baseline(const cf_tuning *tuning, int packed, tune_baseline *base) {
+    const cf_tune_candidate *c;
+
+    if (tuning->winner < 0) {
+        note_least(base, tuning->smallest_limit);
+        return;
+    }
+    c = &tuning->candidates[tuning->winner];
+    if (base->best.status == CF_TUNE_OK && !(c->seconds < base->best.seconds)) return;
+    base->best = *c;
+    base->split = tuning->splits[c->split];
+    base->packed = packed;
+}
+
+/* One form of it with one level of recomputation. */
+static void try_baseline(const tune_job *job, int64_t chunk_size, int packed, cf_recompute level, tune_baseline *base) {
+    static const int64_t k = 1;
+    static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
+    static const cf_replay replay = CF_REPLAY_PIPELINE;
+    cf_tune_desc desc = job->desc;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    cf_result result;
+
+    if (desc.parallel.n_virtual > 1) desc.parallel.layers = NULL;
+    desc.parallel.n_virtual = 1;
+    desc.parallel.recompute = level;
+    desc.pack.max_slices = packed ? 0 : 1;
+    desc.chunk_sizes = &chunk_size;
+    desc.ks = &k;
+    desc.kinds = &kind;
+    desc.replays = &replay;
+    desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
+    desc.no_offload = 1;
+    desc.split_backward = 0;
+    desc.progress = stop_if_interrupted;
+    result = cf_tune(job->lengths, job->n, &desc, &tuning, &error);
+    if (result == CF_OK) note_baseline(tuning, packed, base);
+    else if (result == CF_ERROR_LIMIT && strcmp(error.field, "limit_bytes") == 0) note_least(base, error.wanted);
+    else memcpy(base->why, error.text, sizeof base->why);
+    cf_tuning_free(tuning);
+}
+
+/* The fastest form that fits, which recomputes no more than it must. */
+static tune_baseline find_baseline(const tune_job *job) {
+    int64_t align = job->asked->align > 0 ? job->asked->align : 1;
+    int64_t chunk_size = (longest_of(job) + align - 1) / align * align;
+    tune_baseline base;
+    int level, packed;
+
+    memset(&base, 0, sizeof base);
+    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
+        for (packed = 0; packed < 2 && !interrupted; packed++)
+            try_baseline(job, chunk_size, packed, (cf_recompute)level, &base);
+    return base;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
@@ -317,6 +405,28 @@ static void print_winner(const cf_tuning *tuning) {
 #undef PRINT_TERM
 }
 
+/* The baseline in words, beside the winner if there is one. */
+static void print_baseline(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+    const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
+
+    printf("\nbaseline          1f1b that splits no sequence");
+    if (base->best.status != CF_TUNE_OK) {
+        if (base->least > 0) printf(" does not fit: it needs %.2f GiB at least\n", modelling_gib(base->least));
+        else printf(" cannot be timed%s%s\n", base->why[0] ? ": " : "", base->why);
+        return;
+    }
+    printf(": %.1f ms an iteration, %.2f GiB", 1e3 * base->best.seconds, modelling_gib(base->best.bytes));
+    if (c) printf("; %.4f x as long as the best", base->best.seconds / c->seconds);
+    printf("\n                  %s, recompute %s, tensor %s, pipeline %s, data %s\n",
+           base->packed ? "micro-batches packed to the longest sequence" : "a micro-batch for each sequence",
+           cf_recompute_name(base->split.recompute), cli_commas(base->split.tp), cli_commas(base->split.pp),
+           cli_commas(base->split.dp));
+    if (c && base->best.seconds < c->seconds)
+        printf("                  It is faster: %s.\n",
+               packing_why_unsplit(longest_of(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
+                                   longest_of(job) > c->chunk_size * c->k));
+}
+
 static void print_columns(int splits) {
     printf("%4s%s %10s %4s %-12s %-9s %-7s %11s %9s %10s %9s %8s %8s\n", "", splits ? "  split        " : "",
            "ChunkSize", "K", "schedule", "replay", "offload", "ms", "+-", "behind %", "+-", "waste %", "GiB");
@@ -343,7 +453,22 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
-static void print_ranking(const tune_job *job, const cf_tuning *tuning) {
+static void print_baseline_row(const cf_tuning *tuning, const tune_baseline *base, int splits) {
+    const cf_tune_candidate *c = &base->best;
+    double winner = tuning->candidates[tuning->winner].seconds;
+    char text[CLI_SCRATCH_BYTES];
+
+    if (c->status != CF_TUNE_OK) return;
+    snprintf(text, sizeof text, "%lld x %lld x %lld", (long long)base->split.tp, (long long)base->split.pp,
+             (long long)base->split.dp);
+    printf("base");
+    if (splits) printf("  %-13s", text);
+    printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9s %8.1f %8.2f\n", base->packed ? "packed" : "unsplit", "-",
+           cf_schedule_kind_name(c->kind), "-", "no", 1e3 * c->seconds, 1e3 * c->confidence,
+           100 * (c->seconds - winner) / winner, "", 100 * c->bubble, modelling_gib(c->bytes));
+}
+
+static void print_ranking(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
     int64_t i, shown = 0, same = 0;
 
     puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, replays)");
@@ -352,6 +477,7 @@ static void print_ranking(const tune_job *job, const cf_tuning *tuning) {
         if (repeats_earlier(tuning, i)) same++;
         else print_row(tuning, ++shown, &tuning->candidates[tuning->ranking[i]], tuning->n_splits > 1);
     }
+    print_baseline_row(tuning, base, tuning->n_splits > 1);
     if (same > 0) printf("      %s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
 }
 
@@ -453,11 +579,12 @@ static void print_infeasible(const cf_tuning *tuning) {
     if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
 }
 
-static void print_tuning(const tune_job *job, const cf_tuning *tuning) {
+static void print_tuning(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
         print_winner(tuning);
-        print_ranking(job, tuning);
+        print_baseline(job, tuning, base);
+        print_ranking(job, tuning, base);
         print_neighbours(tuning);
     } else if (tuning->interrupted) {
         puts("best              nothing was known yet");
@@ -465,6 +592,7 @@ static void print_tuning(const tune_job *job, const cf_tuning *tuning) {
         printf(
             "best              nothing fits into %.2f GiB; the least that any of these needs is %.2f GiB (%s bytes)\n",
             modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
+        print_baseline(job, tuning, base);
     }
     if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
     print_infeasible(tuning);
@@ -524,7 +652,26 @@ static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64
     json_close(w, ']');
 }
 
-static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning) {
+static void write_baseline(json_writer *w, const tune_baseline *base) {
+    json_open(w, "baseline", '{');
+    json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
+    if (base->best.status != CF_TUNE_OK) {
+        json_integer_member(w, "bytes", base->least);
+        if (base->why[0]) json_text_member(w, "why", base->why);
+    } else {
+        json_bool_member(w, "packed", base->packed);
+        json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
+        modelling_write_split(w, &base->split);
+        json_number_member(w, "seconds", base->best.seconds);
+        json_number_member(w, "confidence", base->best.confidence);
+        json_number_member(w, "bubble_useful", base->best.bubble);
+        json_integer_member(w, "bytes", base->best.bytes);
+        json_integer_member(w, "stage", base->best.stage);
+    }
+    json_close(w, '}');
+}
+
+static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
     json_writer w;
     int64_t i;
 
@@ -543,6 +690,7 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
     write_ids(&w, "ranking", tuning->ranking, tuning->n_ranked);
     write_ids(&w, "neighbours", tuning->neighbours, tuning->n_neighbours);
     write_ids(&w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
+    write_baseline(&w, base);
     json_open(&w, "splits", '[');
     for (i = 0; i < tuning->n_splits; i++) {
         json_open(&w, NULL, '{');
@@ -640,7 +788,7 @@ static int print_trade_off(void) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 /* Searches; the outcome is due to cf_tuning_free. */
-static int search(tune_job *job, cf_tuning **out) {
+static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
     progress_bar bar = {0, 0};
     cf_error error;
     cf_result result;
@@ -650,16 +798,17 @@ static int search(tune_job *job, cf_tuning **out) {
     signal(SIGINT, note_interrupt);
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
     clear_progress(&bar);
+    if (result == CF_OK) *base = find_baseline(job);
     signal(SIGINT, SIG_DFL);
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
-static int report(const tune_job *job, const cf_tuning *tuning) {
+static int report(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
     cli_output json = {0};
     int code = cli_output_open(&json, job->asked->json);
 
-    if (code == CLI_OK && json.stream) write_tuning(&json, job, tuning);
-    if (code == CLI_OK && json.stream != stdout) print_tuning(job, tuning);
+    if (code == CLI_OK && json.stream) write_tuning(&json, job, tuning, base);
+    if (code == CLI_OK && json.stream != stdout) print_tuning(job, tuning, base);
     code = cli_outputs_finish(&json, 1, code);
     if (code != CLI_OK) return code;
     if (tuning->interrupted) return CLI_INTERRUPTED;
@@ -669,6 +818,7 @@ static int report(const tune_job *job, const cf_tuning *tuning) {
 static int run(const void *given, char **operands, int n_operands) {
     const tune_options *asked = (const tune_options *)given;
     cf_tuning *tuning = NULL;
+    tune_baseline base;
     tune_job job;
     int code;
 
@@ -682,8 +832,8 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code != CLI_OK) return code;
     code = fill_desc(&job);
     if (code == CLI_OK) code = read_lengths(&job, operands[0]);
-    if (code == CLI_OK) code = search(&job, &tuning);
-    if (code == CLI_OK) code = report(&job, tuning);
+    if (code == CLI_OK) code = search(&job, &tuning, &base);
+    if (code == CLI_OK) code = report(&job, tuning, &base);
     cf_tuning_free(tuning);
     free_job(&job);
     return code;
@@ -696,6 +846,7 @@ const cli_command cmd_tune = {
     "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound\n"
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
     "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
-    "code 1 where nothing fits, 2 where the options are wrong.\n"
+    "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
+    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -19,8 +19,9 @@ typedef struct modelling_options {
     const char *stage_layers;
 } modelling_options;
 
-/* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. */
-#define MODELLING_OPTIONS(type, member)                                                                            \
+/* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. First what
+   describes a model, then how it is split, but for the stages and ranks, which a command with a plan has options for. */
+#define MODELLING_MODEL_OPTIONS(type, member)                                                                      \
     {.name = "--model", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.model),                 \
      .help = "one of the models below"},                                                                           \
     {.name = "--config", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(type, member.config),               \
@@ -48,15 +49,11 @@ typedef struct modelling_options {
     {.name = "--qk-norm", .kind = CLI_FLAG, .offset = offsetof(type, member.qk_norm),                              \
      .help = "norms over the heads of Q and K"},                                                                   \
     {.name = "--no-gate", .kind = CLI_FLAG, .offset = offsetof(type, member.no_gate),                              \
-     .help = "two MLP matrices, not three"},                                                                       \
+     .help = "two MLP matrices, not three"}
+
+#define MODELLING_SPLIT_OPTIONS(type, member)                                                                      \
     {.name = "--tp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1,              \
      .max = CF_MAX_RANKS, .help = "tensor parallel; default 1"},                                                   \
-    {.name = "--pp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.pp), .min = 1,              \
-     .max = CF_MAX_LAYERS, .help = "pipeline stages; default 1"},                                                  \
-    {.name = "--virtual", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.n_virtual), .min = 1,  \
-     .max = CF_MAX_LAYERS, .help = "virtual stages of each stage; default 1"},                                     \
-    {.name = "--dp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,              \
-     .max = CF_MAX_RANKS, .help = "data-parallel ranks; default 1"},                                               \
     {.name = "--zero", .value = "LEVEL", .kind = CLI_NUMBER, .offset = offsetof(type, member.zero), .max = 3,      \
      .help = "what data-parallel ranks divide: 1 optimizer states (the\n"                                          \
      "distributed optimizer), 2 gradients too, 3 parameters too;\n"                                                \
@@ -69,6 +66,16 @@ typedef struct modelling_options {
      "of attention, or whole layers"},                                                                             \
     {.name = "--stage-layers", .value = "N,N,...", .kind = CLI_TEXT,                                               \
      .offset = offsetof(type, member.stage_layers), .help = "layers of each (virtual) stage; default even"}
+
+#define MODELLING_OPTIONS(type, member)                                                                            \
+    MODELLING_MODEL_OPTIONS(type, member),                                                                         \
+    {.name = "--pp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.pp), .min = 1,              \
+     .max = CF_MAX_LAYERS, .help = "pipeline stages; default 1"},                                                  \
+    {.name = "--virtual", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.n_virtual), .min = 1,  \
+     .max = CF_MAX_LAYERS, .help = "virtual stages of each stage; default 1"},                                     \
+    {.name = "--dp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,              \
+     .max = CF_MAX_RANKS, .help = "data-parallel ranks; default 1"},                                               \
+    MODELLING_SPLIT_OPTIONS(type, member)
 
 /* A model and its split, checked. */
 typedef struct modelling {

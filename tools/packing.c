@@ -52,3 +52,37 @@ const char *packing_chunk_kind(const cf_chunk *chunk) {
     if (chunk->group < 0) return "standalone";
     return chunk->n_slices > 1 ? "hybrid" : "dependent";
 }
+
+cf_result packing_unsplit(const packing *p, const packing_options *asked, int packed, cf_plan **plan, cf_error *error) {
+    cf_pack_desc desc;
+    int64_t i, n = p->list.n_sequences, align = asked->align > 0 ? asked->align : 1;
+
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 1;
+    desc.align = align;
+    desc.max_slices = packed ? asked->max_slices : 1;
+    desc.n_ranks = asked->ranks;
+    for (i = 0; i < n; i++)
+        if (p->lengths[i] > desc.chunk_size) desc.chunk_size = p->lengths[i];
+    if (desc.chunk_size % align != 0 && desc.chunk_size < INT64_MAX - align)
+        desc.chunk_size += align - desc.chunk_size % align;
+    return cf_pack(p->lengths, n, &desc, plan, error);
+}
+
+const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays) {
+    int few = n_stages > 1 && chunks < 2 * (double)n_stages;
+
+    if (longest <= chunk_size && few)
+        return "no sequence is longer than a chunk, so nothing is split, and the chunks are too few to fill the\n"
+               "                  stages: try a smaller ChunkSize";
+    if (longest <= chunk_size)
+        return "no sequence is longer than a chunk, so nothing is split: chunks only change how sequences share\n"
+               "                  a pass";
+    if (few)
+        return "ChunkSize is too large for the batch: so few chunks leave stages idle while the pipeline fills\n"
+               "                  and drains; try a smaller one";
+    if (replays)
+        return "dropped chunks run forward twice; a larger K or ChunkSize drops fewer and keeps more";
+    return "every chunk costs a constant, and those of a long sequence wait for each other; a larger ChunkSize\n"
+           "                  has fewer of them";
+}

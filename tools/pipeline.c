@@ -1,6 +1,7 @@
 /* pipeline.c - from a plan to a simulated schedule. */
 
 #include "pipeline.h"
+#include "json_read.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,7 @@ static int take_timing(const char *command, const pipeline_options *asked, pipel
             return cli_usage(command, "%s and --unit-cost exclude each other", costs[i].option);
         code = take_cost(command, costs[i].option, costs[i].given, costs[i].out);
     }
-    p->unit_cost = asked->forward.n == 0;
+    p->unit_cost = asked->forward.n == 0 && !asked->gpu.name && !asked->costs;
     p->timing.latency = asked->latency.value[0];
     p->timing.seconds_per_token = asked->seconds_per_token.value[0];
     p->timing.offload_seconds_per_token = asked->offload_seconds_per_token.value[0];
@@ -87,28 +88,163 @@ static int take_limits(const char *command, const pipeline_options *asked, pipel
     return code;
 }
 
-int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out) {
-    pipeline fresh;
+/* ---- costs from a file ---- */
+
+/* What time --json writes of a pass, of a stage and beside the stages. */
+static const json_field cost_fields[] = {
+    {.name = "constant", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, constant)},
+    {.name = "per_token", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, per_token)},
+    {.name = "per_pair", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, per_pair)},
+    {.name = NULL}};
+
+typedef struct file_stage {
+    uint32_t passes[CF_COMPUTE_PASS_COUNT];
+} file_stage;
+
+static const json_field stage_fields[] = {
+    {.name = "F", .type = JSON_OBJECT_OF, .offset = offsetof(file_stage, passes[CF_F])},
+    {.name = "R", .type = JSON_OBJECT_OF, .offset = offsetof(file_stage, passes[CF_R]), .optional = 1},
+    {.name = "B", .type = JSON_OBJECT_OF, .offset = offsetof(file_stage, passes[CF_B]), .optional = 1},
+    {.name = "I", .type = JSON_OBJECT_OF, .offset = offsetof(file_stage, passes[CF_I]), .optional = 1},
+    {.name = "W", .type = JSON_OBJECT_OF, .offset = offsetof(file_stage, passes[CF_W]), .optional = 1},
+    {.name = NULL}};
+
+typedef struct file_costs {
+    uint32_t format, stages;
+    double latency, seconds_per_token, offload_seconds_per_token;
+} file_costs;
+
+static const json_field file_fields[] = {
+    {.name = "format", .type = JSON_TEXT_OF, .offset = offsetof(file_costs, format)},
+    {.name = "stages", .type = JSON_ARRAY_OF, .offset = offsetof(file_costs, stages), .optional = 1},
+    {.name = "latency", .type = JSON_REAL, .offset = offsetof(file_costs, latency), .optional = 1},
+    {.name = "seconds_per_token", .type = JSON_REAL, .offset = offsetof(file_costs, seconds_per_token), .optional = 1},
+    {.name = "offload_seconds_per_token", .type = JSON_REAL,
+     .offset = offsetof(file_costs, offload_seconds_per_token), .optional = 1},
+    {.name = NULL}};
+
+static int read_stage(const json_document *document, uint32_t node, cf_stage_cost *out) {
+    cf_pass_cost *const passes[CF_COMPUTE_PASS_COUNT] = {&out->forward, &out->replay, &out->backward, &out->input,
+                                                         &out->weight};
+    file_stage stage;
+    uint64_t seen;
+    int pass, code = json_read_object(document, node, stage_fields, &stage, &seen);
+
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT && code == CLI_OK; pass++) {
+        if (!(seen >> pass & 1)) continue;
+        code = json_read_object(document, stage.passes[pass], cost_fields, passes[pass], NULL);
+        if (code == CLI_OK &&
+            !(passes[pass]->constant >= 0 && passes[pass]->per_token >= 0 && passes[pass]->per_pair >= 0))
+            code = json_wrong(document, stage.passes[pass], "%s: a cost is negative", cf_pass_name((cf_pass)pass));
+    }
+    return code;
+}
+
+/* One stage for all (a fit), or as many as there are. */
+static int read_stages(const json_document *document, const file_costs *file, pipeline *p) {
+    char format[32];
+    uint32_t node;
+    int64_t n, s;
+    int code = CLI_OK;
+
+    json_copy_text(document, file->format, format, sizeof format);
+    if (strcmp(format, "chunkflow-fit") == 0) return read_stage(document, 0, &p->timing.all);
+    if (strcmp(format, "chunkflow-time") != 0 || file->stages == 0)
+        return json_wrong(document, file->format, "format: wanted chunkflow-time or chunkflow-fit");
+    n = json_count(document, file->stages);
+    if (n != p->n_stages)
+        return json_wrong(document, file->stages, "stages: got %lld, wanted %lld, as --stages says", (long long)n,
+                          (long long)p->n_stages);
+    p->stages = (cf_stage_cost *)calloc((size_t)n, sizeof *p->stages);
+    if (!p->stages) return cli_failed("out of memory");
+    p->timing.stages = p->stages;
+    for (s = 0, node = file->stages + 1; s < n && code == CLI_OK; s++, node = document->nodes[node].next)
+        code = read_stage(document, node, &p->stages[s]);
+    return code;
+}
+
+static int take_costs(const char *command, const pipeline_options *asked, pipeline *p) {
+    json_document document;
+    file_costs file;
+    char *text = NULL;
+    size_t bytes;
     int code;
 
-    memset(&fresh, 0, sizeof fresh);
-    fresh.n_stages = asked->stages;
-    fresh.rank = asked->rank;
-    fresh.budget = asked->budget;
+    if (!asked->costs) return CLI_OK;
+    if (asked->forward.n > 0 || asked->unit_cost)
+        return cli_usage(command, "--costs and %s exclude each other", asked->unit_cost ? "--unit-cost" : "--cost");
+    memset(&file, 0, sizeof file);
+    code = cli_file_read(asked->costs, JSON_MAX_BYTES, &text, &bytes);
+    if (code != CLI_OK) return code;
+    code = json_parse(asked->costs, text, bytes, &document);
+    if (code == CLI_OK) {
+        code = json_read_object(&document, 0, file_fields, &file, NULL);
+        if (code == CLI_OK) code = read_stages(&document, &file, p);
+        json_free(&document);
+    }
+    free(text);
+    if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0 || file.offload_seconds_per_token < 0))
+        return cli_wrong("%s: a cost is negative", cli_input_name(asked->costs));
+    if (asked->latency.n == 0) p->timing.latency = file.latency;
+    if (asked->seconds_per_token.n == 0) p->timing.seconds_per_token = file.seconds_per_token;
+    if (asked->offload_seconds_per_token.n == 0)
+        p->timing.offload_seconds_per_token = file.offload_seconds_per_token;
+    return code;
+}
+
+/* ---- costs from a model and a GPU ---- */
+
+static int names_model(const modelling_options *model) {
+    return model->model || model->config || model->layers > 0 || model->hidden > 0 || model->heads > 0;
+}
+
+static int take_model(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *p) {
+    modelling_options model = asked->model;
+    int code;
+
+    if (asked->gpu.name && (asked->forward.n > 0 || asked->costs || asked->unit_cost))
+        return cli_usage(command, "--gpu and %s exclude each other",
+                         asked->costs ? "--costs" : asked->unit_cost ? "--unit-cost" : "--cost");
+    if (!names_model(&asked->model))
+        return asked->gpu.name || asked->model.tp > 0 ? cli_usage(command, "--%s needs --model NAME or --config FILE",
+                                                                  asked->gpu.name ? "gpu" : "tp")
+                                                      : CLI_OK;
+    model.pp = asked->stages;
+    model.dp = n_ranks;
+    if ((code = modelling_make(command, &model, &p->model)) != CLI_OK) return code;
+    p->has_model = 1;
+    p->memory.model = &p->model.model;
+    modelling_take_terms(&asked->terms, &p->memory);
+    if (!asked->gpu.name) return CLI_OK;
+    p->estimates = 1;
+    return modelling_take_gpu(command, &asked->gpu, &p->gpu);
+}
+
+int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out) {
+    int code;
+
+    memset(out, 0, sizeof *out);
+    out->n_stages = asked->stages;
+    out->rank = asked->rank;
+    out->budget = asked->budget;
+    out->asked = asked;
     if (n_ranks == 0) n_ranks = 1;
     if (asked->rank >= n_ranks)
         return cli_usage(command, "--rank: got %lld, wanted 0 .. %lld, below --ranks", (long long)asked->rank,
                          (long long)(n_ranks - 1));
-    code = take_timing(command, asked, &fresh);
-    if (code == CLI_OK) code = take_token_bytes(command, asked, &fresh);
-    if (code == CLI_OK) code = take_limits(command, asked, &fresh);
-    if (code == CLI_OK) *out = fresh;
-    else pipeline_close(&fresh);
+    code = take_timing(command, asked, out);
+    if (code == CLI_OK) code = take_costs(command, asked, out);
+    if (code == CLI_OK) code = take_token_bytes(command, asked, out);
+    if (code == CLI_OK) code = take_limits(command, asked, out);
+    if (code == CLI_OK) code = take_model(command, asked, n_ranks, out);
+    if (code != CLI_OK) pipeline_close(out);
     return code;
 }
 
 void pipeline_close(pipeline *p) {
     free(p->limits);
+    free(p->stages);
+    modelling_free(&p->model);
     memset(p, 0, sizeof *p);
 }
 
@@ -122,21 +258,91 @@ static void divide_cost(cf_pass_cost *cost, int64_t n) {
     cost->per_pair /= (double)n;
 }
 
-cf_timing pipeline_timing(const pipeline *p, int64_t n_virtual) {
-    cf_timing timing = p->timing;
+static void divide_stage(cf_stage_cost *stage, int64_t n) {
+    divide_cost(&stage->forward, n);
+    divide_cost(&stage->replay, n);
+    divide_cost(&stage->backward, n);
+    divide_cost(&stage->input, n);
+    divide_cost(&stage->weight, n);
+}
 
-    if (n_virtual <= 1) return timing;
-    if (p->unit_cost) {
-        timing.all.forward.per_token = 1;
-        timing.all.backward.per_token = 2;
+static cf_result no_memory(cf_error *error) {
+    memset(error, 0, sizeof *error);
+    error->code = CF_ERROR_MEMORY;
+    error->item = -1;
+    error->field = "memory";
+    strcpy(error->text, "out of memory");
+    return error->code;
+}
+
+static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
+    cf_parallel parallel = p->model.parallel;
+
+    parallel.n_virtual = n_virtual;
+    if (n_virtual > 1) parallel.layers = NULL;
+    if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
+    return parallel;
+}
+
+/* Costs of --cost, --costs or none: every virtual stage has its share of its stage. */
+static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *out) {
+    int64_t v;
+
+    out->timing = p->timing;
+    if (p->unit_cost && n_virtual > 1) {
+        out->timing.all.forward.per_token = 1;
+        out->timing.all.backward.per_token = 2;
     }
-    divide_cost(&timing.all.forward, n_virtual);
-    divide_cost(&timing.all.replay, n_virtual);
-    divide_cost(&timing.all.backward, n_virtual);
-    divide_cost(&timing.all.input, n_virtual);
-    divide_cost(&timing.all.weight, n_virtual);
-    timing.offload_seconds_per_token /= (double)n_virtual;
-    return timing;
+    divide_stage(&out->timing.all, n_virtual);
+    out->timing.offload_seconds_per_token /= (double)n_virtual;
+    for (v = 0; p->stages && v < p->n_stages * n_virtual; v++) {
+        out->stages[v] = p->stages[v % p->n_stages];
+        divide_stage(&out->stages[v], n_virtual);
+    }
+}
+
+static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
+                                pipeline_costs *out, cf_error *error) {
+    const pipeline_options *asked = p->asked;
+    cf_cost_desc desc;
+    cf_result result;
+
+    memset(&desc, 0, sizeof desc);
+    desc.model = &p->model.model;
+    desc.gpu = &p->gpu;
+    desc.parallel = parallel_of(p, n_virtual, recompute);
+    desc.gpus_per_node = asked->gpu.per_node;
+    desc.chunk_size = chunk_size;
+    result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
+    if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
+    if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
+    if (asked->offload_seconds_per_token.n > 0)
+        out->timing.offload_seconds_per_token = p->timing.offload_seconds_per_token;
+    out->timing.no_overlap = p->timing.no_overlap;
+    return result;
+}
+
+cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
+                              pipeline_costs *out, cf_error *error) {
+    pipeline_costs fresh;
+    cf_result result = CF_OK;
+
+    memset(&fresh, 0, sizeof fresh);
+    if (p->estimates || p->stages) {
+        fresh.stages = (cf_stage_cost *)calloc((size_t)(p->n_stages * n_virtual), sizeof *fresh.stages);
+        if (!fresh.stages) return no_memory(error);
+    }
+    if (p->estimates) result = estimate_costs(p, n_virtual, chunk_size, recompute, &fresh, error);
+    else share_costs(p, n_virtual, &fresh);
+    fresh.timing.stages = fresh.stages;
+    if (result == CF_OK) *out = fresh;
+    else pipeline_costs_free(&fresh);
+    return result;
+}
+
+void pipeline_costs_free(pipeline_costs *costs) {
+    free(costs->stages);
+    costs->stages = NULL;
 }
 
 static int64_t scale_limit(int64_t limit, int64_t n_virtual) {
@@ -167,15 +373,6 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
    Schedule and timeline
    ---------------------------------------------------------------------------------------------------------------- */
 
-static cf_result no_memory(cf_error *error) {
-    memset(error, 0, sizeof *error);
-    error->code = CF_ERROR_MEMORY;
-    error->item = -1;
-    error->field = "memory";
-    strcpy(error->text, "out of memory");
-    return error->code;
-}
-
 /* In place of a schedule, the same with its transfers. */
 static cf_result lower(const cf_plan *plan, const cf_timing *timing, int offload, cf_schedule **schedule,
                        cf_error *error) {
@@ -193,20 +390,64 @@ static cf_result lower(const cf_plan *plan, const cf_timing *timing, int offload
     return CF_OK;
 }
 
+static cf_result simulate(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule,
+                          const cf_schedule_desc *desc, pipeline_run *run, cf_error *error) {
+    cf_simulate_desc simulation;
+
+    memset(&simulation, 0, sizeof simulation);
+    simulation.timing = desc->timing;
+    simulation.bytes = p->bytes;
+    simulation.limit = desc->limit;
+    simulation.limits = desc->limits;
+    return cf_simulate(plan, schedule, &simulation, &run->timeline, error);
+}
+
+static cf_result weigh(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
+                       pipeline_run *run, cf_error *error) {
+    cf_memory_desc desc = p->memory;
+    cf_result result;
+    int64_t s;
+
+    if (!p->has_model) return CF_OK;
+    desc.model = &p->model.model;
+    desc.parallel = parallel_of(p, schedule->n_virtual, recompute);
+    run->memory = (cf_memory_report *)calloc((size_t)p->n_stages, sizeof *run->memory);
+    if (!run->memory) return no_memory(error);
+    result = cf_schedule_memory(&desc, plan, schedule, run->memory, p->n_stages, NULL, error);
+    for (s = 1; s < p->n_stages; s++)
+        if (run->memory[s].total > run->memory[run->fullest].total) run->fullest = s;
+    return result;
+}
+
 static cf_result make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, const cf_schedule_desc *desc,
                       pipeline_run *run, cf_error *error) {
-    cf_simulate_desc simulate;
     cf_result result = cf_schedule_make(plan, desc, &run->schedule, error);
 
     if (result == CF_OK && (what->lower || what->offload))
         result = lower(plan, desc->timing, what->offload, &run->schedule, error);
+    if (result == CF_OK) result = simulate(p, plan, run->schedule, desc, run, error);
+    if (result == CF_OK) result = weigh(p, plan, run->schedule, what->recompute, run, error);
+    return result;
+}
+
+cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *out,
+                          cf_error *error) {
+    pipeline_costs costs;
+    pipeline_run fresh;
+    cf_schedule_desc desc;
+    cf_result result;
+
+    memset(&fresh, 0, sizeof fresh);
+    memset(&desc, 0, sizeof desc);
+    result = pipeline_costs_make(p, schedule->n_virtual, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
     if (result != CF_OK) return result;
-    memset(&simulate, 0, sizeof simulate);
-    simulate.timing = desc->timing;
-    simulate.bytes = p->bytes;
-    simulate.limit = desc->limit;
-    simulate.limits = desc->limits;
-    return cf_simulate(plan, run->schedule, &simulate, &run->timeline, error);
+    desc.timing = &costs.timing;
+    result = simulate(p, plan, schedule, &desc, &fresh, error);
+    if (result == CF_OK) result = weigh(p, plan, schedule, CF_RECOMPUTE_DEFAULT, &fresh, error);
+    pipeline_costs_free(&costs);
+    if (result == CF_OK) *out = fresh;
+    else pipeline_run_free(&fresh);
+    return result;
 }
 
 /* The library counts virtual stages one by one. */
@@ -222,7 +463,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
                             cf_error *error) {
     pipeline_run fresh;
     cf_schedule_desc desc;
-    cf_timing timing;
+    pipeline_costs costs;
     int64_t *limits = NULL, n_virtual;
     cf_result result;
 
@@ -237,10 +478,14 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc = cf_schedule_defaults(&desc);
     n_virtual = desc.n_virtual;
 
-    if (p->limits && !(limits = scale_limits(p, n_virtual))) return no_memory(error);
-    timing = pipeline_timing(p, n_virtual);
-    desc.timing = &timing;
-    desc.limit = scale_limit(p->limit, n_virtual);
+    result = pipeline_costs_make(p, n_virtual, plan->chunk_size, what->recompute, &costs, error);
+    if (result != CF_OK) return result;
+    if (p->limits && !what->unlimited && !(limits = scale_limits(p, n_virtual))) {
+        pipeline_costs_free(&costs);
+        return no_memory(error);
+    }
+    desc.timing = &costs.timing;
+    desc.limit = what->unlimited ? 0 : scale_limit(p->limit, n_virtual);
     desc.limits = limits;
     desc.bytes = p->bytes;
     desc.limit_bytes = scale_limit(p->limit_bytes, n_virtual);
@@ -249,6 +494,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.report = &fresh.report;
     result = make(p, plan, what, &desc, &fresh, error);
     free(limits);
+    pipeline_costs_free(&costs);
     if (result == CF_ERROR_INFEASIBLE) explain_limit(error, n_virtual);
     if (result == CF_OK) *out = fresh;
     else pipeline_run_free(&fresh);
@@ -258,6 +504,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
 void pipeline_run_free(pipeline_run *run) {
     cf_timeline_free(run->timeline);
     cf_schedule_free(run->schedule);
+    free(run->memory);
     memset(run, 0, sizeof *run);
 }
 
@@ -283,8 +530,25 @@ const char *pipeline_strongest(const cf_timeline *timeline) {
     return name;
 }
 
+const char *pipeline_unit(int unit_cost) { return unit_cost ? "token times" : "s"; }
+
+void pipeline_print_setting(const pipeline *p) {
+    if (p->has_model) modelling_print(&p->model);
+    if (p->estimates) printf("GPU               %s, %.2f GiB\n", p->gpu.name, modelling_gib(p->gpu.memory));
+}
+
+void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
+    if (!run->memory) return;
+    printf("peak memory       %.2f GiB on stage %lld", modelling_gib(run->memory[run->fullest].total),
+           (long long)run->fullest);
+    if (p->estimates)
+        printf(", %s %.2f GiB", run->memory[run->fullest].total > p->gpu.memory ? "MORE THAN the GPU's" : "of the GPU's",
+               modelling_gib(p->gpu.memory));
+    putchar('\n');
+}
+
 void pipeline_print_times(const cf_timeline *timeline, int unit_cost) {
-    printf("makespan          %s %s\n", pipeline_time(timeline->makespan), unit_cost ? "token times" : "s");
+    printf("makespan          %s %s\n", pipeline_time(timeline->makespan), pipeline_unit(unit_cost));
     printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
            100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
 }

@@ -3,6 +3,7 @@
 #ifndef CHUNKFLOW_PIPELINE_H
 #define CHUNKFLOW_PIPELINE_H
 
+#include "modelling.h"
 #include "packing.h"
 
 typedef struct pipeline_options {
@@ -19,9 +20,13 @@ typedef struct pipeline_options {
     cli_reals offload_seconds_per_token;
     int no_overlap;
     int64_t budget;
+    modelling_options model; /* its stages and ranks are those above and of the packing */
+    gpu_options gpu;
+    term_options terms;
+    const char *costs;
 } pipeline_options;
 
-#define PIPELINE_DEFAULTS {.stages = 1}
+#define PIPELINE_DEFAULTS {.stages = 1, .gpu = GPU_DEFAULTS, .terms = TERM_DEFAULTS}
 
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
@@ -43,13 +48,22 @@ typedef struct pipeline_options {
     {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(type, member.rank),                    \
      .max = CF_MAX_RANKS - 1, .help = "whose passes, of the D ranks; default 0"},                                  \
     PIPELINE_LIMIT_OPTIONS(type, member),                                                                          \
+    PIPELINE_COST_OPTIONS(type, member),                                                                           \
+    {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.budget), .min = 1,      \
+     .max = INT64_MAX,                                                                                             \
+     .help = "candidates that best may try; default: what takes about a\n"                                         \
+     "tenth of a second"}
+
+/* What passes and transfers cost: unit costs, numbers, a file of them, or a model on a GPU, which also has a memory. */
+#define PIPELINE_COST_OPTIONS(type, member)                                                                        \
     {.name = "--unit-cost", .kind = CLI_FLAG, .offset = offsetof(type, member.unit_cost),                          \
-     .help = "F and R take a unit of time per token, B two, I and W one,\n"                                        \
-     "transfers nothing, as in the paper's figures; the default"},                                                 \
+     .help = "F and R take a unit of time per row (a token, or padding), B\n"                                      \
+     "two, I and W one, transfers nothing, as in the paper's figures;\n"                                           \
+     "the default"},                                                 \
     {.name = "--cost", .value = PIPELINE_COST, .kind = CLI_REALS, .offset = offsetof(type, member.forward),        \
      .min = 3, .max = 3,                                                                                           \
-     .help = "seconds of a forward on one stage: constant, and more per\n"                                         \
-     "token and per attention pair"},                                                                              \
+     .help = "seconds of a forward on one stage: constant, and more per row\n"                                     \
+     "and per attention pair"},                                                                              \
     {.name = "--replay-cost", .value = PIPELINE_COST, .kind = CLI_REALS, .offset = offsetof(type, member.replay),  \
      .min = 3, .max = 3, .help = "of a replay; default: --cost"},                                                  \
     {.name = "--backward-cost", .value = PIPELINE_COST, .kind = CLI_REALS,                                         \
@@ -63,20 +77,25 @@ typedef struct pipeline_options {
      .max = 1, .help = "seconds that any transfer between stages takes"},                                          \
     {.name = "--seconds-per-token", .value = "S", .kind = CLI_REALS,                                               \
      .offset = offsetof(type, member.seconds_per_token), .min = 1, .max = 1,                                       \
-     .help = "and more per token of the chunk"},                                                                   \
+     .help = "and more per row of the chunk"},                                                                   \
     {.name = "--no-overlap", .kind = CLI_FLAG, .offset = offsetof(type, member.no_overlap),                        \
      .help = "a transfer keeps both stages busy; by default it runs\n"                                             \
      "beside their passes"},                                                                                       \
-    {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.budget), .min = 1,      \
-     .max = INT64_MAX,                                                                                             \
-     .help = "candidates that best may try; default: what takes about a\n"                                         \
-     "tenth of a second"}
+    {.name = "--costs", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(type, member.costs),               \
+     .help = "in place of --cost and the like, what time --json wrote: costs\n"                                    \
+     "of each stage, or fitted ones of all"},                                                                      \
+    MODELLING_MODEL_OPTIONS(type, member.model),                                                                   \
+    MODELLING_SPLIT_OPTIONS(type, member.model),                                                                   \
+    GPU_OPTIONS(type, member.gpu, "costs are estimated for it and the\nmodel, stage by stage"),                    \
+    TERM_OPTIONS(type, member.terms)
 
 #define PIPELINE_HELP                                                                                               \
     "--limit, --cost and --token-bytes speak of a whole stage: each of V virtual stages costs a V-th of it in time\n" \
-    "and memory.\n\n"
+    "and memory. --costs, or --gpu with --model, give every stage its own cost: the last one has the output head.\n" \
+    "--model also counts the GiB of each GPU.\n\n" MODELLING_NAMES MODELLING_GPUS "\n"
 
-/* The options, checked and read. Times are in seconds, or in token times with unit costs. */
+/* The options, checked and read. Times are in seconds, or in token times with unit costs: how long a forward takes over
+   one row. */
 typedef struct pipeline {
     int64_t n_stages;
     int64_t rank;
@@ -86,13 +105,31 @@ typedef struct pipeline {
     cf_bytes bytes;
     int counts_bytes;
     int unit_cost;
-    cf_timing timing;
+    cf_timing timing;         /* whole stages; not with estimates, whose costs depend on the case */
+    cf_stage_cost *stages;    /* of --costs, timing.stages then, or NULL */
+    int has_model, estimates; /* estimates: a model and a GPU, which is the source of costs */
+    modelling model;
+    cf_memory_desc memory;
+    cf_gpu gpu;
+    const pipeline_options *asked;
     int64_t budget;
 } pipeline;
 
 /* `command` is for messages. Returns an exit code; after CLI_OK pipeline_close is due. */
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out);
 void pipeline_close(pipeline *p);
+
+/* What the passes of a case cost. */
+typedef struct pipeline_costs {
+    cf_timing timing;
+    cf_stage_cost *stages; /* timing.stages, or NULL */
+} pipeline_costs;
+
+/* The costs of n_virtual virtual stages of each stage, in chunks of that size. recompute: 0 for what the options say.
+   On success pipeline_costs_free is due; on failure *out is untouched. */
+cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
+                              pipeline_costs *out, cf_error *error);
+void pipeline_costs_free(pipeline_costs *costs);
 
 /* One of the schedules that a pipeline can have. Zero means default in every member. */
 typedef struct pipeline_case {
@@ -103,6 +140,8 @@ typedef struct pipeline_case {
     int split_backward; /* best may cut backwards into I and W */
     int lower;          /* add the transfers between stages */
     int offload;        /* and the copies of state to host memory and back */
+    int unlimited;      /* no limits of chunks; bytes still count */
+    cf_recompute recompute; /* in place of what the options say */
 } pipeline_case;
 
 /* A schedule, made and simulated. */
@@ -110,6 +149,8 @@ typedef struct pipeline_run {
     cf_schedule *schedule;
     cf_timeline *timeline;
     cf_search_report report; /* of best */
+    cf_memory_report *memory; /* (n_stages) with a model; or NULL */
+    int64_t fullest;          /* the stage whose total is the most */
 } pipeline_run;
 
 /* On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame, error->text speaks of
@@ -118,8 +159,10 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
 
-/* The same costs, for another call of the library: those of each of n_virtual virtual stages of a stage. */
-cf_timing pipeline_timing(const pipeline *p, int64_t n_virtual);
+/* Times and weighs a schedule that was made elsewhere. On success pipeline_run_free is due for all but out->schedule,
+   which is NULL. */
+cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *out,
+                          cf_error *error);
 
 /* The limits for cf_schedule_validate on a schedule with n_virtual virtual stages a stage. *limits is to be freed,
    also where it is NULL. Returns an exit code. */
@@ -131,8 +174,15 @@ const char *pipeline_time(double time);
 /* The name of the lower bound that is the timeline's `bound`. */
 const char *pipeline_strongest(const cf_timeline *timeline);
 
-/* Prints makespan and bubbles, the first lines of a summary. */
+/* "token times", or "s". */
+const char *pipeline_unit(int unit_cost);
+
+/* The lines of a summary that say what costs come from. */
+void pipeline_print_setting(const pipeline *p);
+
+/* Prints makespan and bubbles, the first lines of a summary; and the memory of the fullest stage, if it is known. */
 void pipeline_print_times(const cf_timeline *timeline, int unit_cost);
+void pipeline_print_memory(const pipeline *p, const pipeline_run *run);
 
 /* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are
    "3.5". */

@@ -165,7 +165,7 @@ static void fit_and_test(timed (*shapes)[PASSES], int by_chunk_size) {
             timed *t = &shapes[i][which];
             if (t->n == 0 || left_out(i, by_chunk_size)) continue;
             samples[n].pass = which;
-            samples[n].tokens = t->tokens;
+            samples[n].rows = t->tokens;
             samples[n].pairs = t->pairs;
             samples[n++].seconds = median(t->seconds, t->n);
         }
