@@ -1,0 +1,267 @@
+/* Lower bounds, tried on schedules that no generator of the library would make, and on optima. */
+
+#include "chunkflow.h"
+#include "exact.h"
+#include "harness.h"
+#include "naive.h"
+#include "random_schedule.h"
+
+#include <math.h>
+#include <string.h>
+
+#define MOST_STAGES 5
+
+/* A plan and what a schedule of it has to keep to. `desc` points into this struct. */
+typedef struct problem {
+    cf_plan *plan;
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_stage_cost stages[2 * MOST_STAGES];
+    int64_t limits[MOST_STAGES];
+} problem;
+
+/* ---- drawing ---- */
+
+static void draw_timing(harness_rng *rng, problem *p) {
+    int i;
+    if (harness_chance(rng, 0.4)) return;
+    p->desc.timing = &p->timing;
+    if (harness_chance(rng, 0.4)) {
+        p->timing.latency = (double)harness_between(rng, 0, 8) / 4;
+        p->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
+        p->timing.no_overlap = harness_chance(rng, 0.4);
+    }
+    p->timing.all.forward.per_token = 1;
+    p->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
+    if (harness_chance(rng, 0.5)) return;
+    p->timing.stages = p->stages;
+    for (i = 0; i < 2 * MOST_STAGES; i++) {
+        cf_stage_cost *cost = &p->stages[i];
+        cost->forward.per_token = (double)harness_between(rng, 0, 3);
+        cost->forward.constant = (double)harness_between(rng, 0, 2);
+        if (harness_chance(rng, 0.3)) cost->input.per_token = cost->weight.per_token = 2;
+        if (harness_chance(rng, 0.2)) cost->backward.per_token = (double)harness_between(rng, 1, 6);
+        if (harness_chance(rng, 0.3)) cost->replay.per_token = 0.75;
+    }
+}
+
+/* Every schedule that pipeline replay may need keeps a chunk on all virtual stages of a stage at once. */
+static void draw_limits(harness_rng *rng, problem *p) {
+    int64_t least = p->desc.n_virtual, i;
+    for (i = 0; i < MOST_STAGES; i++) p->limits[i] = harness_chance(rng, 0.2) ? 0 : harness_between(rng, least, 3 * least);
+    if (harness_chance(rng, 0.5)) p->desc.limit = harness_between(rng, least, 3 * least);
+    if (harness_chance(rng, 0.2)) p->desc.limits = p->limits;
+}
+
+static void draw_options(harness_rng *rng, problem *p, int64_t most_stages) {
+    memset(&p->desc, 0, sizeof p->desc);
+    memset(&p->timing, 0, sizeof p->timing);
+    memset(p->stages, 0, sizeof p->stages);
+    p->desc.kind = CF_SCHEDULE_BEST;
+    p->desc.n_stages = harness_between(rng, 1, most_stages);
+    p->desc.n_virtual = harness_chance(rng, 0.8) ? 1 : 2;
+    p->desc.k = harness_between(rng, 1, 4);
+    p->desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    p->desc.rank = p->plan->n_ranks - 1;
+    p->desc.split_backward = harness_chance(rng, 0.5) ? 0 : (int)harness_between(rng, 1, 2);
+    draw_timing(rng, p);
+    draw_limits(rng, p);
+}
+
+static void note(uint64_t seed, const problem *p) {
+    const cf_schedule_desc *d = &p->desc;
+    harness_note("seed %d: %d chunks, %d stages x %d, K %d, %s, limit %d%s, split %d, %s costs%s", (int)seed,
+                 (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual, (int)d->k, cf_replay_name(d->replay),
+                 (int)d->limit, d->limits ? " (by stage)" : "", d->split_backward,
+                 d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
+                 d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
+}
+
+/* ---- judging ---- */
+
+/* How often each bound was above a makespan; the first such case is told in full. */
+typedef struct tally {
+    int64_t n_schedules, n_problems, n_broken[2][CF_MAX_BOUNDS];
+    double worst[CF_MAX_BOUNDS], log_ratio;
+} tally;
+
+static void judge(tally *sum, const cf_bound *bounds, int64_t n, double makespan, int without_schedule) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        if (bounds[i].value <= makespan * (1 + 1e-12)) continue;
+        if (sum->n_broken[without_schedule][i]++ == 0)
+            FAIL("%s: the bound \"%s\" is %g and a schedule takes %g", without_schedule ? "cf_schedule_bounds" : "cf_simulate",
+                 bounds[i].name, bounds[i].value, makespan);
+        if (bounds[i].value / makespan > sum->worst[i]) sum->worst[i] = bounds[i].value / makespan;
+    }
+}
+
+/* The makespan of a schedule that has to be sound, or -1. Each of its bounds is judged. */
+static double try_schedule(const problem *p, const cf_schedule *schedule, tally *sum, double *bound) {
+    cf_validate_desc rules;
+    cf_simulate_desc simulate;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    double makespan;
+    memset(&rules, 0, sizeof rules);
+    memset(&simulate, 0, sizeof simulate);
+    memset(&error, 0, sizeof error);
+    rules.limit = simulate.limit = p->desc.limit;
+    rules.limits = simulate.limits = p->desc.limits;
+    simulate.timing = p->desc.timing;
+    if (cf_schedule_validate(p->plan, schedule, &rules, NULL, &error) != CF_OK ||
+        cf_simulate(p->plan, schedule, &simulate, &timeline, &error) != CF_OK) {
+        FAIL("%s", error.text);
+        return -1;
+    }
+    makespan = timeline->makespan;
+    judge(sum, timeline->bounds, timeline->n_bounds, makespan, 0);
+    sum->n_schedules++;
+    if (bound != NULL) *bound = timeline->bound;
+    cf_timeline_free(timeline);
+    return makespan;
+}
+
+/* The shortest of n random schedules, of which at least half are greedy; -1: there is none. */
+static double try_random_schedules(harness_rng *rng, const problem *p, int n, tally *sum) {
+    double shortest = -1;
+    int i;
+    for (i = 0; i < n; i++) {
+        cf_schedule *schedule = random_schedule(rng, p->plan, &p->desc, exact_loop, i % 3 != 2);
+        double makespan;
+        CHECK(schedule != NULL);
+        if (schedule == NULL) return -1;
+        makespan = try_schedule(p, schedule, sum, NULL);
+        if (shortest < 0 || makespan < shortest) shortest = makespan;
+        naive_free(schedule);
+    }
+    return shortest;
+}
+
+/* The bounds of the description alone, which hold for all schedules as well. */
+static double try_bounds(const problem *p, double makespan, tally *sum) {
+    cf_bound bounds[CF_MAX_BOUNDS];
+    cf_schedule_desc desc = p->desc;
+    double strongest = 0;
+    int64_t n = 0, i;
+    desc.split_backward = desc.split_backward != 0;
+    CHECK_INT(cf_schedule_bounds(p->plan, &desc, bounds, &n, NULL), CF_OK);
+    judge(sum, bounds, n, makespan, 1);
+    for (i = 0; i < n; i++)
+        if (bounds[i].value > strongest) strongest = bounds[i].value;
+    return strongest;
+}
+
+static void add_ratio(tally *sum, double makespan, double bound) {
+    if (makespan <= 0 || bound <= 0) return;
+    sum->n_problems++;
+    sum->log_ratio += log(makespan / bound);
+}
+
+static double mean_ratio(const tally *sum) { return sum->n_problems > 0 ? exp(sum->log_ratio / (double)sum->n_problems) : 0; }
+
+static void report_broken(const tally *sum) {
+    static const char *const names[CF_MAX_BOUNDS] = {"critical-path", "stage-load", "one-machine", "memory"};
+    int i;
+    for (i = 0; i < CF_MAX_BOUNDS; i++)
+        if (sum->n_broken[0][i] + sum->n_broken[1][i] > 0)
+            FAIL("\"%s\" is above the makespan of %d of %d schedules, and without a schedule for %d; up to %.3f times", names[i],
+                 (int)sum->n_broken[0][i], (int)sum->n_schedules, (int)sum->n_broken[1][i], sum->worst[i]);
+}
+
+/* ---- tests ---- */
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    desc.max_slices = 1;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+/* Four chunks of one token on three stages with room for one chunk each. Dropping them is what makes it short. */
+TEST(four_standalone_chunks) {
+    const int64_t lengths[] = {1, 1, 1, 1};
+    problem p;
+    tally sum;
+    exact_answer exact;
+    cf_schedule *schedule;
+    double bound = 0;
+    memset(&p, 0, sizeof p);
+    memset(&sum, 0, sizeof sum);
+    p.plan = pack(lengths, 4, 1);
+    p.desc.kind = CF_SCHEDULE_BEST;
+    p.desc.n_stages = 3;
+    p.desc.n_virtual = p.desc.k = p.desc.limit = 1;
+    p.desc.replay = CF_REPLAY_LOCAL;
+    exact = exact_optimum(p.plan, &p.desc, exact_loop, EXACT_UNKNOWN, 100000);
+    CHECK_INT(exact.makespan, 18);
+    schedule = random_schedule_from(p.plan, &p.desc, exact_loop, exact.actions, exact.n_actions);
+    CHECK_INT(try_schedule(&p, schedule, &sum, &bound), 18);
+    try_bounds(&p, 18, &sum);
+    harness_report("optimum 18, bound %g", bound);
+    naive_free(schedule);
+    cf_plan_free(p.plan);
+}
+
+TEST(no_random_schedule_beats_a_bound) {
+    tally sum;
+    uint64_t seed;
+    memset(&sum, 0, sizeof sum);
+    for (seed = 1; seed <= 2000; seed++) {
+        harness_rng rng = {seed};
+        problem p;
+        double shortest;
+        p.plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
+        draw_options(&rng, &p, MOST_STAGES);
+        note(seed, &p);
+        shortest = try_random_schedules(&rng, &p, 6, &sum);
+        add_ratio(&sum, shortest, try_bounds(&p, shortest, &sum));
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    report_broken(&sum);
+    CHECK(sum.n_schedules > 10000);
+    harness_report("%d schedules; the shortest of each problem is %.3f x the bound", (int)sum.n_schedules, mean_ratio(&sum));
+}
+
+/* Tiny pipelines, where the optimum is known: it is above the bounds, sound as a schedule, and not beaten. */
+TEST(no_bound_is_above_an_optimum) {
+    tally sum;
+    uint64_t seed;
+    int64_t reached = 0;
+    memset(&sum, 0, sizeof sum);
+    for (seed = 1; seed <= 400; seed++) {
+        harness_rng rng = {seed};
+        int64_t lengths[3], n = harness_between(&rng, 1, 3), i;
+        problem p;
+        exact_answer exact;
+        double shortest;
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, 6);
+        p.plan = pack(lengths, n, 3);
+        draw_options(&rng, &p, 3);
+        note(seed, &p);
+        shortest = try_random_schedules(&rng, &p, 6, &sum);
+        exact = exact_optimum(p.plan, &p.desc, exact_loop, EXACT_UNKNOWN, 1500);
+        if (exact.makespan >= 0) {
+            cf_schedule *schedule =
+                random_schedule_from(p.plan, &p.desc, exact_loop, exact.actions, exact.n_actions);
+            double makespan = try_schedule(&p, schedule, &sum, NULL);
+            CHECK(fabs(makespan - exact.makespan) <= 1e-9 * makespan);
+            CHECK(exact.makespan <= shortest * (1 + 1e-9));
+            reached += shortest <= exact.makespan * (1 + 1e-9);
+            add_ratio(&sum, exact.makespan, try_bounds(&p, exact.makespan, &sum));
+            naive_free(schedule);
+        }
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    report_broken(&sum);
+    CHECK(sum.n_problems > 200);
+    harness_report("%d solved, the optimum is %.3f x the bound; random schedules reach %d", (int)sum.n_problems,
+                   mean_ratio(&sum), (int)reached);
+}
+
+SUITE(bounds, CASE(four_standalone_chunks), CASE(no_random_schedule_beats_a_bound), CASE(no_bound_is_above_an_optimum));
