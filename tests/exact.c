@@ -121,7 +121,8 @@ static void find_tails(solver *s) {
             cell *c = &s->cells[v * s->n + i];
             c->tail = least_backward_work(s, c) - shortest_backward(s, c);
             if (c->tail < 0) c->tail = 0;
-            if (v > 0) c->tail = larger(c->tail, c->backward_transfer + shortest_backward(s, c - s->n) + (c - s->n)->tail);
+            if (v > 0)
+                c->tail = larger(c->tail, c->backward_transfer + shortest_backward(s, c - s->n) + (c - s->n)->tail);
             if (c->index > 0) c->tail = larger(c->tail, shortest_backward(s, c - 1) + (c - 1)->tail);
         }
 }
@@ -264,7 +265,7 @@ static void add_replays(const solver *s, const state *at, move *moves, int *n, i
     if (next == DROPPED || (next == WAITING && (!s->fixed_rule || may_drop(s, at, i + s->n))))
         add_move(s, at, moves, n, i, CF_R, REPLAYED);
     if (is_needless(s, at, i)) return;
-    if (next == KEPT || (next == WAITING && (!s->fixed_rule || may_keep(s, at, i + s->n))))
+    if (next >= KEPT || (next == WAITING && (!s->fixed_rule || may_keep(s, at, i + s->n))))
         add_move(s, at, moves, n, i, CF_R, REPLAYED_ALONE);
 }
 
@@ -341,7 +342,8 @@ static void run(const solver *s, state *at, const move *m) {
     at->progress[m->cell] = (unsigned char)m->to;
     at->free_at[c->machine] = end + sending(s, m);
     if (m->pass == CF_F) at->output[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
-    if (m->pass == CF_R && m->to == REPLAYED) at->replay[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
+    if (m->pass == CF_R && m->to == REPLAYED)
+        at->replay[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
     if (m->pass == CF_B || m->pass == CF_I)
         at->gradient[m->cell] = arrival(at, c->machine, 1, end, c->backward_transfer);
     note_needs(s, at, m);
@@ -385,8 +387,8 @@ static void find_heads(const solver *s, const state *at, heads *h) {
         if (c->v + 1 < s->n_v) {
             const cell *behind = c + s->n;
             int waits = at->progress[i + s->n] < RETURNED;
-            start = larger(start, waits ? h->backward[i + s->n] + shortest_backward(s, behind) + behind->backward_transfer
-                                        : at->gradient[i + s->n]);
+            double there = h->backward[i + s->n] + shortest_backward(s, behind) + behind->backward_transfer;
+            start = larger(start, waits ? there : at->gradient[i + s->n]);
         }
         if (!is_last_of_group(c) && at->progress[i + 1] < RETURNED)
             start = larger(start, h->backward[i + 1] + shortest_backward(s, c + 1));
@@ -404,8 +406,8 @@ static void add_load(load *l, double head, double work, double tail) {
     l->work += work;
 }
 
-/* At the first backward of a group all its forwards have run, and at most so many of them can be kept. Seconds of replays
-   that this forces on a virtual stage beyond those of the chunks dropped so far, for the group that starts at cell i. */
+/* At the first backward of a group all its forwards have run, and at most so many of them can be kept. Seconds of
+   replays that this forces on a virtual stage beyond those of the chunks dropped so far; the group starts at cell i. */
 static double forced_replays(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     int64_t most = s->slots[c->machine] > 0 && s->slots[c->machine] < s->k ? s->slots[c->machine] : s->k;
@@ -458,7 +460,8 @@ static int none_later(const double *a, const double *b, int n) {
 }
 
 static int at_least_as_good(const solver *s, const state *a, const state *b) {
-    return a->last <= b->last && (a->needless & ~b->needless) == 0 && none_later(a->free_at, b->free_at, s->n_machines) &&
+    return a->last <= b->last && (a->needless & ~b->needless) == 0 &&
+           none_later(a->free_at, b->free_at, s->n_machines) &&
            none_later(a->queue[0], b->queue[0], 2 * s->n_machines) && none_later(a->output, b->output, s->n_cells) &&
            none_later(a->replay, b->replay, s->n_cells) && none_later(a->gradient, b->gradient, s->n_cells);
 }
@@ -495,8 +498,9 @@ static int seen_better(solver *s, const state *at) {
     return 0;
 }
 
-/* A backward takes no place, nor does a forward that nothing forbids to keep: one of them that would end before another
-   pass starts may as well run first, unless its transfer then is in the way. Leaves out what starts after such an end. */
+/* A backward takes no place, and a forward that nothing forbids to keep takes none that is missed: one of them that would
+   end before another pass starts may as well run first, unless its transfer then is in the way. Leaves out what starts
+   after such an end. */
 static int leave_out_late(const solver *s, move *moves, int n) {
     double first_end = 1e300;
     int first = -1, i, m = 0;

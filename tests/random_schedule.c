@@ -37,6 +37,8 @@ typedef struct maker {
     double *tail;                    /* rough way to the end from the backward */
     double *rank;                    /* by chunk: the order in which units are taken */
     double *now;                     /* (n_stages) */
+    int64_t *held;                   /* (n_stages) chunks kept */
+    int64_t *under_way;              /* (n_v) chunks between F and the backward, kept or not */
     cf_action *order;
     int64_t n_order;
 } maker;
@@ -60,7 +62,9 @@ static int64_t size_of(const maker *m, int64_t cell) {
     return group >= 0 ? m->plan->groups[group].n_chunks : 1;
 }
 
-static int64_t index_of(const maker *m, int64_t cell) { return chunk_of(m, cell)->group >= 0 ? chunk_of(m, cell)->index : 0; }
+static int64_t index_of(const maker *m, int64_t cell) {
+    return chunk_of(m, cell)->group >= 0 ? chunk_of(m, cell)->index : 0;
+}
 
 static double seconds_of(const maker *m, int64_t cell, int pass) {
     return pipeline_seconds(m->desc->timing, cell / m->n, chunk_of(m, cell), pass);
@@ -85,22 +89,9 @@ static int64_t held_of_group(const maker *m, int64_t cell) {
     return n;
 }
 
-static int64_t held_on_stage(const maker *m, int64_t stage) {
-    int64_t n = 0, i;
-    for (i = 0; i < cells_of(m); i++) n += is_held(m, i) && stage_of(m, i) == stage;
-    return n;
-}
-
 static int has_room(const maker *m, int64_t cell) {
     int64_t stage = stage_of(m, cell), limit = limit_of(m, stage);
-    return held_of_group(m, cell) < m->k && (limit == 0 || held_on_stage(m, stage) < limit);
-}
-
-/* Chunks that are on their way on a virtual stage, kept or not. */
-static int64_t on_their_way(const maker *m, int64_t v) {
-    int64_t n = 0, i;
-    for (i = v * m->n; i < (v + 1) * m->n; i++) n += has(m, i, CF_F) && !returned(m, i);
-    return n;
+    return held_of_group(m, cell) < m->k && (limit == 0 || m->held[stage] < limit);
 }
 
 /* ---- what may run ---- */
@@ -164,7 +155,8 @@ static double ready_at(const maker *m, int64_t cell, int pass) {
     return there > at ? there : at;
 }
 
-/* Larger is run first. Backwards and replays before forwards, then the unit with the lower rank, then the longer way. */
+/* Larger is run first: backwards and replays before forwards, or the other way round; then the unit with the lower rank,
+   then the longer way. */
 static double urgency_of(const maker *m, int64_t cell, int pass) {
     double urgency = m->tail[cell] + m->style.noise * harness_unit(m->rng);
     int forward = pass == CF_F;
@@ -191,7 +183,7 @@ static candidate choose(const maker *m, int idle) {
     int keep;
     for (cell = 0; cell < cells_of(m); cell++) {
         int64_t v = cell / m->n;
-        if (forward_is_open(m, cell) && (idle || on_their_way(m, v) < m->style.ahead + m->n_v - 1 - v) &&
+        if (forward_is_open(m, cell) && (idle || m->under_way[v] < m->style.ahead + m->n_v - 1 - v) &&
             choose_keep(m, cell, &keep))
             offer(m, &best, cell, CF_F, keep, idle);
         if (replay_is_open(m, cell) &&
@@ -217,6 +209,8 @@ static void run(maker *m, const candidate *c) {
     if (c->pass == CF_F && !c->keep) m->dropped[c->cell] = 1;
     m->end[5 * c->cell + c->pass] = end;
     m->now[stage_of(m, c->cell)] = end;
+    m->held[stage_of(m, c->cell)] += c->keep - (c->pass == CF_B || c->pass == CF_W);
+    m->under_way[c->cell / m->n] += (c->pass == CF_F) - (c->pass == CF_B || c->pass == CF_I);
 }
 
 /* ---- a whole schedule ---- */
@@ -257,6 +251,8 @@ static void start_over(maker *m) {
     memset(m->kept, 0, cells);
     memset(m->dropped, 0, cells);
     memset(m->now, 0, (size_t)m->n_stages * sizeof *m->now);
+    memset(m->held, 0, (size_t)m->n_stages * sizeof *m->held);
+    memset(m->under_way, 0, (size_t)m->n_v * sizeof *m->under_way);
     m->n_order = 0;
 }
 
@@ -296,6 +292,8 @@ static void prepare(maker *m) {
     m->tail = (double *)room_for(cells, sizeof(double));
     m->rank = (double *)room_for(m->n, sizeof(double));
     m->now = (double *)room_for(m->n_stages, sizeof(double));
+    m->held = (int64_t *)room_for(m->n_stages, sizeof(int64_t));
+    m->under_way = (int64_t *)room_for(m->n_v, sizeof(int64_t));
     m->order = (cf_action *)room_for(4 * cells, sizeof(cf_action));
 }
 
@@ -309,6 +307,8 @@ static void clean_up(maker *m) {
     free(m->tail);
     free(m->rank);
     free(m->now);
+    free(m->held);
+    free(m->under_way);
     free(m->order);
 }
 
