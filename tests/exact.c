@@ -498,9 +498,9 @@ static int seen_better(solver *s, const state *at) {
     return 0;
 }
 
-/* A backward takes no place, and a forward that nothing forbids to keep takes none that is missed: one of them that would
-   end before another pass starts may as well run first, unless its transfer then is in the way. Leaves out what starts
-   after such an end. */
+/* A backward takes no place, and a forward that nothing forbids to keep takes none that is missed: one of them that
+   would end before another pass starts may as well run first, unless its transfer then is in the way. Leaves out what
+   starts after such an end. */
 static int leave_out_late(const solver *s, move *moves, int n) {
     double first_end = 1e300;
     int first = -1, i, m = 0;

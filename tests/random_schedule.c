@@ -155,8 +155,8 @@ static double ready_at(const maker *m, int64_t cell, int pass) {
     return there > at ? there : at;
 }
 
-/* Larger is run first: backwards and replays before forwards, or the other way round; then the unit with the lower rank,
-   then the longer way. */
+/* Larger is run first: backwards and replays before forwards, or the other way round; then the unit with the lower
+   rank, then the longer way. */
 static double urgency_of(const maker *m, int64_t cell, int pass) {
     double urgency = m->tail[cell] + m->style.noise * harness_unit(m->rng);
     int forward = pass == CF_F;

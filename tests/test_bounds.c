@@ -115,9 +115,9 @@ typedef struct tally {
 /* The problem at hand, for a report at the end. */
 static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
-    snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d, K %d, %s, limit %d%s, split %d, %s costs%s", (int)p->seed,
-             (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual, (int)d->k, cf_replay_name(d->replay),
-             (int)d->limit, d->limits ? " (by stage)" : "", d->split_backward,
+    snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d, K %d, %s, limit %d%s, split %d, %s costs%s",
+             (int)p->seed, (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual, (int)d->k,
+             cf_replay_name(d->replay), (int)d->limit, d->limits ? " (by stage)" : "", d->split_backward,
              d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
              d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
 }
@@ -138,7 +138,7 @@ static void judge(tally *sum, const problem *p, const cf_bound *bounds, int64_t 
 }
 
 /* The makespan of a schedule that has to be sound, or -1. Each of its bounds is judged. */
-static double try_schedule(const problem *p, const cf_schedule *schedule, tally *sum, double *bound) {
+static double try_schedule(const problem *p, const cf_schedule *schedule, tally *sum) {
     cf_validate_desc rules;
     cf_simulate_desc simulate;
     cf_timeline *timeline = NULL;
@@ -158,7 +158,6 @@ static double try_schedule(const problem *p, const cf_schedule *schedule, tally 
     makespan = timeline->makespan;
     judge(sum, p, timeline->bounds, timeline->n_bounds, makespan, 0);
     sum->n_schedules++;
-    if (bound != NULL) *bound = timeline->bound;
     cf_timeline_free(timeline);
     return makespan;
 }
@@ -172,7 +171,7 @@ static double try_random_schedules(harness_rng *rng, const problem *p, int n, ta
         double makespan;
         CHECK(schedule != NULL);
         if (schedule == NULL) return -1;
-        makespan = try_schedule(p, schedule, sum, NULL);
+        makespan = try_schedule(p, schedule, sum);
         if (shortest < 0 || makespan < shortest) shortest = makespan;
         naive_free(schedule);
     }
@@ -214,39 +213,53 @@ static void report_broken(const tally *sum) {
 
 /* ---- tests ---- */
 
-static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
-    cf_pack_desc desc;
-    cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = chunk_size;
-    desc.max_slices = 1;
-    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
-    return plan;
+/* The exact solver finds the optimum, as a schedule that is sound and takes so long, and no bound is above it. */
+static void check_optimum(problem *p, double optimum) {
+    tally sum;
+    exact_answer exact = exact_optimum(p->plan, &p->desc, exact_loop, EXACT_UNKNOWN, 100000);
+    cf_schedule *schedule = random_schedule_from(p->plan, &p->desc, exact_loop, exact.actions, exact.n_actions);
+    memset(&sum, 0, sizeof sum);
+    CHECK_INT(exact.makespan, optimum);
+    CHECK_INT(try_schedule(p, schedule, &sum), optimum);
+    harness_report("optimum %g, bound %g", optimum, try_bounds(p, optimum, &sum));
+    report_broken(&sum);
+    naive_free(schedule);
 }
 
 /* Four chunks of one token on three stages with room for one chunk each. Dropping them is what makes it short. */
 TEST(four_standalone_chunks) {
     const int64_t lengths[] = {1, 1, 1, 1};
+    cf_pack_desc pack;
     problem p;
-    tally sum;
-    exact_answer exact;
-    cf_schedule *schedule;
-    double bound = 0;
     memset(&p, 0, sizeof p);
-    memset(&sum, 0, sizeof sum);
-    p.plan = pack(lengths, 4, 1);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 1;
+    CHECK_INT(cf_pack(lengths, 4, &pack, &p.plan, NULL), CF_OK);
+    REQUIRE(p.plan != NULL);
     p.desc.kind = CF_SCHEDULE_BEST;
     p.desc.n_stages = 3;
     p.desc.n_virtual = p.desc.k = p.desc.limit = 1;
     p.desc.replay = CF_REPLAY_LOCAL;
-    exact = exact_optimum(p.plan, &p.desc, exact_loop, EXACT_UNKNOWN, 100000);
-    CHECK_INT(exact.makespan, 18);
-    schedule = random_schedule_from(p.plan, &p.desc, exact_loop, exact.actions, exact.n_actions);
-    CHECK_INT(try_schedule(&p, schedule, &sum, &bound), 18);
-    try_bounds(&p, 18, &sum);
-    report_broken(&sum);
-    harness_report("optimum 18, bound %g", bound);
-    naive_free(schedule);
+    check_optimum(&p, 18);
+    cf_plan_free(p.plan);
+}
+
+/* Slices of 3, 1 and 1 tokens of which K allows to keep two: the last, which is needed first, and the long one. */
+TEST(a_long_chunk_is_kept) {
+    const int64_t lengths[] = {5};
+    cf_pack_desc pack;
+    problem p;
+    memset(&p, 0, sizeof p);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    pack.split = CF_SPLIT_COST;
+    pack.cost.per_pair = 1;
+    CHECK_INT(cf_pack(lengths, 1, &pack, &p.plan, NULL), CF_OK);
+    REQUIRE(p.plan != NULL && CHECK_INT(p.plan->n_chunks, 3));
+    p.desc.kind = CF_SCHEDULE_BEST;
+    p.desc.n_stages = p.desc.n_virtual = 1;
+    p.desc.k = 2;
+    check_optimum(&p, 16);
     cf_plan_free(p.plan);
 }
 
@@ -298,7 +311,7 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
         exact = exact_optimum(p.plan, &p.desc, exact_loop, EXACT_UNKNOWN, most_nodes);
         if (exact.makespan >= 0) {
             cf_schedule *schedule = random_schedule_from(p.plan, &p.desc, exact_loop, exact.actions, exact.n_actions);
-            double makespan = try_schedule(&p, schedule, &sum, NULL);
+            double makespan = try_schedule(&p, schedule, &sum);
             CHECK(fabs(makespan - exact.makespan) <= 1e-9 * makespan);
             CHECK(exact.makespan <= shortest * (1 + 1e-9));
             reached += shortest <= exact.makespan * (1 + 1e-9);
@@ -323,8 +336,8 @@ TEST(nor_of_thousands_with_some_backwards_split) { try_problems(101, 2000, 1); }
 TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
 TEST(nor_of_hundreds_with_some_backwards_split) { try_optima(300, 1, 4000); }
 
-SUITE(bounds, CASE(four_standalone_chunks), CASE(no_random_schedule_beats_a_bound), CASE(nor_with_some_backwards_split),
-      CASE(no_bound_is_above_an_optimum));
+SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(no_random_schedule_beats_a_bound),
+      CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
 
 /* Part of the program without sanitizers: see the Makefile. */
 SUITE(many_bounds, CASE(no_random_schedule_of_thousands_beats_a_bound),
