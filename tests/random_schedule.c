@@ -10,7 +10,7 @@
 typedef struct style {
     double keep;       /* chance that a forward keeps although it may drop */
     int rule;          /* DROP_... */
-    double early;      /* chance that a replay may run before its backward could follow */
+    double early;      /* chance that a replay may run before its backward could follow; 1: it goes before all else */
     double laziness;   /* chance that a pass is put off although it could run now */
     double noise;      /* of the urgency, in seconds */
     int forward_first; /* forwards go before backwards */
@@ -94,6 +94,12 @@ static int has_room(const maker *m, int64_t cell) {
     return held_of_group(m, cell) < m->k && (limit == 0 || m->held[stage] < limit);
 }
 
+/* Whether the chunks that must go back before this one still find a place when it has taken one. */
+static int leaves_room(const maker *m, int64_t cell) {
+    int64_t stage = stage_of(m, cell), limit = limit_of(m, stage);
+    return held_of_group(m, cell) + 1 < m->k && (limit == 0 || m->held[stage] + 1 < limit);
+}
+
 /* ---- what may run ---- */
 
 static int forward_is_open(const maker *m, int64_t cell) {
@@ -126,7 +132,9 @@ static int may_drop(const maker *m, int64_t cell) { return m->local || cell < m-
 
 static int wants_to_drop(const maker *m, int64_t cell) {
     int64_t most = m->k;
+    int is_last = index_of(m, cell) == size_of(m, cell) - 1;
     if (m->style.safe) return 1;
+    if (!is_last && held_of_group(m, cell) + 1 >= m->k) return 1; /* or the last one could hardly be kept */
     switch (m->style.rule) {
         case DROP_IF_FULL: return !has_room(m, cell);
         case DROP_FIRST_OF_GROUP:
@@ -161,6 +169,7 @@ static double urgency_of(const maker *m, int64_t cell, int pass) {
     double urgency = m->tail[cell] + m->style.noise * harness_unit(m->rng);
     int forward = pass == CF_F;
     if (pass == CF_W) return -1e6;
+    if (pass == CF_R && m->style.early >= 1) return urgency + 2e5;
     return urgency - m->rank[cell % m->n] + (forward == m->style.forward_first ? 1e5 : 0);
 }
 
@@ -187,7 +196,7 @@ static candidate choose(const maker *m, int idle) {
             choose_keep(m, cell, &keep))
             offer(m, &best, cell, CF_F, keep, idle);
         if (replay_is_open(m, cell) &&
-            (idle || gradient_is_there(m, cell) || harness_chance(m->rng, m->style.early)))
+            (idle || gradient_is_there(m, cell) || (leaves_room(m, cell) && harness_chance(m->rng, m->style.early))))
             offer(m, &best, cell, CF_R, 1, idle);
         if (is_held(m, cell) && !returned(m, cell) && gradient_is_there(m, cell))
             offer(m, &best, cell, m->split[cell] ? CF_I : CF_B, 0, idle);
@@ -221,13 +230,13 @@ static void draw_style(maker *m, int greedy, int try) {
     memset(s, 0, sizeof *s);
     s->rule = (int)harness_between(rng, 0, DROP_RULES - 1);
     s->keep = harness_chance(rng, 0.3) ? 1 : harness_unit(rng) / (1 + try / 4);
-    s->early = harness_chance(rng, 0.5) ? 0 : harness_unit(rng);
+    s->early = harness_chance(rng, 0.4) ? 0 : harness_chance(rng, 0.3) ? 1 : harness_unit(rng);
     s->forward_first = harness_chance(rng, 0.3);
     s->ahead = harness_chance(rng, 0.4) ? m->n : harness_between(rng, 1, 4);
     s->noise = harness_chance(rng, 0.5) ? 0 : 20 * harness_unit(rng);
     s->laziness = greedy || harness_chance(rng, 0.2) ? 0 : 0.7 * harness_unit(rng);
     if (greedy && harness_chance(rng, 0.5)) s->rule = DROP_IF_FULL;
-    if (greedy && harness_chance(rng, 0.7)) s->early = 0;
+    if (greedy && harness_chance(rng, 0.5)) s->early = 0;
 }
 
 /* What is drawn for each cell and chunk, and the rough way that is left from each backward. */
