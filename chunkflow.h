@@ -947,8 +947,8 @@ typedef struct cf_bytes {
 /* What CF_SCHEDULE_BEST tried; the fixed schedules are always among the candidates, and a search that reaches the bound
    stops there. Of CF_SCHEDULE_PAPER, what its two orders are: budget, n_improved, bound and gap say nothing then. */
 typedef struct cf_search_report {
-    int64_t budget;              /* candidates that it was allowed */
-    int64_t n_tried;             /* candidates that were built and timed */
+    int64_t budget;              /* candidates that it was allowed, as in cf_schedule_desc */
+    int64_t n_tried;             /* candidates that were built and timed, in all searches together */
     int64_t n_improved;          /* times a candidate became the best so far */
     cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
     double fixed_makespan;       /* its makespan */
@@ -978,7 +978,8 @@ typedef struct cf_schedule_desc {
     int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: not given. CF_NO_LIMIT: any number */
     const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
-    int64_t budget;              /* only for best: candidates to try. 0: what takes about a tenth of a second */
+    int64_t budget;              /* only for best: candidates to try in each search; there is one for each smaller K, for
+                                    tighter limits and so on. 0: what takes about a tenth of a second */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1139,8 +1140,8 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
    take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
-   chunks adds the bound "memory", and limits on bytes are not looked at. Where `best` may split backwards, the bounds
-   are those of the form, split or whole, whose strongest bound is lower.
+   chunks, given or by default, adds the bound "memory", and limits on bytes are not looked at. Where `best` may split
+   backwards, the bounds are those of the form, split or whole, whose strongest bound is lower.
 
    bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
    passes; working space comes from desc->allocator. */
@@ -7357,13 +7358,17 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     return &search->schedule->block;
 }
 
-static void cf__search_start(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
+static void cf__search_write_limits(cf__search *search) {
+    const cf__schedule_maker *m = &search->maker;
     int64_t s;
     for (s = 0; search->schedule->limits != NULL && s < m->desc.n_stages; s++) {
         int64_t chunks = cf__schedule_limits_of(m, s).chunks;
         search->schedule->limits[s] = chunks < INT64_MAX ? chunks : 0;
     }
+}
+
+static void cf__search_start(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = search->clock.pipe = &m->pipe;
@@ -7377,6 +7382,7 @@ static void cf__search_start(cf__search *search) {
 static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
+    cf__search_write_limits(search);
     if (cf__schedule_is_plain(&m->desc)) {
         cf__schedule_write_plain(m, search->schedule);
         return CF_OK;
@@ -8024,6 +8030,7 @@ typedef struct cf__simulation {
     cf_error *error;
     cf__pipeline pipe;
     int splits; /* the schedule has an I, or may have one; only the bounds ask */
+    const cf__schedule_maker *maker; /* of bounds without a schedule: whose limits they are under */
     cf__checker check;
     cf__clock clock;
     cf__bounds bounds;
@@ -8139,7 +8146,8 @@ static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) 
     int64_t s;
     int limited = 0;
     for (s = 0; s < sim->pipe.n_stages; s++) {
-        bounds->limits[s] = cf__pipe_limit(desc->limit, desc->limits, sim->schedule, s);
+        bounds->limits[s] = sim->maker != NULL ? cf__schedule_limits_of(sim->maker, s).chunks
+                                               : cf__pipe_limit(desc->limit, desc->limits, sim->schedule, s);
         limited |= bounds->limits[s] < INT64_MAX;
     }
     cf__bounds_find(bounds, &sim->pipe, sim->splits);
@@ -8264,8 +8272,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     CF__TRY(cf__search_open(&search, plan, desc, error));
     memset(&sim, 0, sizeof sim);
     sim.pipe = search.maker.pipe;
-    sim.desc.limit = desc->limit;
-    sim.desc.limits = desc->limits;
+    sim.maker = &search.maker;
     sim.error = error;
     /* Whole backwards, split ones, or both where the schedule may have either. */
     sim.splits = search.maker.desc.kind == CF_SCHEDULE_ZERO_BUBBLE;

@@ -342,6 +342,8 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
         drop_fixture(&f);
         return f;
     }
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
     desc.k = harness_between(&rng, 1, 5);
     desc.rank = harness_between(&rng, 0, f.plan->n_ranks - 1);
     CHECK_INT(cf_schedule_make(f.plan, &desc, &f.schedule, NULL), CF_OK);
@@ -358,6 +360,8 @@ static fixture known_fixture(int64_t k) {
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     pack.chunk_size = 8;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     order.k = k;
     CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &f.plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_make(f.plan, &order, &f.schedule, NULL), CF_OK);
