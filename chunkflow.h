@@ -734,13 +734,14 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
 CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
 #define CF_COMPUTE_PASS_COUNT 5 /* F .. W */
-#define CF_NO_LIMIT (-1)        /* as a limit in any description: none, not even one that would hold by default */
+#define CF_NO_LIMIT (-1)        /* as a limit in any description: none, not even one that would hold by default or is
+                                   written in a schedule */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
 /* How a dropped forward comes back. */
 #define CF_REPLAYS(X)                                                                                             \
-    X(CF_REPLAY_DEFAULT, "?")          /* CF_REPLAY_PIPELINE */                                                   \
+    X(CF_REPLAY_DEFAULT, "?")          /* CF_REPLAY_LOCAL */                                                      \
     X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper) */                                 \
     X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
 
@@ -844,7 +845,7 @@ typedef struct cf_graph_desc {
     int64_t n_stages;        /* 0: 1 */
     int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
     int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
-    cf_replay replay;        /* 0: pipeline */
+    cf_replay replay;        /* 0: local */
     int split;               /* 1: I and W in place of B */
     int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
     int64_t rank;            /* which rank's chunks */
@@ -852,8 +853,10 @@ typedef struct cf_graph_desc {
     const cf_allocator *allocator;
 } cf_graph_desc;
 
-/* Builds the graph in time and space linear in its nodes. An executor that starts each pass once all of its edges are
-   satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to that.
+/* Builds the graph in time and space linear in its nodes. It drops what the fixed kinds of schedule drop where no limit
+   asks for more: of each group all but the last K chunks, on every virtual stage. An executor that starts each pass
+   once all of its edges are satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to
+   that.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long
    to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY. */
@@ -875,7 +878,8 @@ typedef struct cf_critical {
     int64_t n_nodes;
     double length;          /* seconds of the longest path. No order of the passes is faster, however many workers share
                                them (with slot edges: none that replays each group from its last dropped chunk to its
-                               first). It is the bound "critical-path" of cf_simulate */
+                               first). It is the bound "critical-path" of cf_simulate where K is 1 or no group is longer
+                               than K. Elsewhere K is only a cap to that bound, which leaves out all replays */
     int64_t n_path;
     int32_t *path;          /* (n_path) its nodes, first to last */
     int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
@@ -908,10 +912,13 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
 
 /* The kinds of schedule. */
 #define CF_SCHEDULE_KINDS(X)                                                                                          \
-    X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_PAPER */                                                 \
-    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: a stage runs ahead of the last one by its */       \
-                                              /* distance from it, counted from the point where the last stage has */ \
-                                              /* a whole group; other work fills the wait for a replay */             \
+    X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_BEST */                                                  \
+    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: the shorter of two orders, in both of which a */   \
+                                              /* stage runs ahead of the last one by its distance from it, and */     \
+                                              /* other work fills the wait for a replay. The last stage takes */      \
+                                              /* forwards until its next backward can run, or is always a constant */ \
+                                              /* number of forwards ahead of its backwards, the most that any */      \
+                                              /* backward needs */                                                    \
     X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that */    \
                                               /* fit into it */                                                       \
     X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a */     \
@@ -948,7 +955,8 @@ typedef struct cf_schedule {
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
     int64_t *limits;        /* (n_stages) most chunks that each stage may keep, as cf_schedule_desc has it: what the
-                               schedule was made under, given or by default. 0: any number. NULL: none on any stage */
+                               schedule was made under, given or by default. 0: any number. NULL: no limit on any
+                               stage */
     cf_block block;         /* the memory that it lies in */
 } cf_schedule;
 
@@ -962,41 +970,43 @@ typedef struct cf_bytes {
                                          that of its R */
 } cf_bytes;
 
-/* What CF_SCHEDULE_BEST tried. The fixed schedules are always among the candidates. A search that reaches the bound
-   stops there. */
+/* What CF_SCHEDULE_BEST tried; the fixed schedules are always among the candidates, and a search that reaches the bound
+   stops there. Of CF_SCHEDULE_PAPER, what its two orders are: budget, n_improved, bound and gap say nothing then. */
 typedef struct cf_search_report {
-    int64_t budget;              /* candidates that it was allowed */
-    int64_t n_tried;             /* candidates that were built and timed */
+    int64_t budget;              /* candidates that it was allowed, as in cf_schedule_desc */
+    int64_t n_tried;             /* candidates that were built and timed, in all searches together */
     int64_t n_improved;          /* times a candidate became the best so far */
     cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
     double fixed_makespan;       /* its makespan */
     double makespan;             /* of the schedule returned */
     double bound;                /* the strongest lower bound that is known */
     double gap;                  /* makespan / bound - 1 */
-    int runs_ahead; /* where best_fixed is `paper`: 1 if its stages run a constant number of passes ahead of
-                                    their backwards, 0 if they wait for whole groups */
+    int runs_ahead;              /* where best_fixed is `paper`, which of its two orders: 1 where the last stage is a
+                                    constant number of passes ahead of its backwards */
 } cf_search_report;
 
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
     int64_t n_stages;            /* 0: 1 */
-    cf_schedule_kind kind;       /* 0: paper */
-    cf_replay replay;            /* 0: pipeline */
+    cf_schedule_kind kind;       /* 0: best */
+    cf_replay replay;            /* 0: local */
     int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
                                     interleaved and best */
     cf_placement placement;      /* where virtual stages lie. 0: loop. v and any only for zero-bubble and best */
-    int64_t k;                   /* 0: 1 */
+    int64_t k;                   /* most chunks of a group that keep their activations at once. 0: 1 */
     int64_t rank;                /* which rank's chunks */
     const cf_timing *timing;     /* NULL: unit costs */
     int64_t limit;               /* most chunks whose activations one stage keeps at once, a copy on each of its virtual
-                                    stages counted by itself. 0: no limit */
-    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+                                    stages counted by itself. 0: not given. CF_NO_LIMIT: any number */
+    const int64_t *limits;       /* (n_stages) the same stage by stage, where 0 is any number, too; NULL: `limit` for
+                                    all */
     cf_bytes bytes;              /* what limit_bytes counts */
-    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: no limit */
-    const int64_t *limits_bytes; /* (n_stages) */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: not given. CF_NO_LIMIT: any number */
+    const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
-    int64_t budget;              /* only for best: candidates to try. 0: what takes about a tenth of a second */
-    cf_search_report *report;    /* only for best: filled in on success; or NULL */
+    int64_t budget;              /* only for best: candidates to try in each search; there is one for each smaller K, for
+                                    tighter limits and so on. 0: what takes about a tenth of a second */
+    cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
@@ -1008,11 +1018,18 @@ typedef struct cf_schedule_desc {
    with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass runs upwards, but
    dK and dV of a chunk are complete only when every later chunk has run backward.
 
-   Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
-   below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No
-   kind can deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order. `best` is
-   never longer than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with
-   split_backward); the same budget gives the same schedule.
+   Several stages: the fixed kinds, which are all but `best`, keep to the rules above on each virtual stage, and to the
+   memory limits; where a limit is below K, fewer chunks of a group are kept and more are replayed. No kind can
+   deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order.
+
+   `best` searches among all schedules that cf_schedule_validate accepts. K is a cap to it: it may drop and replay any
+   chunk, a standalone one too, with local replay also on some stages only (with pipeline replay, on the first ones).
+   Where no limit of either kind is given, stage s keeps at most (min(K, chunks of the longest group) + n_stages - 1 - s)
+   x n_virtual chunks, which is the most that `paper` keeps there when it runs a constant number ahead; CF_NO_LIMIT as
+   `limit` asks for the shortest schedule, whatever it keeps. `best` is never longer than a fixed schedule of as many
+   virtual stages under the same limits (than `zero-bubble` only with split_backward). Under the same limits it is never
+   longer than with a smaller budget; at the same budget, neither than with a K that is a power of two below this one,
+   than without split_backward, or than under limits half as large. The same budget gives the same schedule.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS,
    CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
@@ -1034,13 +1051,15 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
    >>check    is a schedule sound?
    ================================================================================================================ */
 
-/* What a schedule must hold besides the rules. Zero means no limit in every member. */
+/* What a schedule must hold besides the rules. Zero means default in every member. */
 typedef struct cf_validate_desc {
-    int64_t limit;               /* most chunks whose activations one stage keeps at once */
-    const int64_t *limits;       /* (n_stages) the same stage by stage; NULL: `limit` for all */
+    int64_t limit;               /* most chunks whose activations one stage keeps at once. 0: the schedule's own limits.
+                                    CF_NO_LIMIT: any number */
+    const int64_t *limits;       /* (n_stages) the same stage by stage, where 0 is any number, too; NULL: `limit` for
+                                    all */
     cf_bytes bytes;              /* what limit_bytes counts */
-    int64_t limit_bytes;         /* most bytes that one stage holds at once */
-    const int64_t *limits_bytes; /* (n_stages) */
+    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0 or CF_NO_LIMIT: any number */
+    const int64_t *limits_bytes; /* (n_stages) as limits */
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
@@ -1056,8 +1075,8 @@ typedef struct cf_validate_desc {
    The rules are not taken from the generators, but stated a second time. Returns CF_OK, or CF_ERROR_SCHEDULE for the
    first violation: error->field names the member, and error->item is the position in the list of the stage that
    error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their groups disagree.
-   desc may be NULL for no limits. Scratch in proportion to the passes comes from `allocator` (NULL: malloc). Nothing is
-   read beyond the counts that plan and schedule state. */
+   desc may be NULL: then the schedule's own limits hold, if it has any. Scratch in proportion to the passes comes from
+   `allocator` (NULL: malloc). Nothing is read beyond the counts that plan and schedule state. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1068,7 +1087,9 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 
 #define CF_MAX_BOUNDS 4
 
-/* No schedule of these chunks with this K, where the last K chunks of each group keep their activations, is shorter. */
+/* No schedule of these chunks is shorter that cf_schedule_validate accepts with the same K, the same limits on chunks
+   and the same form of replay, and with whole backwards where this one has no others: whichever chunks it drops, and in
+   whichever order its stages run. */
 typedef struct cf_bound {
     const char *name; /* a static string; cf_simulate says which there are */
     double value;
@@ -1078,8 +1099,9 @@ typedef struct cf_bound {
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
     cf_bytes bytes;           /* all zero: no peak_bytes */
-    int64_t limit;            /* the limit that the schedule was made under, for the bound "memory". 0: none */
-    const int64_t *limits;    /* (n_stages) */
+    int64_t limit;            /* most chunks that a stage may keep, for the bounds. 0: the schedule's own limits.
+                                 CF_NO_LIMIT: any number */
+    const int64_t *limits;    /* (n_stages) the same stage by stage, where 0 is any number; NULL: `limit` for all */
     int no_bounds;            /* 1: leave out the bounds, which take longer than all the rest */
     const cf_allocator *allocator;
 } cf_simulate_desc;
@@ -1110,10 +1132,12 @@ typedef struct cf_timeline {
    says how transfers take time; with no_overlap the sender is busy with one right after its pass and the receiver right
    before the pass that needs it.
 
-   Bounds, by name. "critical-path": the longest path of dependent passes. "stage-load": the work of a stage, the
-   shortest way to it and the shortest way from it. "one-machine": each stage alone with the release time and tail of
-   each of its passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", under a
-   limit: a kept chunk stays on a stage for the passes of all later stages, so a stage with room for few needs long.
+   Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
+   of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
+   it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
+   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", where a stage has a
+   limit: a kept chunk stays on a stage for the passes of all later stages, and one that does not stay costs a replay,
+   so a stage with room for few needs long.
 
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
    and its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who
@@ -1142,8 +1166,8 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
    take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
-   chunks adds the bound "memory", and limits on bytes are not looked at. Where `best` may split backwards, the bounds
-   are those of the form, split or whole, whose strongest bound is lower.
+   chunks, given or by default, adds the bound "memory", and limits on bytes are not looked at. Where `best` may split
+   backwards, the bounds are those of the form, split or whole, whose strongest bound is lower.
 
    bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
    passes; working space comes from desc->allocator. */
@@ -1188,7 +1212,7 @@ typedef struct cf_lower_desc {
    many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
    groups at once are taken to be as fast as one.
 
-   The given schedule is validated first, without limits, so the errors are those of cf_schedule_validate;
+   The given schedule is validated first, under its own limits, so the errors are those of cf_schedule_validate;
    CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can
    when many chunks leave in many gaps. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
@@ -4395,7 +4419,7 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     for (s = 0; s < n_stages; s++)
         for (i = 0; i < 2; i++)
-            if (by_stage[i] != NULL && by_stage[i][s] < 0)
+            if (by_stage[i] != NULL && by_stage[i][s] < CF_NO_LIMIT)
                 return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], s, 0, by_stage[i][s], "must not be negative");
     return CF_OK;
 }
@@ -7588,13 +7612,17 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     return &search->schedule->block;
 }
 
-static void cf__search_start(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
+static void cf__search_write_limits(cf__search *search) {
+    const cf__schedule_maker *m = &search->maker;
     int64_t s;
     for (s = 0; search->schedule->limits != NULL && s < m->desc.n_stages; s++) {
         int64_t chunks = cf__schedule_limits_of(m, s).chunks;
         search->schedule->limits[s] = chunks < INT64_MAX ? chunks : 0;
     }
+}
+
+static void cf__search_start(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = search->clock.pipe = &m->pipe;
@@ -7608,6 +7636,7 @@ static void cf__search_start(cf__search *search) {
 static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
+    cf__search_write_limits(search);
     if (cf__schedule_is_plain(&m->desc)) {
         cf__schedule_write_plain(m, search->schedule);
         return CF_OK;
@@ -7920,16 +7949,16 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uin
 /* K and the limits, while the action runs. */
 static cf_result cf__check_room(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf_validate_desc *d = k->desc;
-    int64_t limit = d->limits != NULL ? d->limits[k->stage] : d->limit, bytes;
-    int64_t limit_bytes = d->limits_bytes != NULL ? d->limits_bytes[k->stage] : d->limit_bytes;
+    int64_t limit = cf__pipe_limit(d->limit, d->limits, k->schedule, k->stage), bytes;
+    int64_t limit_bytes = cf__pipe_limit(d->limit_bytes, d->limits_bytes, NULL, k->stage);
     cf__check_tally *group = cf__check_tally_of(k, a, cell);
     if (a->keep && ++group->live > k->schedule->k)
         return cf__check_fail(k, a, "k", k->schedule->k, group->live, "keeps more than K chunks of its group");
     if (1 << a->pass & CF__CHECK_ENDS) group->live--; /* nothing is taken after it in the same action */
-    if (limit > 0 && k->held.live > limit)
-        return cf__check_fail(k, a, d->limits != NULL ? "limits" : "limit", limit, k->held.live,
+    if (k->held.live > limit)
+        return cf__check_fail(k, a, d->limits != NULL || d->limit == 0 ? "limits" : "limit", limit, k->held.live,
                               "keeps more chunks than the limit");
-    if (limit_bytes == 0) return CF_OK;
+    if (limit_bytes == INT64_MAX) return CF_OK;
     bytes = cf__check_held_bytes(&k->held, &d->bytes);
     if (bytes <= limit_bytes) return CF_OK;
     return cf__check_fail(k, a, d->limits_bytes != NULL ? "limits_bytes" : "limit_bytes", limit_bytes, bytes,
@@ -8065,6 +8094,15 @@ static cf_result cf__check_schedule_lists(const cf_schedule *s, cf_error *error)
     return cf__graph_check_first(s->first, s->n_stages, s->n_actions, "first", CF_ERROR_SCHEDULE, error);
 }
 
+/* The limits that the schedule itself states. */
+static cf_result cf__check_schedule_limits(const cf_schedule *schedule, cf_error *error) {
+    int64_t s;
+    for (s = 0; schedule->limits != NULL && s < schedule->n_stages; s++)
+        if (schedule->limits[s] < 0)
+            return cf__fail(error, CF_ERROR_SCHEDULE, "limits", s, 0, schedule->limits[s], "must not be negative");
+    return CF_OK;
+}
+
 /* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
 static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
     const cf_plan *plan = pipe->plan;
@@ -8188,6 +8226,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__check_schedule_counts(plan, schedule, error));
     CF__TRY(cf__check_schedule_lists(schedule, error));
+    CF__TRY(cf__check_schedule_limits(schedule, error));
     CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     CF__TRY(cf__check_tokens(&pipe, error));
@@ -8815,9 +8854,12 @@ static cf_result cf__lower_fill(void *job) {
 
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
+    l->header.limits = l->schedule->limits; /* whether there are any, for the layout */
     l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
+    if (l->schedule->limits != NULL)
+        memcpy(l->lowered->limits, l->schedule->limits, (size_t)l->pipe.n_stages * sizeof *l->lowered->limits);
     return &l->lowered->block;
 }
 

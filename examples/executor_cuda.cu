@@ -90,7 +90,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"stages", INTEGER, &s->order.n_stages, 1, CF_MAX_STAGES, NULL, "stages of the pipeline"},
         {"virtual", INTEGER, &s->order.n_virtual, 0, CF_MAX_STAGES, NULL, "parts of the model a stage, 0: as is usual"},
-        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: any"},
+        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
         {"devices", INTEGER, &s->devices, 1, 1024, NULL, "devices that the stages are spread over"},

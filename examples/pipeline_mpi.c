@@ -156,7 +156,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
         {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"virtual", INTEGER, &s->order.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
-        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: any"},
+        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
         {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes that there must be, 0: any number"},

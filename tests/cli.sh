@@ -654,7 +654,9 @@ test_plan() {
     same_files plan/summary want out
     cf plan --chunk-size 2048 --k 1 --replay local drawn
     same plan/replay/local 1 "$(grep -c '^schedule .*local replay' out)"
-    cf plan --chunk-size 2048 --k 1 drawn
+    sed -n '/^input/,$p' out >got
+    same_files plan/replay/default want got
+    cf plan --chunk-size 2048 --k 1 --replay pipeline drawn
     same plan/replay/pipeline 1 "$(grep -c '^schedule .*pipeline replay' out)"
 }
 
@@ -829,8 +831,8 @@ EOF
         rank=0
         while [ $rank -lt "$ranks" ]; do
             # shellcheck disable=SC2086
-            "$CHUNKFLOW" plan --ranks "$ranks" --rank $rank --k "$k" $options --plan-json plan.json \
-                --json "s$rank.json" drawn >/dev/null || echo "exit code $?"
+            "$CHUNKFLOW" plan --ranks "$ranks" --rank $rank --k "$k" $options --schedule paper \
+                --plan-json plan.json --json "s$rank.json" drawn >/dev/null || echo "exit code $?"
             names="$names s$rank.json"
             rank=$((rank + 1))
         done

@@ -54,7 +54,7 @@ test_usage() {
     set -- --chunk-size 2 --k 1 --stages 4
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
     refuses pipeline/usage/stages 2 "--stages: got '0', wanted a whole number 1 \.\. 65536" plan "$@" --stages 0 example
-    refuses pipeline/usage/virtual 2 'n_virtual: only interleaved and best' plan "$@" --virtual 2 example
+    refuses pipeline/usage/virtual 2 'n_virtual: only interleaved and best' plan "$@" --schedule paper --virtual 2 example
     refuses pipeline/usage/virtual/many 2 'n_virtual' plan "$@" --virtual 65536 --schedule interleaved example
     refuses pipeline/usage/limits/count 2 '--limits: got 3 numbers, wanted one for each of 4 stages' \
         plan "$@" --limits 1,2,3 example
@@ -96,22 +96,26 @@ test_paper() {
     same paper/chunk-size-4 "60 60.00 60.00" "$(summary makespan) $(bubble)"
 
     # Published for chunks of 2: 54.1 % with K = 1 and 47.8 % with K = 2.
-    cf plan --chunk-size 2 --k 1 --stages 4 --schedule paper --unit-cost --summary example
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule paper --replay pipeline --unit-cost --summary example
     between paper/chunk-size-2/k-1 "$(bubble | cut -d ' ' -f 1)" 0 54.1
-    cf plan --chunk-size 2 --k 2 --stages 4 --schedule paper --unit-cost --summary example
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule paper --replay pipeline --unit-cost --summary example
     between paper/chunk-size-2/k-2 "$(bubble | cut -d ' ' -f 1)" 0 47.8
 
     # Ours. 42 and 50 are lower bounds, so they are reached and no less.
-    cf plan --chunk-size 2 --k 2 --stages 4 --schedule best --unit-cost --summary example
+    cf plan --chunk-size 2 --k 2 --stages 4 --schedule best --replay pipeline --unit-cost --summary example
     same paper/best/k-2 "42 42.86 42.86" "$(summary makespan) $(bubble)"
-    cf plan --chunk-size 2 --k 1 --stages 4 --schedule best --unit-cost --summary example
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule best --replay pipeline --unit-cost --summary example
     same paper/best/k-1 "50 52.00 48.00" "$(summary makespan) $(bubble)"
     cf plan --chunk-size 2 --k 1 --stages 4 --schedule best --replay local --unit-cost --summary example
     between paper/best/k-1/local "$(summary makespan)" 44 46
-    cf plan --chunk-size 2 --k 1 --stages 4 --schedule paper --summary example
+    cf plan --chunk-size 2 --k 1 --stages 4 --schedule best --replay local --summary example
     cp out default
     cf plan --chunk-size 2 --k 1 --stages 4 --summary --unit-cost example
     same_files paper/defaults default out
+    same paper/defaults/limit "4, 3, 2, 1 chunks, which is the default; --limit none for the shortest schedule" \
+        "$(sed -n 's/^limit  *//p' out)"
+    cf plan --chunk-size 2 --k 1 --stages 4 --summary --limit none example
+    same paper/defaults/limit/none 0 "$(grep -c -e '^limit ' -e ' memory ' out)"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -183,9 +187,9 @@ test_again() {
         # shellcheck disable=SC2086
         cf plan --chunk-size "$size" --k "$k" --stages "$stages" --schedule "$kind" $options "$lengths"
         awk 'NF == 0 { exit } { print }' out >list
-        local=0
+        local=1
         virtual=1
-        case $options in *local*) local=1 ;; esac
+        case $options in *pipeline*) local=0 ;; esac
         case $kind in interleaved) virtual=2 ;; esac
         case $options in *--virtual*) virtual=${options##*--virtual } ;; esac
         {
@@ -198,24 +202,27 @@ test_again() {
         awk -v local=$local -v V=$virtual -f again.awk chunks list >want
         same_files "again/$lengths $size $k $stages $kind $options" want got
     done <<'EOF'
-example 2 1 4 paper
-example 2 2 4 1f1b
-example 2 1 4 interleaved
-example 2 1 4 zero-bubble
-drawn 1024 1 4 paper
-drawn 1024 2 4 paper --replay local
-drawn 1024 3 3 gpipe
-drawn 1024 2 5 gpipe --limit 4
-drawn 512 2 4 1f1b
-drawn 512 1 2 1f1b --replay local
-drawn 1024 2 4 interleaved
-drawn 1024 1 2 interleaved --virtual 4
-drawn 1024 2 4 zero-bubble
+example 2 1 4 paper --replay pipeline
+example 2 2 4 1f1b --replay pipeline
+example 2 1 4 interleaved --replay pipeline
+example 2 1 4 zero-bubble --replay pipeline
+drawn 1024 1 4 paper --replay pipeline
+drawn 1024 2 4 paper
+drawn 1024 3 3 gpipe --replay pipeline
+drawn 1024 2 5 gpipe --replay pipeline --limit 4
+drawn 512 2 4 1f1b --replay pipeline
+drawn 512 1 2 1f1b
+drawn 1024 2 4 interleaved --replay pipeline
+drawn 1024 1 2 interleaved --replay pipeline --virtual 4
+drawn 1024 2 4 zero-bubble --replay pipeline
 drawn 1024 1 3 zero-bubble --replay local
+drawn 1024 2 4 best --budget 50 --replay pipeline
 drawn 1024 2 4 best --budget 50
-drawn 1024 2 4 best --budget 50 --split-backward
-drawn 1024 1 4 best --budget 50 --limits 3,3,2,1
-drawn 8192 1 8 paper
+drawn 1024 2 4 best --budget 50 --limit none
+drawn 1024 2 4 best --budget 50 --replay pipeline --split-backward
+drawn 1024 1 4 best --budget 50 --replay pipeline --limits 3,3,2,1
+drawn 1024 1 4 best --budget 50 --limit 2
+drawn 8192 1 8 paper --replay pipeline
 EOF
 }
 
@@ -426,7 +433,7 @@ test_times() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 test_files() {
-    set -- --chunk-size 1024 --k 1 --stages 3
+    set -- --chunk-size 1024 --k 1 --stages 3 --schedule paper --replay pipeline
     cf plan "$@" --json s.json --plan-json p.json --csv s.csv --csv-extensions --dot g.dot --max-nodes 5000 --trace \
         t.json drawn
     actions=$(summary actions | tr -d :)
@@ -453,11 +460,11 @@ test_files() {
         plan "$@" --dot made --max-nodes 10 drawn
     refuses files/csv/replay 2 'PyTorch cannot run this schedule' plan "$@" --csv made --json made2 drawn
     same files/csv/nothing "no no" "$([ -e made ] && echo yes || echo no) $([ -e made2 ] && echo yes || echo no)"
-    cf plan --chunk-size 1024 --k 99 --stages 3 --csv made --summary drawn
+    cf plan --chunk-size 1024 --k 99 --stages 3 --schedule paper --csv made --summary drawn
     same files/csv/runnable "0 0" "$code $(grep -c R made)"
 
     # Lowered: each send has its receive.
-    cf plan --chunk-size 1024 --k 1 --stages 3 --lower --csv l.csv --csv-extensions --json l.json drawn
+    cf plan "$@" --lower --csv l.csv --csv-extensions --json l.json drawn
     for what in F R B; do
         same "files/lowered/$what" "$(summary actions | tr -d :) yes" "$(awk -v what=$what '
             $1 == "actions" { gsub(",", ""); gsub(":", "", $2)
@@ -465,24 +472,23 @@ test_files() {
                 print $2, (n["SEND_" what] > 0 && n["SEND_" what] == n["RECV_" what]) ? "yes" : "no" }' out)"
     done
     same files/lowered/comms yes "$(grep -q SEND_F0 l.csv && echo yes)"
-    cf plan --chunk-size 1024 --k 1 --stages 3 --offload --summary drawn
+    cf plan "$@" --offload --summary drawn
     same files/offload yes "$(grep -Eq '^actions .* ([0-9,]+) OFFLOAD, \1 PREFETCH' out && echo yes)"
-    cf check --plan p.json l.csv
+    cf check --plan p.json --replay pipeline l.csv
     same files/lowered/check 0 "$code"
     succeeds files/lowered/check/json check --plan p.json l.json
     same files/lowered/check/times 1 "$(grep -c ' its times hold$' out)"
 
     # Transfers change no time, and a trace has them on threads of their own. Copies that come late cost time.
-    cf plan --chunk-size 1024 --k 1 --stages 3 --latency 7 --summary drawn
+    cf plan "$@" --latency 7 --summary drawn
     cp out table
-    cf plan --chunk-size 1024 --k 1 --stages 3 --latency 7 --lower --trace l.trace --json l.json --summary drawn
+    cf plan "$@" --latency 7 --lower --trace l.trace --json l.json --summary drawn
     same files/lowered/times "$(grep -v '^actions' table)" "$(grep -v '^actions' out)"
     same files/lowered/threads "8 3" \
         "$(grep -c '"name": "[a-z]* the [a-z]* stage"' l.trace) $(grep -c '"name": "virtual stage' l.trace)"
     same files/lowered/sends "$(grep -c '"pass": "SEND_F"' l.json)" "$(grep -c '"cat": "SEND_F"' l.trace)"
     succeeds files/lowered/check/latency check --plan p.json l.json
-    cf plan --chunk-size 1024 --k 1 --stages 3 --offload --offload-seconds-per-token 0.5 --json l.json --trace l.trace \
-        --summary drawn
+    cf plan "$@" --offload --offload-seconds-per-token 0.5 --json l.json --trace l.trace --summary drawn
     succeeds files/offload/check check --plan p.json l.json
     same files/offload/threads 3 "$(grep -c '"name": "host memory"' l.trace)"
 }
@@ -677,7 +683,7 @@ for r in json.load(open("c.json"))["rows"]:
     printf '4294967296\n' >giant
     cf compare --chunk-size 512M --k 1 --stages 2 giant
     same compare/giant "0 2 7" "$code $(grep -Ec '^1f1b, (unsplit|packed) .*too large' out) $(
-        grep -c ' pipeline  *[0-9]' out)"
+        grep -c ' local  *[0-9]' out)"
     : >empty
     succeeds compare/empty compare --chunk-size 2 --stages 3 empty
 }
@@ -734,7 +740,7 @@ test_check() {
     same check/plan/said 1 "$(grep -c '^p.json: sound plan: 9 sequences, 3,935 tokens' out)"
     succeeds check/plan/lengths check p.json --lengths lengths
     succeeds check/schedule check --plan p.json s.json
-    same check/schedule/said 1 "$(grep -c '^s.json: sound schedule: 1f1b, K = 2, pipeline .* its times hold$' out)"
+    same check/schedule/said 1 "$(grep -c '^s.json: sound schedule: 1f1b, K = 2, local .* its times hold$' out)"
     succeeds check/csv check --plan p.json s.csv
     succeeds check/csv/k check --plan p.json --k 2 s.csv
     same check/stdin 0 "$("$CHUNKFLOW" check --plan p.json - <s.json >/dev/null; echo $?)"

@@ -58,6 +58,7 @@ static void draw_limits(harness_rng *rng, pipeline_problem *problem) {
     desc->bytes.per_token_boundary = harness_between(rng, 0, 2);
     if (harness_chance(rng, 0.2)) desc->limit_bytes = harness_between(rng, 1, 6000);
     if (harness_chance(rng, 0.2)) desc->limits_bytes = problem->limits_bytes;
+    if (desc->limit == 0 && harness_chance(rng, 0.4)) desc->limit = CF_NO_LIMIT;
 }
 
 void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
@@ -124,9 +125,20 @@ static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t
     return NULL;
 }
 
+/* Most chunks that a stage may keep, by the words of cf_schedule_desc; 0: any number. */
+static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
+    int64_t limit = desc->limits ? desc->limits[stage] : desc->limit, longest = 1, i;
+    int given = desc->limit != 0 || desc->limit_bytes != 0 || desc->limits || desc->limits_bytes;
+    if (given || s->kind != CF_SCHEDULE_BEST) return limit > 0 ? limit : 0;
+    for (i = s->rank * plan->n_steps; i < (s->rank + 1) * plan->n_steps; i++)
+        if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= longest) longest = plan->chunks[i].index + 1;
+    return ((s->k < longest ? s->k : longest) + s->n_stages - 1 - stage) * s->n_virtual;
+}
+
 /* Counts what is kept along one stage's list. */
 static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
-    int64_t limit = desc->limits ? desc->limits[stage] : desc->limit, live = 0, i, j;
+    int64_t limit = limit_of(plan, s, desc, stage), live = 0, i, j;
+    if ((s->limits ? s->limits[stage] : 0) != limit) return "another limit is written in the schedule";
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
         int64_t of_group = 0, group = plan->chunks[a->chunk].group;

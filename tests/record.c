@@ -256,6 +256,7 @@ static void draw_limits(batch *b) {
         b->limits[i] = between(1, 9);
         b->limits_bytes[i] = between(10, 500) * size;
     }
+    if (style == 0) desc->limit = CF_NO_LIMIT; /* 1 and 2: what holds by default */
     if (style == 3 || style == 4) desc->limit = between(1, 9);
     if (style == 5) desc->limits = b->limits;
     if (style == 6) desc->limit_bytes = between(10, 500) * size;
@@ -266,7 +267,7 @@ static void draw_schedule(batch *b) {
     cf_schedule_desc *desc = &b->schedule;
     memset(desc, 0, sizeof *desc);
     desc->n_stages = one_in(8) ? between(6, 8) : between(0, 5);
-    desc->replay = (cf_replay)between(0, 2);
+    desc->replay = one_in(3) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
     desc->k = between(0, 5);
     desc->rank = between(0, (b->pack.n_ranks ? b->pack.n_ranks : 1) - 1);
     desc->split_backward = one_in(2);
@@ -361,6 +362,10 @@ static void add_schedule(const cf_schedule *s) {
         row("first", i);
         number("at", s->first[i]);
     }
+    for (i = 0; s->limits && i < s->n_stages; i++) {
+        row("limit", i);
+        number("chunks", s->limits[i]);
+    }
     for (i = 0; i < s->n_actions; i++) {
         row("action", i);
         add_action(&s->actions[i]);
@@ -376,6 +381,7 @@ static void add_report(const cf_search_report *r) {
     real("makespan", r->makespan);
     real("bound", r->bound);
     real("gap", r->gap);
+    number("runs_ahead", r->runs_ahead);
 }
 
 /* Of the first n actions. */
@@ -466,12 +472,13 @@ static cf_schedule *record_schedule(const batch *b, const cf_plan *plan, cf_sche
     desc.kind = kind;
     desc.report = &report;
     if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_BEST) desc.n_virtual = b->n_virtual;
+    memset(&report, 0, sizeof report);
     code = cf_schedule_make(plan, &desc, &schedule, &error);
     begin("schedule.%s", name);
     if (code == CF_OK) add_schedule(schedule);
-    if (code == CF_OK && kind == CF_SCHEDULE_BEST) add_report(&report);
+    if (code == CF_OK && (kind == CF_SCHEDULE_BEST || kind == CF_SCHEDULE_PAPER)) add_report(&report);
     finish(code, &error);
-    if (wanted) *wanted = code == CF_ERROR_INFEASIBLE && b->schedule.limit ? error.wanted : 0;
+    if (wanted) *wanted = code == CF_ERROR_INFEASIBLE && b->schedule.limit > 0 ? error.wanted : 0;
     return schedule;
 }
 
@@ -1609,7 +1616,7 @@ static void wrong_schedule(const batch *b, const cf_plan *plan) {
     cf_schedule *schedule = NULL;
     cf_error error = no_error();
     cf_result code;
-    w.schedule.kind = (cf_schedule_kind)between(0, CF_SCHEDULE_BEST);
+    w.schedule.kind = (cf_schedule_kind)between(CF_SCHEDULE_PAPER, CF_SCHEDULE_BEST);
     if (w.schedule.kind == CF_SCHEDULE_INTERLEAVED || one_in(10)) w.schedule.n_virtual = w.n_virtual;
     if (w.schedule.budget > 6) w.schedule.budget = 6;
     w.schedule.timing = &w.timing;
@@ -2119,7 +2126,8 @@ static cf_result allocate_schedule(const batch *b, const cf_plan *plan, const cf
     cf_schedule_desc desc = b->schedule;
     cf_schedule *made = NULL;
     cf_result code;
-    desc.limit = desc.limit_bytes = 0;
+    desc.limit = CF_NO_LIMIT;
+    desc.limit_bytes = 0;
     desc.limits = desc.limits_bytes = NULL;
     desc.kind = s->kind;
     if (desc.kind == CF_SCHEDULE_INTERLEAVED || desc.kind == CF_SCHEDULE_BEST) desc.n_virtual = b->n_virtual;

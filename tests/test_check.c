@@ -440,7 +440,7 @@ TEST(missing_arguments_are_named_by_validate) {
     cf_schedule_desc desc;
     cf_validate_desc limits;
     cf_error error;
-    int64_t minus = -1;
+    int64_t minus = -2;
     harness_heap heap;
     cf_allocator allocator;
     memset(&desc, 0, sizeof desc);
@@ -451,7 +451,7 @@ TEST(missing_arguments_are_named_by_validate) {
     CHECK_INT(cf_schedule_validate(plan, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, NULL), CF_OK);
-    limits.limit = -1;
+    limits.limit = -2;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "limit");
     limits.limit = 0;

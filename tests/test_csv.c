@@ -154,6 +154,8 @@ TEST(replay_is_an_extension) {
     cf_error error;
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     REQUIRE(cf_schedule_make(plan, &order, &s, &error) == CF_OK);
     CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "extensions");

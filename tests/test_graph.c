@@ -254,11 +254,19 @@ static cf_pass_cost draw_cost(harness_rng *rng) {
     return cost;
 }
 
-/* The longest path of a graph and the simulator's bound of that name are one number, found in two ways. The schedule is
-   `paper` or, to split backwards or to have virtual stages, zero-bubble or interleaved. */
+static int64_t longest_group(const cf_plan *plan) {
+    int64_t most = 1, i;
+    for (i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= most) most = plan->chunks[i].index + 1;
+    return most;
+}
+
+/* The longest path of a graph and the simulator's bound of that name are one number, found in two ways, where K leaves
+   no choice of what is dropped; elsewhere the graph drops more than the bound does. The schedule is `paper` or, to split
+   backwards or to have virtual stages, zero-bubble or interleaved. */
 TEST(critical_path_is_the_simulators_bound) {
     harness_rng rng = {15};
-    int round, with_replay_chain = 0;
+    int round, with_replay_chain = 0, n_equal = 0, n_below = 0;
     for (round = 0; round < 3000; round++) {
         cf_plan *plan = naive_plan(&rng, harness_between(&rng, 1, 12), 1);
         cf_stage_cost stages[12];
@@ -302,7 +310,13 @@ TEST(critical_path_is_the_simulators_bound) {
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         CHECK_STR(timeline->bounds[0].name, "critical-path");
-        if (plan->n_chunks > 0) CHECK(c->length == timeline->bounds[0].value);
+        if (plan->n_chunks > 0 && (order.k == 1 || order.k >= longest_group(plan))) {
+            CHECK(c->length == timeline->bounds[0].value); /* nobody can choose what is dropped */
+            n_equal++;
+        } else if (plan->n_chunks > 0) {
+            CHECK(timeline->bounds[0].value <= c->length);
+            n_below += timeline->bounds[0].value < c->length;
+        }
         for (i = 0; i + 1 < c->n_path; i++)
             with_replay_chain += g->nodes[c->path[i]].pass == CF_R && g->nodes[c->path[i + 1]].pass == CF_R &&
                                  g->nodes[c->path[i]].chunk != g->nodes[c->path[i + 1]].chunk;
@@ -312,6 +326,7 @@ TEST(critical_path_is_the_simulators_bound) {
         cf_graph_free(g);
         cf_plan_free(plan);
     }
+    CHECK(n_equal > 1000 && n_below > 100);
     CHECK(with_replay_chain > 50); /* the edge between the replays of neighbours decides in many of them */
     harness_note("%s", "");
 }
@@ -330,6 +345,7 @@ TEST(bounds_of_the_papers_example) {
     REQUIRE(cf_pack(lengths, 4, &pack, &plan, NULL) == CF_OK);
     desc.n_stages = 4;
     desc.k = 1;
+    desc.replay = CF_REPLAY_PIPELINE;
     g = make(plan, &desc);
     REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
     CHECK(c->length == 50); /* no order with K = 1 and pipeline replay is below 50 units */
@@ -597,7 +613,7 @@ TEST(graph_options_are_checked) {
     CHECK_INT(cf_graph_make(plan, &good, &g, &error), CF_ERROR_PLAN);
     CHECK(g == NULL);
     desc = cf_graph_defaults(&good);
-    CHECK(desc.n_stages == 1 && desc.n_virtual == 1 && desc.k == 1 && desc.replay == CF_REPLAY_PIPELINE);
+    CHECK(desc.n_stages == 1 && desc.n_virtual == 1 && desc.k == 1 && desc.replay == CF_REPLAY_LOCAL);
     cf_plan_free(plan);
 }
 

@@ -105,6 +105,8 @@ TEST(loads_follow_rows_to_host_memory) {
     memset(&order, 0, sizeof order);
     memset(&lower, 0, sizeof lower);
     pack.chunk_size = 1000;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     order.n_stages = 3;
     lower.offload = 1;
     REQUIRE(cf_pack(lengths, 5, &pack, &plan, NULL) == CF_OK);
@@ -176,6 +178,8 @@ TEST(bad_loads_are_named) {
     memset(&order, 0, sizeof order);
     pack.chunk_size = 1000;
     pack.n_ranks = 2;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     order.n_stages = 2;
     REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &made, NULL) == CF_OK);

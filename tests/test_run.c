@@ -342,6 +342,8 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
         drop_fixture(&f);
         return f;
     }
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
     desc.k = harness_between(&rng, 1, 5);
     desc.rank = harness_between(&rng, 0, f.plan->n_ranks - 1);
     CHECK_INT(cf_schedule_make(f.plan, &desc, &f.schedule, NULL), CF_OK);
@@ -358,6 +360,8 @@ static fixture known_fixture(int64_t k) {
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     pack.chunk_size = 8;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     order.k = k;
     CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &f.plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_make(f.plan, &order, &f.schedule, NULL), CF_OK);
@@ -1011,6 +1015,85 @@ TEST(run_refuses_another_plans_schedule) {
     drop_fixture(&a);
 }
 
+/* ---- standalone chunks that are replayed ---- */
+
+typedef struct drops {
+    uint64_t seeds[16];
+    int64_t slots[16], n_replays;
+} drops;
+
+static int drops_forward(void *user, const cf_step *step) {
+    drops *d = (drops *)user;
+    int32_t chunk = step->action.chunk;
+    CHECK_INT(step->slot >= 0, step->action.keep);
+    if (step->action.pass == CF_R) {
+        CHECK(step->seed == d->seeds[chunk]); /* so that it repeats its forward exactly */
+        CHECK_INT(d->slots[chunk], -1);
+        d->n_replays++;
+    }
+    d->seeds[chunk] = step->seed;
+    d->slots[chunk] = step->slot;
+    return 0;
+}
+
+static int drops_backward(void *user, const cf_step *step) {
+    drops *d = (drops *)user;
+    CHECK(step->slot >= 0 && step->slot == d->slots[step->action.chunk]);
+    return 0;
+}
+
+/* `best` may drop any chunk, and under a limit it pays: with local replay on some of the stages only, with pipeline
+   replay on the first ones. */
+static void check_drops(int64_t n_stages, int64_t limit, cf_replay replay) {
+    const int64_t lengths[] = {16, 9, 7, 16, 12, 15, 16, 14};
+    cf_pack_desc pack;
+    cf_schedule_desc order;
+    fixture f = {NULL, NULL};
+    int64_t s, all = 0, before = INT64_MAX;
+    memset(&pack, 0, sizeof pack);
+    memset(&order, 0, sizeof order);
+    pack.chunk_size = 16;
+    order.n_stages = n_stages;
+    order.limit = limit;
+    order.replay = replay;
+    harness_note("%d stages, limit %d, %s replay", (int)n_stages, (int)limit, cf_replay_name(replay));
+    CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &f.plan, NULL), CF_OK);
+    CHECK_INT(f.plan->n_groups, 0);
+    CHECK_INT(cf_schedule_make(f.plan, &order, &f.schedule, NULL), CF_OK);
+    REQUIRE(f.schedule != NULL);
+    CHECK_INT(cf_schedule_validate(f.plan, f.schedule, NULL, NULL, NULL), CF_OK);
+    for (s = 0; s < n_stages; s++) {
+        drops d;
+        cf_run_desc desc;
+        cf_run_stats stats;
+        memset(&d, 0, sizeof d);
+        memset(&desc, 0, sizeof desc);
+        desc.user = &d;
+        desc.forward = drops_forward;
+        desc.backward = drops_backward;
+        desc.seed = 42;
+        CHECK_INT(cf_run(f.plan, f.schedule, s, &desc, &stats, NULL), CF_OK);
+        CHECK(stats.peak_slots <= limit);
+        if (replay == CF_REPLAY_PIPELINE) CHECK(d.n_replays <= before);
+        before = d.n_replays;
+        all += d.n_replays;
+    }
+    CHECK(all > 0);
+    CHECK_INT(before, 0); /* the last stage has nobody to wait for */
+    harness_note("%s", "");
+    drop_fixture(&f);
+}
+
+TEST(standalone_chunks_are_replayed) {
+    int64_t n_stages;
+    for (n_stages = 2; n_stages <= 4; n_stages++) {
+        check_drops(n_stages, 1, CF_REPLAY_LOCAL);
+        check_drops(n_stages, 1, CF_REPLAY_PIPELINE);
+    }
+    check_drops(6, 2, CF_REPLAY_LOCAL);
+    check_drops(6, 2, CF_REPLAY_PIPELINE);
+}
+
 TEST(an_empty_plan_runs) {
     cf_pack_desc pack;
     cf_schedule_desc order;
@@ -1038,4 +1121,5 @@ SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
       CASE(damaged_schedules_are_judged_as_by_the_books), CASE(damaged_schedule_headers_are_refused),
       CASE(huge_stage_counts_do_not_overflow), CASE(run_needs_exactly_what_run_size_says),
       CASE(run_survives_every_failed_allocation), CASE(a_stopped_run_frees_its_memory),
-      CASE(run_refuses_bad_arguments), CASE(run_refuses_another_plans_schedule), CASE(an_empty_plan_runs));
+      CASE(run_refuses_bad_arguments), CASE(run_refuses_another_plans_schedule),
+      CASE(standalone_chunks_are_replayed), CASE(an_empty_plan_runs));

@@ -259,6 +259,8 @@ static cf_schedule *small_lowered(cf_plan **plan) {
     memset(&order, 0, sizeof order);
     memset(&lower, 0, sizeof lower);
     pack.chunk_size = 4;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     order.n_stages = 2;
     lower.offload = 1;
     CHECK_INT(cf_pack(lengths, 5, &pack, plan, NULL), CF_OK);

@@ -23,6 +23,8 @@ static cf_plan *plan_of(const int64_t *lengths, int64_t n, int64_t chunk_size, i
 static cf_schedule_desc with_k(int64_t k) {
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
     desc.k = k;
     return desc;
 }
@@ -427,14 +429,15 @@ TEST(schedule_defaults_are_filled_in) {
     cf_schedule_desc desc, full;
     memset(&desc, 0, sizeof desc);
     full = cf_schedule_defaults(&desc);
-    CHECK(full.kind == CF_SCHEDULE_PAPER && full.replay == CF_REPLAY_PIPELINE && full.n_stages == 1 && full.k == 1);
+    CHECK(full.kind == CF_SCHEDULE_BEST && full.replay == CF_REPLAY_LOCAL && full.n_stages == 1 && full.k == 1);
     CHECK(full.rank == 0 && full.allocator == NULL);
-    desc.replay = CF_REPLAY_LOCAL;
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
     desc.n_stages = 1;
     desc.k = 7;
     desc.rank = 3;
     full = cf_schedule_defaults(&desc);
-    CHECK(full.replay == CF_REPLAY_LOCAL && full.k == 7 && full.rank == 3);
+    CHECK(full.kind == CF_SCHEDULE_PAPER && full.replay == CF_REPLAY_PIPELINE && full.k == 7 && full.rank == 3);
 }
 
 SUITE(schedule, CASE(groups_of_several_sizes), CASE(paper_example_of_four_sequences),

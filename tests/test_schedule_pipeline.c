@@ -24,6 +24,7 @@ static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
+    desc.replay = CF_REPLAY_PIPELINE;
     desc.n_stages = n_stages;
     desc.k = k;
     return desc;
@@ -152,7 +153,7 @@ TEST(one_stage_is_algorithm_2) {
     const int64_t lengths[] = {12};
     const char *wanted = "F0 F1 F2 F3 F4+ F5+ B5 B4 R3+ B3 R2+ B2 R1+ B1 R0+ B0 ";
     cf_plan *plan = pack(lengths, 1, 2, 0, CF_PACK_BEST_FIT);
-    cf_schedule_desc desc = describe(CF_SCHEDULE_DEFAULT, 0, 2);
+    cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 0, 2);
     cf_schedule *schedule = make(plan, &desc);
     char text[400] = "";
     int64_t i;
@@ -273,10 +274,13 @@ TEST(limits_at_the_peak_and_below) {
 
 TEST(names_and_defaults) {
     const char *names[] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best", "?"};
-    cf_schedule_desc desc = describe(CF_SCHEDULE_DEFAULT, 0, 0), full = cf_schedule_defaults(&desc);
+    cf_schedule_desc desc, full;
     int i;
+    memset(&desc, 0, sizeof desc);
+    full = cf_schedule_defaults(&desc);
     for (i = 0; i < 8; i++) CHECK_STR(cf_schedule_kind_name((cf_schedule_kind)i), names[i]);
-    CHECK_INT(full.kind, CF_SCHEDULE_PAPER);
+    CHECK_INT(full.kind, CF_SCHEDULE_BEST);
+    CHECK_INT(full.replay, CF_REPLAY_LOCAL);
     CHECK_INT(full.n_stages, 1);
     CHECK_INT(full.n_virtual, 1);
     CHECK_INT(full.k, 1);
@@ -297,7 +301,7 @@ static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_
 }
 
 TEST(bad_options_are_named) {
-    const int64_t lengths[] = {1, 1, 2, 4}, negative[] = {1, -1, 1, 1};
+    const int64_t lengths[] = {1, 1, 2, 4}, negative[] = {1, -2, 1, 1};
     cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
     const cf_schedule_desc good = describe(CF_SCHEDULE_PAPER, 4, 1);
     cf_schedule_desc bad;
@@ -319,9 +323,9 @@ TEST(bad_options_are_named) {
     REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "n_virtual");
     REFUSED(bad.k = -1, CF_ERROR_ARGUMENT, "k");
     REFUSED(bad.rank = 1, CF_ERROR_ARGUMENT, "rank");
-    REFUSED(bad.limit = -1, CF_ERROR_ARGUMENT, "limit");
+    REFUSED(bad.limit = -2, CF_ERROR_ARGUMENT, "limit");
     REFUSED(bad.limits = negative, CF_ERROR_ARGUMENT, "limits");
-    REFUSED(bad.limit_bytes = -1, CF_ERROR_ARGUMENT, "limit_bytes");
+    REFUSED(bad.limit_bytes = -2, CF_ERROR_ARGUMENT, "limit_bytes");
     REFUSED(bad.limits_bytes = negative, CF_ERROR_ARGUMENT, "limits_bytes");
     REFUSED(bad.bytes.per_token_state = -1, CF_ERROR_ARGUMENT, "bytes.per_token_state");
     REFUSED(bad.bytes.per_token_state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "bytes");

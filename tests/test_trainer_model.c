@@ -129,6 +129,8 @@ static cf_memory_load simulate_batch(const shape *s) {
     memset(&simulate, 0, sizeof simulate);
     memset(&load, 0, sizeof load);
     pack.chunk_size = s->chunk_size;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
     order.k = s->k;
     simulate.bytes.per_token_state_gradient = 1; /* peak_bytes then is tokens that have a gradient of state */
     if (cf_pack(s->lengths, N_LENGTHS, &pack, &plan, &error) == CF_OK &&

@@ -197,6 +197,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             order.n_virtual = split->n_virtual;
             order.rank = rank;
             order.timing = simulate.timing = &timing;
+            order.limit = CF_NO_LIMIT;
             order.budget = f->desc.budget;
             simulate.no_bounds = 1;
             if (cf_schedule_make(plan, &order, &schedule, &error) != CF_OK ||

@@ -217,7 +217,8 @@ TEST(what_is_written_is_what_is_there) {
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
         order.k = harness_between(&rng, 1, 4);
         order.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        order.replay = (cf_replay)harness_between(&rng, 0, 2);
+        order.kind = CF_SCHEDULE_PAPER;
+        order.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         harness_poison(&error, sizeof error);
         memset(&s, 0, sizeof s);
@@ -314,6 +315,7 @@ TEST(a_failing_callback_is_reported_at_every_call) {
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     pack.chunk_size = 16;
+    order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(cf_pack(lengths, 300, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     check_every_failure(write_plan, plan);

@@ -1651,6 +1651,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.k = c->k;
     desc.rank = rank;
     desc.timing = &t->timing;
+    desc.limit = CF_NO_LIMIT; /* on chunks: it is bytes that a GPU has */
     desc.split_backward = t->desc.split_backward;
     desc.allocator = &t->allocator;
     return desc;
@@ -1774,14 +1775,20 @@ static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, doub
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *point = &t->tuning->candidates[first];
     int timed = batch < t->desc.n_batches;
-    int64_t stage, id, bytes = cft__least_bytes(t, point->k, point->replay == CF_REPLAY_LOCAL, &stage);
+    int local = point->replay == CF_REPLAY_LOCAL, best;
+    int64_t id, stage[2], bytes[2];
     double bound = 0;
+    bytes[0] = cft__least_bytes(t, point->k, local, &stage[0]);
+    bytes[1] = cft__least_bytes(t, 1, local, &stage[1]); /* `best` may keep fewer than K */
     if (timed) CFT__TRY(cft__find_bound(t, point, &bound));
     for (id = first; id < first + t->strides[CFT__K]; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         if (c->replay != point->replay) continue;
-        if (bytes > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes > c->bytes))
-            cft__set_infeasible(c, bytes, stage, "K chunks of a group do not fit, even alone");
+        best = c->kind == CF_SCHEDULE_BEST;
+        if (bytes[best] > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes[best] > c->bytes))
+            cft__set_infeasible(c, bytes[best], stage[best],
+                                best ? "a chunk of a group does not fit, even alone"
+                                     : "K chunks of a group do not fit, even alone");
         if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
     }
     cft__report_done(t, timed);
@@ -1938,7 +1945,8 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
 }
 
 /* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Every K that
-   no group exceeds makes the same schedules, and without a limit so do both forms of replay. */
+   no group exceeds makes the same schedules, and so do both forms of replay where nothing is replayed: in the fixed
+   kinds without a limit (`best` also looks at schedules that keep less than they might). */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
@@ -1947,7 +1955,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         c->same_as = id - t->strides[CFT__K];
         return 1;
     }
-    if (c->k >= most && replay > 0 &&
+    if (c->k >= most && replay > 0 && c->kind != CF_SCHEDULE_BEST &&
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;

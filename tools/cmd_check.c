@@ -24,6 +24,8 @@ typedef struct check_options {
     int time;
 } check_options;
 
+#define PIPELINE_LIMIT_DEFAULT "what is written in the schedule, if anything is"
+
 static const check_options defaults = {.pipeline = PIPELINE_DEFAULTS, .rank = -1};
 
 static const cli_option options[] = {
@@ -44,7 +46,7 @@ static const cli_option options[] = {
     {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(check_options, rank),
      .max = CF_MAX_RANKS - 1, .help = "of a schedule in CSV: whose passes; default 0"},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(check_options, replay),
-     .help = "of a schedule in CSV: how an R comes back; default pipeline"},
+     .help = "of a schedule in CSV: how an R comes back; default local"},
     {.name = "--legacy", .kind = CLI_FLAG, .offset = offsetof(check_options, legacy),
      .help = "of a schedule in CSV: B is the gradient of the inputs only,\n"
      "BW the whole backward, as old files have it"},
@@ -299,7 +301,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     if (wants_drawing(asked) && !asked->time) return nothing_to_draw(file);
     memset(&desc, 0, sizeof desc);
     desc.legacy = asked->legacy;
-    desc.replay = (cf_replay)asked->replay;
+    desc.replay = asked->replay > 0 ? (cf_replay)asked->replay : CF_REPLAY_LOCAL; /* as plan makes them */
     desc.k = asked->k;
     desc.rank = asked->rank > 0 ? asked->rank : 0;
     if (desc.rank >= plan->n_ranks)

@@ -17,19 +17,21 @@ typedef struct compare_options {
     const char *json;
 } compare_options;
 
+#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+
 static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = "1"};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(compare_options, packing),
     {.name = "--k", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
-     .help = "how many chunks of a group keep their activations;\n"
+     .help = "most chunks of a group that keep their activations;\n"
      "default 1. More than one number: a row for each"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(compare_options, n_virtual), .min = 1,
      .max = CF_MAX_STAGES, .help = "virtual stages of each stage, for interleaved; default 2"},
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
      .offset = offsetof(compare_options, replay),
-     .help = "how dropped activations come back: through all stages again\n"
-     "(the default), on each stage alone, or a row for each"},
+     .help = "how dropped activations come back: through all stages again,\n"
+     "on each stage alone (the default), or a row for each"},
     PIPELINE_OPTIONS(compare_options, pipeline),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(compare_options, json),
      .help = "write the table as JSON; with - nothing else is printed"},
@@ -124,8 +126,9 @@ static void fill_baseline(const table *t, row *r) {
 
 /* Every kind, with every K and form of replay; best twice, with whole backwards and with cut ones. */
 static int add_rows(table *t, const int64_t *k, int64_t n_k) {
-    int64_t first = t->asked->replay == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    int64_t last = t->asked->replay == REPLAY_BOTH ? CF_REPLAY_LOCAL : first;
+    int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
+    int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    int64_t last = asked == REPLAY_PIPELINE ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     int64_t i, replay, kind;
 
     t->rows = (row *)calloc((size_t)(n_k * 2 * (CF_SCHEDULE_COUNT + 1) + 2), sizeof *t->rows);

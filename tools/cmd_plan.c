@@ -31,21 +31,23 @@ typedef struct plan_options {
     const char *paths[N_OUTPUTS];
 } plan_options;
 
+#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+
 static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
     {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
-     .required = 1, .help = "how many chunks of a group keep their activations; required"},
+     .required = 1, .help = "most chunks of a group that keep their activations; required"},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
-     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default paper"},
+     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
      .max = CF_MAX_STAGES,
      .help = "virtual stages of each stage, for interleaved (default 2)\n"
      "and best (default 1)"},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(plan_options, replay),
-     .help = "how dropped activations come back: through all stages again\n"
-     "(the default), or on each stage alone"},
+     .help = "how dropped activations come back: through all stages again,\n"
+     "or on each stage alone (the default)"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(plan_options, split_backward),
      .help = "best may cut backwards into I and W, as zero-bubble does"},
     PIPELINE_OPTIONS(plan_options, pipeline),
@@ -72,7 +74,8 @@ static const cli_option options[] = {
     {.name = "--csv-extensions", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
      .help = "allow passes in --csv that PyTorch cannot run: R, offloads"},
     {.name = "--dot", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[DOT]),
-     .help = "write which pass waits for which, for Graphviz"},
+     .help = "write which pass waits for which, for Graphviz; of a group\n"
+     "all but the last K chunks are replayed there"},
     {.name = "--max-nodes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, max_nodes), .min = 1,
      .max = CF_MAX_NODES, .help = "most passes in --dot; default 500"},
     {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[TRACE]),
@@ -160,6 +163,22 @@ static void print_counts(const cf_schedule *schedule) {
     putchar('\n');
 }
 
+/* The limits on chunks that the schedule was made under, if there are any; equal ones once. */
+static void print_limits(const planned *made) {
+    const cf_schedule *schedule = made->run.schedule;
+    const int64_t *limits = schedule->limits;
+    int64_t n = 1, i;
+
+    if (!limits) return;
+    for (i = 1; i < schedule->n_stages; i++)
+        if (limits[i] != limits[0]) n = schedule->n_stages;
+    printf("limit             ");
+    for (i = 0; i < n; i++)
+        printf("%s%s", i > 0 ? ", " : "", limits[i] > 0 ? pipeline_share(limits[i], schedule->n_virtual) : "none");
+    printf(" chunks%s\n", made->asked->pipeline.limit || made->asked->pipeline.limits
+                              ? "" : ", which is the default; --limit none for the shortest schedule");
+}
+
 static void print_input(const planned *made) {
     const cf_plan *plan = made->packed.plan;
     const cf_schedule *schedule = made->run.schedule;
@@ -174,6 +193,7 @@ static void print_input(const planned *made) {
            cli_commas(schedule->n_stages), schedule->n_stages == 1 ? "" : "s");
     if (schedule->n_virtual > 1) printf(" of %s virtual stages", cli_commas(schedule->n_virtual));
     putchar('\n');
+    print_limits(made);
     print_counts(schedule);
 }
 

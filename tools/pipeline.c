@@ -73,14 +73,26 @@ static int take_token_bytes(const char *command, const pipeline_options *asked, 
     return code;
 }
 
+static int take_limit(const char *command, const pipeline_options *asked, pipeline *p) {
+    int64_t limit;
+
+    if (!asked->limit) return CLI_OK;
+    p->limit = CF_NO_LIMIT;
+    if (strcmp(asked->limit, "none") == 0) return CLI_OK;
+    if (!cli_parse_number(asked->limit, strlen(asked->limit), &limit) || limit < 1 || limit > INT32_MAX)
+        return cli_usage(command, "--limit: got '%s', wanted a whole number 1 .. %lld, or none", asked->limit,
+                         (long long)INT32_MAX);
+    p->limit = limit;
+    return CLI_OK;
+}
+
 static int take_limits(const char *command, const pipeline_options *asked, pipeline *p) {
     int64_t n;
-    int code;
+    int code = take_limit(command, asked, p);
 
-    p->limit = asked->limit;
     p->limit_bytes = asked->limit_bytes;
-    if (!asked->limits) return CLI_OK;
-    if (asked->limit > 0) return cli_usage(command, "--limit and --limits exclude each other");
+    if (!asked->limits || code != CLI_OK) return code;
+    if (asked->limit) return cli_usage(command, "--limit and --limits exclude each other");
     code = cli_take_numbers(command, "--limits", asked->limits, 1, INT32_MAX, &p->limits, &n);
     if (code == CLI_OK && n != asked->stages)
         code = cli_usage(command, "--limits: got %lld numbers, wanted one for each of %lld stages", (long long)n,
@@ -346,6 +358,7 @@ void pipeline_costs_free(pipeline_costs *costs) {
 }
 
 static int64_t scale_limit(int64_t limit, int64_t n_virtual) {
+    if (limit == CF_NO_LIMIT) return limit;
     return limit > INT64_MAX / n_virtual ? INT64_MAX : limit * n_virtual;
 }
 

@@ -9,7 +9,7 @@
 typedef struct pipeline_options {
     int64_t stages;
     int64_t rank;
-    int64_t limit;
+    const char *limit;
     const char *limits;
     const char *token_bytes;
     int64_t limit_bytes;
@@ -30,10 +30,12 @@ typedef struct pipeline_options {
 
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
-/* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. */
+/* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. What --limit
+   is by default must be defined before the table. */
 #define PIPELINE_LIMIT_OPTIONS(type, member)                                                                       \
-    {.name = "--limit", .value = "L", .kind = CLI_NUMBER, .offset = offsetof(type, member.limit), .min = 1,        \
-     .max = INT32_MAX, .help = "most chunks whose activations a stage keeps at once"},                             \
+    {.name = "--limit", .value = "L|none", .kind = CLI_TEXT, .offset = offsetof(type, member.limit),               \
+     .help = "most chunks whose activations a stage keeps at once;\n"                                              \
+     "default " PIPELINE_LIMIT_DEFAULT},                                                                           \
     {.name = "--limits", .value = "L0,L1,...", .kind = CLI_TEXT, .offset = offsetof(type, member.limits),          \
      .help = "the same, stage by stage"},                                                                          \
     {.name = "--token-bytes", .value = "A,S,G,I", .kind = CLI_TEXT, .offset = offsetof(type, member.token_bytes),  \
@@ -99,7 +101,7 @@ typedef struct pipeline_options {
 typedef struct pipeline {
     int64_t n_stages;
     int64_t rank;
-    int64_t limit;
+    int64_t limit;   /* as in cf_schedule_desc: 0 if none was given, CF_NO_LIMIT for `none` */
     int64_t *limits; /* (n_stages), or NULL */
     int64_t limit_bytes;
     cf_bytes bytes;
