@@ -7532,20 +7532,32 @@ static void cf__search_each_k(cf__search *search, int split) {
     m->desc.k = m->pipe.k = given;
 }
 
-/* The same for the limits, and for halves of them as long as every unit finds room. */
+/* Whether half of the limits is less on any stage, and every unit still finds room: then the limits are halved. */
+static int cf__search_halve_limits(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t i, bytes = 0;
+    int changes = 0;
+    for (i = 0; i < m->desc.n_stages; i++) {
+        cf__schedule_limits before = cf__schedule_limits_of(m, i), after;
+        m->halvings++;
+        after = cf__schedule_limits_of(m, i);
+        m->halvings--;
+        changes |= after.chunks < before.chunks || after.bytes < before.bytes;
+    }
+    if (!changes) return 0;
+    m->halvings++;
+    m->tightest = cf__schedule_tightest(m);
+    if (m->tightest.chunks == 0) return 0;
+    for (i = 0; i < m->pipe.n; i++)
+        if (cf__schedule_unit_at(m, i, &bytes).k == 0) return 0;
+    return 1;
+}
+
+/* The same for the limits, and for halves of them as long as that leads anywhere. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    int fits = 1;
-    while (fits) {
-        int64_t i, bytes = 0;
-        cf__search_each_k(search, split);
-        m->halvings++;
-        m->tightest = cf__schedule_tightest(m);
-        fits = cf__schedule_is_limited(&m->desc) && m->halvings < 62 && m->tightest.chunks > 0;
-        for (i = 0; i < m->pipe.n && fits; i++) fits = cf__schedule_unit_at(m, i, &bytes).k > 0;
-        if (m->tightest.chunks == 1 && m->tightest.bytes == INT64_MAX && cf__schedule_limits_of(m, 0).chunks == 1)
-            break;
-    }
+    do cf__search_each_k(search, split);
+    while (cf__search_halve_limits(search));
     m->halvings = 0;
     m->tightest = cf__schedule_tightest(m);
 }
