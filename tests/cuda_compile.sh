@@ -129,6 +129,7 @@ int main(void) {
     if (cf_attention_size(&desc, &bytes, &error) != CF_OK || bytes == 0) return 1;
     desc.arch = 0; /* the current device's: found, or reported as missing */
     if (cf_attention_size(&desc, &bytes, &error) != CF_OK && error.code != CF_ERROR_DEVICE) return 2;
+    if (strcmp(cf_attention_path_name((cf_attention_path)9), "?") != 0) return 3; /* C++ would not allow this number */
     return 0;
 }
 END

@@ -11,11 +11,12 @@
 extern const harness_suite suite_primitives, suite_attention, suite_state, suite_executor;
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-extern const harness_suite suite_emulation, suite_streams, suite_nccl;
+extern const harness_suite suite_emulation, suite_hopper, suite_streams, suite_nccl;
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_emulation, &suite_primitives, &suite_streams, &suite_nccl,
-                                                  &suite_attention, &suite_state,      &suite_executor};
+    static const harness_suite *const suites[] = {&suite_emulation, &suite_hopper,    &suite_primitives,
+                                                  &suite_streams,   &suite_nccl,      &suite_attention,
+                                                  &suite_state,     &suite_executor};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else

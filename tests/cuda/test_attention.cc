@@ -1365,7 +1365,7 @@ TEST(automatic_choice) {
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_AUTO), "auto");
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_UNFUSED), "unfused");
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_MMA), "mma");
-    CHECK_STR(cf_attention_path_name((cf_attention_path)3), "?");
+    CHECK_STR(cf_attention_path_name(CF_ATTENTION_WGMMA), "wgmma");
 }
 
 /* Calls that are refused before anything is launched; the addresses are never used. */
