@@ -98,6 +98,16 @@ CF_DEVICE void shared_store_8(shared_address to, uint2 value) {
 #endif
 }
 
+CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_store(to, &value, 16);
+#else
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+#endif
+}
+
 CF_DEVICE float shared_load_float(shared_address from) {
     float value;
 #ifdef CHUNKFLOW_CUDA_EMULATION
@@ -362,11 +372,12 @@ CF_DEVICE float warp_max(float x) {
 #else
 #define CF_HOPPER 0
 #endif
+#define CF_HOPPER_DEVICE [[maybe_unused]] CF_DEVICE
 
 /* An mbarrier, 8 bytes of shared memory. Each of its phases ends when `arrivals` threads have arrived and as many bytes
    as they announced have been copied. A wait for parity 0 returns when the first phase is over, for parity 1 at once,
    then when the second is, ... */
-CF_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
+CF_HOPPER_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_mbarrier_init(barrier, arrivals);
 #else
@@ -375,7 +386,7 @@ CF_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
 }
 
 /* After the thread's mbarrier_init and before the barrier that tells the others. */
-CF_DEVICE void fence_mbarrier_init() {
+CF_HOPPER_DEVICE void fence_mbarrier_init() {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_fence_mbarrier_init();
 #else
@@ -383,7 +394,7 @@ CF_DEVICE void fence_mbarrier_init() {
 #endif
 }
 
-CF_DEVICE void mbarrier_arrive(shared_address barrier) {
+CF_HOPPER_DEVICE void mbarrier_arrive(shared_address barrier) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_mbarrier_arrive(barrier);
 #else
@@ -391,7 +402,7 @@ CF_DEVICE void mbarrier_arrive(shared_address barrier) {
 #endif
 }
 
-CF_DEVICE void mbarrier_arrive_expect(shared_address barrier, int bytes) {
+CF_HOPPER_DEVICE void mbarrier_arrive_expect(shared_address barrier, int bytes) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_mbarrier_arrive_expect(barrier, bytes);
 #else
@@ -399,7 +410,7 @@ CF_DEVICE void mbarrier_arrive_expect(shared_address barrier, int bytes) {
 #endif
 }
 
-CF_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
+CF_HOPPER_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_mbarrier_wait(barrier, parity);
 #else
@@ -416,7 +427,7 @@ CF_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
 }
 
 /* Between a thread's stores to shared memory and the barrier after which wgmma or a bulk copy uses these bytes. */
-CF_DEVICE void fence_proxy_async() {
+CF_HOPPER_DEVICE void fence_proxy_async() {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_fence_proxy_async();
 #else
@@ -452,7 +463,7 @@ template <int N> CF_DEVICE void take_registers() {
 
 /* Starts the copy of a tensor map's box, whose first element is at (x, y, z) of the tensor, x innermost. What is past
    the tensor's ends becomes zeros; all bytes of the box count for the mbarrier. */
-CF_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y, int z, shared_address barrier) {
+CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y, int z, shared_address barrier) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     const int at[3] = {x, y, z};
     cuda_emu_bulk_tensor(to, map, 3, at, barrier);
@@ -468,17 +479,17 @@ CF_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y,
    bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)); blocks start at multiples of 1024.
    k along the columns: another 16 of them are 32 bytes on. k along the rows ("transposed"): another 16 are 2048 bytes
    on, and `next` is the distance of blocks. */
-CF_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
+CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
     return (uint64_t)(start >> 4 & 0x3FFF) | (uint64_t)(uint32_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
 }
 
-CF_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matrix + (uint64_t)(bytes >> 4); }
+CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matrix + (uint64_t)(bytes >> 4); }
 
 /* Around products of a warpgroup. The fence: what was done to registers before it is seen by the products after it.
    The commit closes a group; the wait leaves at most the LEFT newest groups running. The sums, and an A operand in
    registers, belong to the products until then. */
-CF_DEVICE void wgmma_fence() {
+CF_HOPPER_DEVICE void wgmma_fence() {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_wgmma_fence();
 #else
@@ -486,7 +497,7 @@ CF_DEVICE void wgmma_fence() {
 #endif
 }
 
-CF_DEVICE void wgmma_commit() {
+CF_HOPPER_DEVICE void wgmma_commit() {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_wgmma_commit();
 #else
@@ -546,20 +557,21 @@ template <int N> CF_DEVICE void hold_registers(uint32_t (&a)[N][4]) {
                  : SUMS                                                                                        \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED))
 
-/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += where `add`, by a warpgroup: warp w has rows 16 w .. of c, and of
-   an a in registers, each as mma_16x8x16 says. */
+template <typename T> constexpr bool IS_BF16 = std::is_same<T, __nv_bfloat16>::value;
+
+/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += where `add`, by a warpgroup: warp w has rows 16 w .. of c, and
+   of an a in registers, each as mma_16x8x16 says. */
 template <typename T, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
-CF_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
+CF_HOPPER_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
-    const bool bf16 = std::is_same<T, __nv_bfloat16>::value;
 #ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma({&c[0][0], 8 * N, nullptr, a, b, add, A_TRANSPOSED, B_TRANSPOSED, bf16});
+    cuda_emu_wgmma({&c[0][0], 8 * N, nullptr, a, b, add, A_TRANSPOSED, B_TRANSPOSED, IS_BF16<T>});
 #elif CF_HOPPER
-    if constexpr (N == 8 && bf16)
+    if constexpr (N == 8 && IS_BF16<T>)
         CF_WGMMA_SHARED("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
     else if constexpr (N == 8)
         CF_WGMMA_SHARED("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
-    else if constexpr (bf16)
+    else if constexpr (IS_BF16<T>)
         CF_WGMMA_SHARED("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
     else
         CF_WGMMA_SHARED("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
@@ -567,17 +579,16 @@ CF_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) 
 }
 
 template <typename T, bool B_TRANSPOSED, int N>
-CF_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b, bool add) {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
-    const bool bf16 = std::is_same<T, __nv_bfloat16>::value;
 #ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma({&c[0][0], 8 * N, a, 0, b, add, false, B_TRANSPOSED, bf16});
+    cuda_emu_wgmma({&c[0][0], 8 * N, a, 0, b, add, false, B_TRANSPOSED, IS_BF16<T>});
 #elif CF_HOPPER
-    if constexpr (N == 8 && bf16)
+    if constexpr (N == 8 && IS_BF16<T>)
         CF_WGMMA_REGISTERS("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
     else if constexpr (N == 8)
         CF_WGMMA_REGISTERS("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
-    else if constexpr (bf16)
+    else if constexpr (IS_BF16<T>)
         CF_WGMMA_REGISTERS("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
     else
         CF_WGMMA_REGISTERS("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
@@ -1645,7 +1656,8 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     int head;
     const tile t = find_work(p.work, &head);
     const int thread = (int)threadIdx.x, warp_row = thread / 32 * (16 * M);
-    const int first_row = t.block * p.forward_rows, n_rows = lesser(t.q_length * p.group.by, first_row + p.forward_rows);
+    const int first_row = t.block * p.forward_rows;
+    const int n_rows = lesser(t.q_length * p.group.by, first_row + p.forward_rows);
     const shared_address rows = shared_start();
     float o[M][HEAD / 8][4];
     running<M> r;
@@ -1710,28 +1722,25 @@ struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K an
    that compute are done with it. Q arrives with the first K. */
 enum hopper_forward_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64 };
 
-CF_DEVICE void zero_chunk(shared_address at) {
-    shared_store_8(at, make_uint2(0, 0));
-    shared_store_8(at + 8, make_uint2(0, 0));
-}
-
 /* Zeros in rows from .. 127 of a tile of 128 columns, by N threads, for wgmma to read. */
 template <int N> CF_DEVICE void zero_rows(shared_address tile, int from, int thread) {
     for (int i = from * 16 + thread; i < 128 * 16; i += N)
-        zero_chunk(tile + (shared_address)(i / 8 % 2 * HALF_TILE + i / 16 * 128 + i % 8 * 16));
+        shared_store_16(tile + (shared_address)(i / 8 % 2 * HALF_TILE + i / 16 * 128 + i % 8 * 16),
+                        make_uint4(0, 0, 0, 0));
     fence_proxy_async();
 }
 
 /* Both halves of a tile: two boxes. */
-CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
+CF_HOPPER_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row,
+                                shared_address barrier) {
     copy_box(to, map, 0, head, row, barrier);
     copy_box(to + HALF_TILE, map, 64, head, row, barrier);
 }
 
 /* The i-th block of keys of a tile, from its last one on. */
-CF_DEVICE int key_block_row(const tile &t, int i) { return t.k_start + (t.end - 1 - i) * HOPPER_KEYS; }
+CF_HOPPER_DEVICE int key_block_row(const tile &t, int i) { return t.k_start + (t.end - 1 - i) * HOPPER_KEYS; }
 
-CF_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
     const int stage = i & 1, rows = p.fused.forward_rows, group = p.fused.group.by;
     const shared_address barriers = start + hopper_forward_layout::BARRIERS + (shared_address)(8 * stage);
     const shared_address to = start + (shared_address)(hopper_forward_layout::K + 2 * stage * HALF_TILE);
@@ -1744,9 +1753,9 @@ CF_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, sh
     copy_tile(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
 
-/* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is NaN,
-   its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
-CF_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+/* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
+   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
+CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
     const int lane = (int)threadIdx.x % 32, stage = i & 1, valid = t.k_length - (t.end - 1) * HOPPER_KEYS;
     const bool part = i == 0 && valid < HOPPER_KEYS;
     const shared_address barriers = start + hopper_forward_layout::BARRIERS + (shared_address)(8 * stage);
@@ -1796,8 +1805,8 @@ struct hopper_rows {
 };
 
 /* Scores of a block of keys, from `key` on, become exponentials; earlier results are to be multiplied by `shrink`. */
-CF_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1> &r, const fused_params &p, const tile &t,
-                             const hopper_rows &rows, int key) {
+CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1> &r, const fused_params &p,
+                                    const tile &t, const hopper_rows &rows, int key) {
     if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
     if (key + HOPPER_KEYS > rows.full_end || key < rows.full_begin) {
         int begins[1][2], ends[1][2];
@@ -1812,7 +1821,7 @@ CF_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1
 /* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
    the next one become exponentials. */
 template <typename T>
-CF_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), group_row = thread / 128 * 64;
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
@@ -1844,7 +1853,8 @@ CF_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int 
         pack_sums<T>(probs, s[0]);
         int stage = 0, parity = 0; /* of the V that is multiplied */
         for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
-            const shared_address here = barriers + (shared_address)(8 * stage), next = barriers + (shared_address)(8 - 8 * stage);
+            const shared_address here = barriers + (shared_address)(8 * stage);
+            const shared_address next = barriers + (shared_address)(8 - 8 * stage);
             mbarrier_wait(next + K_FULL, parity ^ stage);
             hold_registers(s[0]);
             hold_registers(o[0]);
@@ -1893,13 +1903,7 @@ CF_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int 
                         start + hopper_forward_layout::Q);
 }
 
-/* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part of
-   these. 161 KB of shared memory, one block an SM. The warpgroup that loads needs few registers, and gives the others of
-   its own: 40 and 232, where all have 168 at first. */
-template <typename T>
-__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
-    attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
-#if CF_HOPPER
+template <typename T> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
     int head;
     const tile t = find_work(p.fused.work, &head);
     const shared_address start = shared_start(), barriers = start + hopper_forward_layout::BARRIERS;
@@ -1928,9 +1932,15 @@ __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
         take_registers<232>();
         hopper_forward_rows<T>(p, t, head, start);
     }
-#else
-    (void)p;
-#endif
+}
+
+/* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
+   of these. 161 KB of shared memory, one block an SM. The warpgroup that loads needs few registers, and gives the
+   others of its own: 40 and 232, where all have 168 at first. */
+template <typename T>
+__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
+    attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
+    if constexpr (CF_HOPPER) hopper_forward_block<T>(p);
 }
 
 /* ================================================================================================================
@@ -2742,7 +2752,7 @@ template <typename T> cf_result hopper_forward_as(const call &c) {
     if (code == CF_OK) code = make_map(c, encode, h.fused.k, d->n_kv_heads, p->rows_k, 1, HOPPER_KEYS, "k", &h.k);
     if (code == CF_OK) code = make_map(c, encode, h.fused.v, d->n_kv_heads, p->rows_k, 1, HOPPER_KEYS, "v", &h.v);
     if (code == CF_OK)
-        code = launch("attention_forward_hopper", attention_forward_hopper_kernel<T>, lists.forward.n_blocks,
+        code = launch("attention_forward", attention_forward_hopper_kernel<T>, lists.forward.n_blocks,
                       HOPPER_THREADS, hopper_forward_layout::BYTES, c.stream, c.error, h);
     return code != CF_OK ? code
                          : launch_tiles("attention_combine", attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,

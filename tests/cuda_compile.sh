@@ -78,6 +78,9 @@ compile() {
     too_much_stack "$log" "$code" >"$out/why"
     name="$code: no kernel spills or uses a stack frame beyond the list"
     if [ -s "$out/why" ]; then fail "$name" "some do" "$out/why"; else ok "$name"; fi
+    grep -E 'C75[0-9][0-9]' "$log" >"$out/why"
+    name="$code: no wgmma waits for another one that it does not need"
+    if [ -s "$out/why" ]; then fail "$name" "ptxas says so" "$out/why"; else ok "$name"; fi
     cpu_seconds
     seconds=$((seconds - before))
     if [ "$seconds" -le 60 ]; then ok "$code: $seconds s of compiler time (60 allowed)"

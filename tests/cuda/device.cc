@@ -135,6 +135,18 @@ void note_problem(const host_problem &p, const run_options &o) {
     harness_note("%s", text);
 }
 
+cf_attention_path last_path() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return CF_ATTENTION_WGMMA;
+#else
+    int device = 0, major = 0, minor = 0;
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess);
+    return major == 9 && minor == 0 ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
+#endif
+}
+
 /* With CHUNKFLOW_TEST_WGMMA in the environment, what is asked of one fused path is asked of the other. */
 static bool asks_for_wgmma(const run_options &o) {
     return o.path == CF_ATTENTION_MMA && getenv("CHUNKFLOW_TEST_WGMMA") != NULL;

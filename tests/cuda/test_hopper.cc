@@ -67,7 +67,8 @@ static void produce(const product_maps &p) {
             cuda_emu_mbarrier_wait(EMPTY, (step & 1) ^ (m != PRODUCER_PARITY));
         __syncwarp();
         if (threadIdx.x % 32 != 0) continue;
-        cuda_emu_mbarrier_arrive_expect(FULL, 24576 + (m == MANY_BYTES_EXPECTED) * 128 - (m == FEW_BYTES_EXPECTED) * 128);
+        const int wrong = m == MANY_BYTES_EXPECTED ? 128 : m == FEW_BYTES_EXPECTED ? -128 : 0;
+        cuda_emu_mbarrier_arrive_expect(FULL, 24576 + wrong);
         for (int half = 0; half < 3; half++) { /* of b: 64 columns each */
             const int at[3] = {half == 2 ? DEPTH * step : 64 * half, half == 2 ? 0 : DEPTH * step, 0};
             const uint32_t to = half == 2 ? A : B + 8192 * (uint32_t)half;
@@ -77,7 +78,7 @@ static void produce(const product_maps &p) {
     }
 }
 
-/* An A operand in registers: what lane and warp have of columns k .. k + 15 of a in shared memory, which is swizzled. */
+/* An A operand in registers: what lane and warp have of columns k .. k + 15 of the swizzled a in shared memory. */
 static void load_fragment(uint32_t (&to)[4], int k) {
     for (int i = 0; i < 4; i++) {
         const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + (uint32_t)(i % 2) * 8;

@@ -247,10 +247,10 @@ static void check_bulk_write(uint32_t address) {
     for (uint32_t at = address; at < address + 16; at += 4) {
         const granule *g = &granules[at / 4];
         if (write_races(g))
-            cuda_emu_add_fault(CUDA_EMU_RACE, "bulk copy to shared address %u, used by thread %d with no barrier between",
+            cuda_emu_add_fault(CUDA_EMU_RACE, "bulk copy to shared address %u, which thread %d used, with no barrier",
                                at, g->writer);
         else if (!is_fenced(g, now->id))
-            cuda_emu_add_fault(CUDA_EMU_PROXY, "bulk copy to shared address %u, with no proxy fence after thread %d wrote it",
+            cuda_emu_add_fault(CUDA_EMU_PROXY, "bulk copy to shared address %u, no proxy fence since thread %d wrote",
                                at, g->writer);
     }
     chunks[address / 16].copy_in_flight = true;
@@ -588,14 +588,14 @@ static const uint16_t *read_chunk(uint32_t address, int w, moment when) {
         if (!shared_written[at])
             cuda_emu_add_fault(CUDA_EMU_UNINITIALISED, "wgmma of shared address %u, which was not written", at);
         else if (!is_fenced(g, now->id))
-            cuda_emu_add_fault(CUDA_EMU_PROXY, "wgmma of shared address %u, with no proxy fence after thread %d wrote it",
-                               at, g->writer);
+            cuda_emu_add_fault(CUDA_EMU_PROXY, "wgmma of shared address %u, no proxy fence since thread %d wrote", at,
+                               g->writer);
         else if (g->writer >= n_threads && !saw_write(g))
             cuda_emu_add_fault(CUDA_EMU_RACE, "wgmma of shared address %u, with no wait for its bulk copy", at);
     }
     if (c->swizzle != ANY_SWIZZLE && c->swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
-        cuda_emu_add_fault(CUDA_EMU_DESCRIPTOR, "wgmma of shared address %u: a copy with swizzle %d, a descriptor with %d",
-                           address, c->swizzle, (int)CU_TENSOR_MAP_SWIZZLE_128B);
+        cuda_emu_add_fault(CUDA_EMU_DESCRIPTOR, "wgmma of shared address %u, copied with swizzle %d, not %d", address,
+                           c->swizzle, (int)CU_TENSOR_MAP_SWIZZLE_128B);
     c->read[w] = when;
     return (const uint16_t *)(const void *)&shared_bytes[address];
 }
@@ -616,11 +616,15 @@ static void read_matrix(const matrix &m, int first, int rows, bool bf16, int w, 
         }
 }
 
+/* Register i of a lane's sums, in the 16 rows of its warp. */
+static int sum_row(int lane, int i) { return lane / 4 + i / 2 % 2 * 8; }
+static int sum_column(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+
 static void multiply_warp(std::vector<uint32_t> *sums, int n, const float (*a)[16], const float (*b)[16]) {
     static float c[16][256], turned[16][256];
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < n / 2; i++)
-            memcpy(&c[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2], &(*sums)[(size_t)(lane * n / 2 + i)], 4);
+            memcpy(&c[sum_row(lane, i)][sum_column(lane, i)], &(*sums)[(size_t)(lane * n / 2 + i)], 4);
     for (int j = 0; j < n; j++)
         for (int k = 0; k < 16; k++) turned[k][j] = b[j][k];
     for (int i = 0; i < 16; i++)
@@ -628,7 +632,7 @@ static void multiply_warp(std::vector<uint32_t> *sums, int n, const float (*a)[1
             for (int j = 0; j < n; j++) c[i][j] += a[i][k] * turned[k][j];
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < n / 2; i++)
-            memcpy(&(*sums)[(size_t)(lane * n / 2 + i)], &c[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2], 4);
+            memcpy(&(*sums)[(size_t)(lane * n / 2 + i)], &c[sum_row(lane, i)][sum_column(lane, i)], 4);
 }
 
 /* The four warps of a warpgroup issue the same instructions. */
@@ -687,7 +691,7 @@ static void wgmma_work(warp *w, int first) {
         std::vector<uint32_t> values;
         read_registers(*from, &values);
         if (!p->fenced || (!from->in_flight && from->fenced && !holds(*from, from->at_fence)))
-            cuda_emu_add_fault(CUDA_EMU_IN_FLIGHT, "a wgmma takes registers with no wgmma.fence since they were changed");
+            cuda_emu_add_fault(CUDA_EMU_IN_FLIGHT, "a wgmma takes registers, changed with no wgmma.fence since");
         if (from->in_flight) check_in_flight(*from);
         from->values = values;
         from->in_flight = true;
@@ -734,7 +738,8 @@ static void stmatrix_work(warp *w, int) {
                 const int row = call->transposed ? 2 * (lane % 4) + j : lane / 4;
                 const int column = call->transposed ? lane / 4 : 2 * (lane % 4) + j;
                 const uint32_t to = access.address[8 * i + row];
-                if ((uint64_t)to + 16 <= shared_bytes.size()) memcpy(&shared_bytes[to + 2 * (uint32_t)column], &pair[j], 2);
+                if ((uint64_t)to + 16 <= shared_bytes.size())
+                    memcpy(&shared_bytes[to + 2 * (uint32_t)column], &pair[j], 2);
             }
         }
     }
