@@ -15,6 +15,7 @@
        >>forward    attention forward, fused
        >>hopper     the same with wgmma and bulk copies, for sm_90a
        >>backward   attention backward, fused
+       >>hopper_backward    the same with wgmma and bulk copies
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
        >>state      rows of K and V between projections, state and host memory
@@ -471,6 +472,28 @@ CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x,
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+#endif
+}
+
+/* Likewise of neighbouring bytes, a multiple of 16. */
+CF_HOPPER_DEVICE void copy_bulk(shared_address to, const void *from, int bytes, shared_address barrier) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_bulk_copy(to, from, bytes, barrier);
+#else
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+                 : "memory");
+#endif
+}
+
+/* As ldmatrix_x4, the other way. */
+CF_HOPPER_DEVICE void stmatrix_x4(shared_address row, const uint32_t (&from)[4]) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_stmatrix_x4(row, from, false);
+#else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+                 "r"(from[1]), "r"(from[2]), "r"(from[3])
                  : "memory");
 #endif
 }
@@ -1041,7 +1064,7 @@ void choose_sections(problem *p) {
 
 /* The shapes of tiles follow from what fits into registers and shared memory, and into bulk copies: whole tokens. */
 void choose_tiles(problem *p) {
-    const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
+    const bool large = p->desc.head_size > 64 || is_hopper(p), roomy = block_memory(p->desc.arch) >= 166912;
     p->key_tile = large && !roomy ? SMALL_KEY_TILE : KEY_TILE;
     p->row_tile = large || !roomy ? ROW_TILE : LARGE_ROW_TILE;
     p->row_tokens = (int32_t)std::max<int64_t>(1, p->row_tile / p->group);
@@ -1711,7 +1734,7 @@ const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
 struct hopper_params {
     fused_params fused;
-    CUtensorMap q, k, v; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
+    CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
 };
 
 struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
@@ -1722,19 +1745,19 @@ struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K an
    that compute are done with it. Q arrives with the first K. */
 enum hopper_forward_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64 };
 
-/* Zeros in rows from .. 127 of a tile of 128 columns, by N threads, for wgmma to read. */
-template <int N> CF_DEVICE void zero_rows(shared_address tile, int from, int thread) {
-    for (int i = from * 16 + thread; i < 128 * 16; i += N)
-        shared_store_16(tile + (shared_address)(i / 8 % 2 * HALF_TILE + i / 16 * 128 + i % 8 * 16),
+/* Zeros in rows begin .. end - 1 of a tile of ROWS rows and 128 columns, by N threads, for wgmma to read. */
+template <int ROWS, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
+    for (int i = begin * 16 + thread; i < end * 16; i += N)
+        shared_store_16(tile + (shared_address)(i / 8 % 2 * (ROWS * 128) + i / 16 * 128 + i % 8 * 16),
                         make_uint4(0, 0, 0, 0));
     fence_proxy_async();
 }
 
-/* Both halves of a tile: two boxes. */
-CF_HOPPER_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row,
-                                shared_address barrier) {
+/* Both halves of a tile of ROWS rows: two boxes. */
+template <int ROWS>
+CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
     copy_box(to, map, 0, head, row, barrier);
-    copy_box(to + HALF_TILE, map, 64, head, row, barrier);
+    copy_box(to + ROWS * 128, map, 64, head, row, barrier);
 }
 
 /* The i-th block of keys of a tile, from its last one on. */
@@ -1748,9 +1771,9 @@ CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int h
     if ((int)threadIdx.x % 32 != 0) return;
     mbarrier_arrive_expect(barriers + K_FULL, 2 * HALF_TILE + (i == 0 ? rows * 256 : 0));
     if (i == 0)
-        copy_tile(start + hopper_forward_layout::Q, &p.q, head * group, t.q_start + t.block * (rows / p.fused.group),
-                  barriers + K_FULL);
-    copy_tile(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
+        copy_tile<128>(start + hopper_forward_layout::Q, &p.q, head * group,
+                       t.q_start + t.block * (rows / p.fused.group), barriers + K_FULL);
+    copy_tile<128>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
 
 /* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
@@ -1764,11 +1787,11 @@ CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int h
     mbarrier_wait(barriers + V_EMPTY, (i >> 1 & 1) ^ 1);
     if (lane == 0) {
         mbarrier_arrive_expect(landed, 2 * HALF_TILE);
-        copy_tile(to, &p.v, head, key_block_row(t, i), landed);
+        copy_tile<128>(to, &p.v, head, key_block_row(t, i), landed);
     }
     if (!part) return;
     mbarrier_wait(landed, 0);
-    zero_rows<32>(to, valid, lane);
+    zero_rows<128, 32>(to, valid, 128, lane);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(barriers + V_FULL);
 }
@@ -1790,9 +1813,9 @@ template <typename T> CF_DEVICE void hopper_add_values(float (&o)[16][4], const 
 }
 
 /* Sums of two neighbouring column tiles, rounded, are an A operand. */
-template <typename T> CF_DEVICE void pack_sums(uint32_t (&to)[8][4], const float (&s)[16][4]) {
+template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], const float (&s)[2 * N][4]) {
     CF_UNROLL
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < N; i++) {
         CF_UNROLL
         for (int e = 0; e < 4; e++) to[i][e] = pack<T>(s[2 * i + e / 2][e % 2 * 2], s[2 * i + e / 2][e % 2 * 2 + 1]);
     }
@@ -1918,7 +1941,7 @@ template <typename T> CF_DEVICE void hopper_forward_block(const hopper_params &p
         mbarrier_init(barriers + V_TAIL, 1);
         fence_mbarrier_init();
     }
-    zero_rows<HOPPER_THREADS>(start + hopper_forward_layout::Q, p.fused.forward_rows, (int)threadIdx.x);
+    zero_rows<128, HOPPER_THREADS>(start + hopper_forward_layout::Q, p.fused.forward_rows, 128, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
         give_registers_back<40>();
@@ -2215,24 +2238,26 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
 }
 
 /* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
-   which block was first. Half of the threads have dK, the others dV, in each half as in the kernel above. */
-template <int HEAD, int KEYS>
+   which block was first. Half of the threads have dK, the others dV, in each half as in the kernel that computed them:
+   a warp has M tiles of 16 keys. */
+template <int HEAD, int KEYS, int M>
 __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __grid_constant__ fused_params p) {
+    const int KEY_PARTS = KEYS / (16 * M), COLUMNS = HEAD * KEY_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
     const int of_v = (int)threadIdx.x / BACKWARD_THREADS, thread = (int)threadIdx.x % BACKWARD_THREADS;
-    const int warp = thread / 32, key = warp % 4 * (KEYS / 4), column = warp / 4 * HEAD / 2;
+    const int warp = thread / 32, key = warp % KEY_PARTS * (16 * M), column = warp / KEY_PARTS * COLUMNS;
     const int64_t first_key = t.block * KEYS, row = of_v ? p.dv_row : p.dk_row;
-    float sums[KEYS / 64][HEAD / 16][4];
+    float sums[M][COLUMNS / 8][4];
     clear(sums);
     for (int part = t.begin; part < t.end; part++) {
         const float *from = part_address<HEAD, KEYS>(p, head, part, of_v);
         CF_UNROLL
-        for (int i = 0; i < KEYS / 64; i++) {
+        for (int i = 0; i < M; i++) {
             CF_UNROLL
-            for (int j = 0; j < HEAD / 16; j++) {
+            for (int j = 0; j < COLUMNS / 8; j++) {
                 float x[4];
-                load_quad<BACKWARD_THREADS>(x, from, i * (HEAD / 16) + j, thread);
+                load_quad<BACKWARD_THREADS>(x, from, i * (COLUMNS / 8) + j, thread);
                 CF_UNROLL
                 for (int e = 0; e < 4; e++) sums[i][j][e] += x[e];
             }
@@ -2243,10 +2268,11 @@ __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __gr
                 t.k_length - (int)first_key, column, p.n_chunks * 8, p.overwrite);
 }
 
-/* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel above. */
-template <typename T, int HEAD, int ROWS>
+/* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel that
+   computed them: a warp has M tiles of 16 rows. */
+template <typename T, int HEAD, int ROWS, int M>
 __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
-    const int ROW_PARTS = ROWS / 32, COLUMNS = HEAD / (8 / ROW_PARTS);
+    const int ROW_PARTS = ROWS / (16 * M), COLUMNS = HEAD * ROW_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -2255,7 +2281,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
     const shared_address rows = shared_start();
     const float *sums = tile_sums<ROWS, HEAD>(p, head, t.place);
     CF_UNROLL
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < M; i++) {
         float dq[COLUMNS / 8][4];
         CF_UNROLL
         for (int j = 0; j < COLUMNS / 8; j++) {
@@ -2265,7 +2291,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
         }
         CF_UNROLL
         for (int half = 0; half < 2; half++)
-            stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * 32 + 16 * i + 8 * half + lane / 4,
+            stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * (16 * M) + 16 * i + 8 * half + lane / 4,
                                column_part * COLUMNS / 8);
     }
     __syncthreads();
@@ -2358,6 +2384,297 @@ __global__ void __launch_bounds__(2 * ROWS, 128 / ROWS) attention_dq_kernel(cons
     for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
     store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, past_row, warp_row, q);
+}
+
+/* ================================================================================================================
+   >>hopper_backward    the backward with wgmma and bulk copies, for sm_90a
+   ================================================================================================================ */
+
+struct hopper_backward_layout { /* of shared memory, in bytes; two stages of all but K and V */
+    static const int ROWS = 64, ROW_HALF = ROWS * 128, STATS_STAGE = 2 * ROWS * 4;
+    static const int K = 0, V = 2 * HALF_TILE, Q = 4 * HALF_TILE, DOUT = Q + 4 * ROW_HALF, DS = DOUT + 4 * ROW_HALF;
+    static const int STATS = DS + 2 * HALF_TILE, BARRIERS = STATS + 2 * STATS_STAGE, BYTES = BARRIERS + 128;
+};
+
+/* As in the forward; those of stage s are 8 s bytes on. TAIL: a tile has landed, of which some rows become zeros. */
+enum hopper_backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32, DOUT_FULL = 48, DOUT_EMPTY = 64 };
+
+/* Rows that see nothing, and keys past the end, may hold anything, a NaN, say, and 0 x NaN is NaN: they become zeros.
+   Only the warp that loads deals with that; the others are told once it is done. */
+template <int ROWS>
+CF_HOPPER_DEVICE void hopper_clear_ends(shared_address tile, int begin, int end, int rows) {
+    const int lane = (int)threadIdx.x % 32;
+    zero_rows<ROWS, 32>(tile, 0, begin, lane);
+    zero_rows<ROWS, 32>(tile, end, rows, lane);
+}
+
+/* One warp: K and V of the key tile, then the row tiles that see any of its keys. */
+CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_backward_layout layout;
+    const fused_params &p = all.fused;
+    const int lane = (int)threadIdx.x % 32, n_keys = t.k_length - t.block * KEY_TILE, tile_bytes = p.row_rows * 256;
+    const int first_key = t.k_start + t.block * KEY_TILE;
+    const shared_address barriers = start + layout::BARRIERS, k = start + layout::K, v = start + layout::V;
+    int parity = 0; /* of TAIL */
+    if (lane == 0) {
+        const shared_address landed = barriers + (n_keys < KEY_TILE ? TAIL : KV_FULL);
+        mbarrier_arrive_expect(landed, 4 * HALF_TILE);
+        copy_tile<128>(k, &all.k, head, first_key, landed);
+        copy_tile<128>(v, &all.v, head, first_key, landed);
+    }
+    if (n_keys < KEY_TILE) {
+        mbarrier_wait(barriers + TAIL, parity);
+        parity ^= 1;
+        hopper_clear_ends<128>(k, 0, n_keys, 128);
+        hopper_clear_ends<128>(v, 0, n_keys, 128);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(barriers + KV_FULL);
+    }
+    for (int m = t.begin; m < t.end; m++) {
+        const int stage = (m - t.begin) & 1, empty_parity = ((m - t.begin) >> 1 & 1) ^ 1;
+        const int first_token = m * p.row_tokens, first_row = t.q_start + first_token;
+        const int begin = -lesser(0, (first_token - first_seeing(p.visible, t)) * p.group.by);
+        const int end = lesser((t.q_length - first_token) * p.group.by, p.row_rows);
+        const bool part = begin > 0 || end < p.row_rows;
+        for (int of_dout = 0; of_dout < 2; of_dout++) {
+            const shared_address at = barriers + (shared_address)(8 * stage + (of_dout ? DOUT_FULL : Q_FULL));
+            const shared_address landed = part ? barriers + TAIL : at;
+            const shared_address to = start + (shared_address)((of_dout ? layout::DOUT : layout::Q) +
+                                                               2 * stage * layout::ROW_HALF);
+            mbarrier_wait(at + (Q_EMPTY - Q_FULL), empty_parity);
+            if (lane == 0) {
+                mbarrier_arrive_expect(landed, tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));
+                copy_tile<layout::ROWS>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
+                if (!of_dout)
+                    copy_bulk(start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE),
+                              tile_stats(p, head, t.place + m), layout::STATS_STAGE, landed);
+            }
+            __syncwarp();
+            if (!part) continue;
+            mbarrier_wait(landed, parity);
+            parity ^= 1;
+            hopper_clear_ends<layout::ROWS>(to, begin, end, p.row_rows);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(at);
+        }
+    }
+}
+
+/* Hides scores (keys by rows) of rows that do not see their key. */
+CF_HOPPER_DEVICE void hopper_hide_rows(float (&s)[8][4], const mask &m, const tile &t, const divisor &group,
+                                       int first_key, int first_row) {
+    const int lane = (int)threadIdx.x % 32;
+    CF_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int key = first_key + 8 * half + lane / 4;
+        const int begin = token_begin(m, t, key) * group.by - first_row - lane % 4 * 2;
+        const int end = key < t.k_length ? token_end(m, t, key) * group.by - first_row - lane % 4 * 2 : 0;
+        CF_UNROLL
+        for (int j = 0; j < 8; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 2; e++)
+                if (8 * j + e < begin || 8 * j + e >= end) s[j][2 * half + e] = -INFINITY;
+        }
+    }
+}
+
+/* Two neighbouring rows' numbers of a row tile. */
+CF_HOPPER_DEVICE float2 load_pair(shared_address from) {
+    const uint2 bits = shared_load_8(from);
+    float2 pair;
+    memcpy(&pair, &bits, 8);
+    return pair;
+}
+
+/* As differentiate, with a row's numbers for each column, in shared memory. */
+CF_HOPPER_DEVICE void hopper_differentiate(float (&s)[8][4], float (&dp)[8][4], shared_address stats, float scale_log2,
+                                           float inverse_cap) {
+    const shared_address dots = stats + hopper_backward_layout::ROWS * 4;
+    if (inverse_cap != 0.0f) {
+        CF_UNROLL
+        for (int j = 0; j < 8; j++) {
+            const float2 dot = load_pair(dots + (shared_address)(32 * j));
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float bent = s[j][e] * inverse_cap;
+                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - (e % 2 ? dot.y : dot.x)) * (1.0f - bent * bent);
+            }
+        }
+    }
+    CF_UNROLL
+    for (int j = 0; j < 8; j++) {
+        const float2 log_sum = load_pair(stats + (shared_address)(32 * j));
+        float2 dot = load_pair(dots + (shared_address)(32 * j));
+        if (inverse_cap != 0.0f) dot = make_float2(0.0f, 0.0f);
+        CF_UNROLL
+        for (int e = 0; e < 4; e++) {
+            s[j][e] = exp2_fast(s[j][e] * scale_log2 - (e % 2 ? log_sum.y : log_sum.x));
+            dp[j][e] = s[j][e] * (dp[j][e] - (e % 2 ? dot.y : dot.x));
+        }
+    }
+}
+
+/* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
+   operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through shared
+   memory, and each warpgroup computes 64 columns. */
+template <typename T, bool WITH_DQ>
+CF_HOPPER_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_backward_layout layout;
+    const fused_params &p = all.fused;
+    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
+    const int group = thread / 128, warp_key = thread / 32 * 16, first_key = t.block * KEY_TILE + group * 64;
+    const bool leader = lane == 0;
+    const shared_address barriers = start + layout::BARRIERS;
+    const uint64_t k = matrix_at(start + layout::K + (shared_address)(group * 64 * 128));
+    const uint64_t v = matrix_step(k, layout::V - layout::K);
+    const uint64_t q = matrix_at(start + layout::Q, layout::ROW_HALF); /* the distance is for k along the rows only */
+    const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
+    const uint64_t slopes_of_keys = matrix_at(start + layout::DS);
+    const uint64_t k_columns = matrix_at(start + layout::K + (shared_address)(group * HALF_TILE));
+    /* Where a lane stores its rows of dS: key, and chunk of rows, as stmatrix_x4 wants them. */
+    const int ds_key = warp_key + lane % 16, ds_chunk = lane / 16;
+    const shared_address ds = start + layout::DS + (shared_address)(ds_key * 128 + ((ds_chunk ^ (ds_key & 7)) << 4));
+
+    float dk[1][16][4], dv[1][16][4];
+    clear(dk);
+    clear(dv);
+    if (t.begin < t.end) mbarrier_wait(barriers + KV_FULL, 0);
+    for (int m = t.begin, stage = 0, parity = 0; m < t.end; m++) {
+        const shared_address here = barriers + (shared_address)(8 * stage);
+        const shared_address stats =
+            start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE + lane % 4 * 8);
+        const uint64_t q_here = matrix_step(q, 2 * stage * layout::ROW_HALF);
+        const uint64_t dout_here = matrix_step(dout, 2 * stage * layout::ROW_HALF);
+        float s[1][8][4], dp[8][4];
+        uint32_t probs[4][4], slopes[4][4];
+        mbarrier_wait(here + Q_FULL, parity);
+        hold_registers(s[0]);
+        wgmma_fence();
+        CF_UNROLL
+        for (int i = 0; i < 8; i++)
+            wgmma_shared<T, false, false>(s[0], matrix_step(k, i / 4 * HALF_TILE + i % 4 * 32),
+                                          matrix_step(q_here, i / 4 * layout::ROW_HALF + i % 4 * 32), i > 0);
+        wgmma_commit();
+        mbarrier_wait(here + DOUT_FULL, parity);
+        hold_registers(dp);
+        wgmma_fence();
+        CF_UNROLL
+        for (int i = 0; i < 8; i++)
+            wgmma_shared<T, false, false>(dp, matrix_step(v, i / 4 * HALF_TILE + i % 4 * 32),
+                                          matrix_step(dout_here, i / 4 * layout::ROW_HALF + i % 4 * 32), i > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        hold_registers(s[0]);
+        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+        const int first_token = m * p.row_tokens, past_token = lesser(first_token + p.row_tokens, t.q_length);
+        if (key_end(p.visible, t, first_token) < first_key + 64 || key_begin(p.visible, t, past_token - 1) > first_key)
+            hopper_hide_rows(s[0], p.visible, t, p.group, t.block * KEY_TILE + warp_key, m * p.row_rows);
+        wgmma_wait<0>();
+        hold_registers(dp);
+        hopper_differentiate(s[0], dp, stats, p.scale_log2, p.inverse_cap);
+        pack_sums<T>(probs, s[0]);
+        pack_sums<T>(slopes, dp);
+        if (WITH_DQ) {
+            CF_UNROLL
+            for (int i = 0; i < 4; i++)
+                stmatrix_x4((ds ^ (shared_address)(i << 5)) + (shared_address)(stage * HALF_TILE), slopes[i]);
+            fence_proxy_async();
+        }
+        hold_registers(probs);
+        hold_registers(slopes);
+        hold_registers(dv[0]);
+        hold_registers(dk[0]);
+        wgmma_fence();
+        CF_UNROLL
+        for (int i = 0; i < 4; i++)
+            wgmma_registers<T, true>(dv[0], probs[i], matrix_step(dout_here, i * 2048), true);
+        wgmma_commit();
+        if (WITH_DQ) {
+            float dq[8][4];
+            named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is there, and that of two tiles before was used */
+            hold_registers(dq);
+            wgmma_fence();
+            CF_UNROLL
+            for (int i = 0; i < 8; i++)
+                wgmma_shared<T, true, true>(dq, matrix_step(slopes_of_keys, stage * HALF_TILE + i * 2048),
+                                            matrix_step(k_columns, i * 2048), i > 0);
+            wgmma_commit();
+            CF_UNROLL
+            for (int i = 0; i < 4; i++)
+                wgmma_registers<T, true>(dk[0], slopes[i], matrix_step(q_here, i * 2048), true);
+            wgmma_commit();
+            wgmma_wait<1>();
+            hold_registers(dq);
+            float *sums = tile_sums<layout::ROWS, 128>(p, head, t.place + m);
+            CF_UNROLL
+            for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
+        } else {
+            CF_UNROLL
+            for (int i = 0; i < 4; i++)
+                wgmma_registers<T, true>(dk[0], slopes[i], matrix_step(q_here, i * 2048), true);
+            wgmma_commit();
+        }
+        wgmma_wait<0>();
+        hold_registers(dv[0]);
+        hold_registers(dk[0]);
+        __syncwarp();
+        if (leader) {
+            mbarrier_arrive(here + DOUT_EMPTY);
+            mbarrier_arrive(here + Q_EMPTY);
+        }
+        parity ^= stage;
+        stage ^= 1;
+    }
+    const tile done = find_work(p.work, &head);
+    if (done.part >= 0) {
+        store_part<HOPPER_CONSUMERS>(dk, part_address<128, KEY_TILE>(p, head, done.part, 0), thread);
+        store_part<HOPPER_CONSUMERS>(dv, part_address<128, KEY_TILE>(p, head, done.part, 1), thread);
+        return;
+    }
+    const int64_t row = done.k_start + done.block * KEY_TILE;
+    const int n_keys = done.k_length - done.block * KEY_TILE;
+    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, warp_key, n_keys, 0, p.n_chunks * 8,
+                p.overwrite);
+    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, warp_key, n_keys, 0, p.n_chunks * 8,
+                p.overwrite);
+}
+
+template <typename T, bool WITH_DQ> CF_HOPPER_DEVICE void hopper_backward_block(const hopper_params &p) {
+    typedef hopper_backward_layout layout;
+    int head;
+    const tile t = find_work(p.fused.work, &head);
+    const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
+    if (threadIdx.x == 0) {
+        mbarrier_init(barriers + KV_FULL, 1);
+        mbarrier_init(barriers + TAIL, 1);
+        for (int stage = 0; stage < 2; stage++) {
+            const shared_address at = barriers + (shared_address)(8 * stage);
+            mbarrier_init(at + Q_FULL, 1);
+            mbarrier_init(at + Q_EMPTY, HOPPER_CONSUMERS / 32);
+            mbarrier_init(at + DOUT_FULL, 1);
+            mbarrier_init(at + DOUT_EMPTY, HOPPER_CONSUMERS / 32);
+        }
+        fence_mbarrier_init();
+    }
+    for (int i = 0; i < 4; i++) /* places of a tile that hold no whole token: no copy reaches them */
+        zero_rows<layout::ROWS, HOPPER_THREADS>(start + (shared_address)(layout::Q + 2 * i * layout::ROW_HALF),
+                                                p.fused.row_rows, layout::ROWS, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
+        give_registers_back<40>();
+        if (threadIdx.x < 32 && t.begin < t.end) hopper_load_rows(p, t, head, start);
+    } else {
+        take_registers<232>();
+        hopper_backward_keys<T, WITH_DQ>(p, t, head, start);
+    }
+}
+
+/* One block: 128 keys of one key head against all packed rows that see any of them, or a part of these, as
+   attention_backward_kernel; without WITH_DQ another kernel computes dQ. 162 KB of shared memory, one block an SM. */
+template <typename T, bool WITH_DQ>
+__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
+    attention_backward_hopper_kernel(const __grid_constant__ hopper_params p) {
+    if constexpr (CF_HOPPER) hopper_backward_block<T, WITH_DQ>(p);
 }
 
 /* ================================================================================================================
@@ -2506,7 +2823,7 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 
 /* ---- fused ---- */
 
-int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
+int fused_head(const problem *p) { return p->desc.head_size <= 64 && !is_hopper(p) ? 64 : 128; }
 
 int can_fused(const problem *p) {
     return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80 && p->group <= MOST_GROUP;
@@ -2621,12 +2938,13 @@ cf_result launch_backward(const call &c, const fused_params &f) {
         code = launch_tiles("attention_backward", attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, l.keys,
                             BACKWARD_THREADS, backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
     if (code == CF_OK)
-        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS>, l.split_keys, JOIN_THREADS, 0, c, f);
+        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS, KEYS / 64>, l.split_keys, JOIN_THREADS,
+                            0, c, f);
     if (code != CF_OK) return code;
     if (deterministic)
         return launch_tiles("attention_dq", attention_dq_kernel<T, HEAD, ROWS>, l.rows, 2 * ROWS,
                             dq_layout<HEAD, ROWS>::BYTES, c, f);
-    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, ROWS>, l.rows, BACKWARD_THREADS,
+    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, ROWS, 2>, l.rows, BACKWARD_THREADS,
                         ROWS * HEAD * 2, c, f);
 }
 
@@ -2637,12 +2955,14 @@ cf_result check_tile_span(const problem *p, const view &rows, const char *name, 
     return fail(error, CF_ERROR_LIMIT, name, -1, most, span, "strides too large for this path: the rows of a tile");
 }
 
-template <typename T> cf_result fused_backward_as(const call &c) {
+/* What a backward's kernels are told besides. */
+cf_result fused_backward_of(const call &c, fused_params *to) {
     const problem *p = &c.problem_of->inner;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
     char *memory = static_cast<char *>(x->workspace);
-    fused_params f = fused_of(c);
+    fused_params &f = *to;
+    f = fused_of(c);
     f.dout = view_of(x->dout, d->n_heads, d->head_size);
     f.dq = view_of(x->dq, d->n_heads, d->head_size);
     f.q_tile = p->row_tokens * f.q.row * 2;
@@ -2657,8 +2977,14 @@ template <typename T> cf_result fused_backward_as(const call &c) {
     f.dv = reinterpret_cast<float *>(dv.data);
     f.dk_row = dk.row, f.dk_head = dk.head, f.dv_row = dv.row, f.dv_head = dv.head;
     f.overwrite = x->overwrite != 0;
-    cf_result code = check_tile_span(p, f.q, "q", c.error);
-    if (code == CF_OK) code = check_tile_span(p, f.dout, "dout", c.error);
+    const cf_result code = check_tile_span(p, f.q, "q", c.error);
+    return code != CF_OK ? code : check_tile_span(p, f.dout, "dout", c.error);
+}
+
+template <typename T> cf_result fused_backward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    fused_params f;
+    const cf_result code = fused_backward_of(c, &f);
     if (code != CF_OK) return code;
     if (fused_head(p) == 64)
         return p->row_tile == LARGE_ROW_TILE ? launch_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>(c, f)
@@ -2682,10 +3008,6 @@ cf_result fused_backward(const call &c) {
 /* ---- hopper ---- */
 
 int can_hopper(const problem *p) { return is_hopper(p) && p->desc.arch == 90 && can_fused(p); }
-
-size_t hopper_forward_bytes(const problem *p) {
-    return (size_t)p->desc.n_kv_heads * (size_t)p->forward.n_parts * forward_part_size<128>::FLOATS * sizeof(float);
-}
 
 /* The driver's function that makes tensor maps, which the runtime finds, so that nobody links the driver. */
 typedef decltype(&cuTensorMapEncodeTiled) encode_fn;
@@ -2735,33 +3057,75 @@ template <typename K> cf_result check_hopper_code(K *kernel, cf_error *error) {
                 "this program has no code for sm_90a");
 }
 
+/* The maps of a pass: Q, and in the backward dout, in boxes of box_rows packed rows. */
+cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_params *h) {
+    const problem *p = &c.problem_of->inner;
+    const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads, tokens = box_rows / p->group;
+    encode_fn encode = NULL;
+    cf_result code = find_encode(&encode, c.error);
+    if (code == CF_OK) code = make_map(c, encode, h->fused.q, heads, p->rows_q, p->group, tokens, "q", &h->q);
+    if (code == CF_OK) code = make_map(c, encode, h->fused.k, kv, p->rows_k, 1, HOPPER_KEYS, "k", &h->k);
+    if (code == CF_OK) code = make_map(c, encode, h->fused.v, kv, p->rows_k, 1, HOPPER_KEYS, "v", &h->v);
+    if (code == CF_OK && backward)
+        code = make_map(c, encode, h->fused.dout, heads, p->rows_q, p->group, tokens, "dout", &h->dout);
+    return code;
+}
+
 template <typename T> cf_result hopper_forward_as(const call &c) {
     const problem *p = &c.problem_of->inner;
-    const cf_attention_desc *d = &p->desc;
     const tile_lists lists = lists_of(c);
-    encode_fn encode = NULL;
     hopper_params h = {};
     h.fused = fused_of(c);
     h.fused.part_sums = static_cast<float *>(c.tensors->workspace);
     h.fused.n_parts = p->forward.n_parts;
     h.fused.work = lists.forward;
     cf_result code = check_hopper_code(attention_forward_hopper_kernel<T>, c.error);
-    if (code == CF_OK) code = find_encode(&encode, c.error);
+    if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
     if (code == CF_OK)
-        code = make_map(c, encode, h.fused.q, d->n_heads, p->rows_q, p->group, p->forward_rows / p->group, "q", &h.q);
-    if (code == CF_OK) code = make_map(c, encode, h.fused.k, d->n_kv_heads, p->rows_k, 1, HOPPER_KEYS, "k", &h.k);
-    if (code == CF_OK) code = make_map(c, encode, h.fused.v, d->n_kv_heads, p->rows_k, 1, HOPPER_KEYS, "v", &h.v);
-    if (code == CF_OK)
-        code = launch("attention_forward", attention_forward_hopper_kernel<T>, lists.forward.n_blocks,
-                      HOPPER_THREADS, hopper_forward_layout::BYTES, c.stream, c.error, h);
+        code = launch("attention_forward", attention_forward_hopper_kernel<T>, lists.forward.n_blocks, HOPPER_THREADS,
+                      hopper_forward_layout::BYTES, c.stream, c.error, h);
     return code != CF_OK ? code
                          : launch_tiles("attention_combine", attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
                                         lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * 128 * 2, c, h.fused);
 }
 
+/* As launch_backward. dQ by itself is the other path's kernel. */
+template <typename T> cf_result hopper_backward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    const tile_lists l = lists_of(c);
+    const bool deterministic = p->desc.deterministic != 0;
+    const auto kernel =
+        deterministic ? attention_backward_hopper_kernel<T, false> : attention_backward_hopper_kernel<T, true>;
+    hopper_params h = {};
+    cf_result code = fused_backward_of(c, &h.fused);
+    if (code == CF_OK) code = check_hopper_code(kernel, c.error);
+    if (code == CF_OK) code = make_maps(c, p->row_rows, true, &h);
+    h.fused.sums_of_tile = deterministic ? 0 : ROW_TILE * 128;
+    h.fused.work = l.keys;
+    if (code == CF_OK)
+        code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, h.fused);
+    if (code == CF_OK)
+        code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, hopper_backward_layout::BYTES,
+                      c.stream, c.error, h);
+    if (code == CF_OK)
+        code = launch_tiles("attention_join", attention_join_kernel<128, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0, c,
+                            h.fused);
+    if (code != CF_OK) return code;
+    if (deterministic)
+        return launch_tiles("attention_dq", attention_dq_kernel<T, 128, ROW_TILE>, l.rows, 2 * ROW_TILE,
+                            dq_layout<128, ROW_TILE>::BYTES, c, h.fused);
+    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, 128, ROW_TILE, 1>, l.rows, BACKWARD_THREADS,
+                        ROW_TILE * 128 * 2, c, h.fused);
+}
+
 cf_result hopper_forward(const call &c) {
     const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
     return bf16 ? hopper_forward_as<__nv_bfloat16>(c) : hopper_forward_as<__half>(c);
+}
+
+cf_result hopper_backward(const call &c) {
+    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
+    return bf16 ? hopper_backward_as<__nv_bfloat16>(c) : hopper_backward_as<__half>(c);
 }
 
 /* ---- unfused ---- */
@@ -3042,8 +3406,8 @@ struct path_entry {
 };
 
 const path_entry paths[] = {
-    {CF_ATTENTION_WGMMA, "wgmma", can_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes, hopper_forward,
-     fused_backward},
+    {CF_ATTENTION_WGMMA, "wgmma", can_hopper, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, hopper_forward,
+     hopper_backward},
     {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
      fused_backward},
     {CF_ATTENTION_UNFUSED, "unfused", can_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
@@ -6215,8 +6579,9 @@ template <typename... K> cudaError_t load_kernels(K *...kernels) {
 }
 
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
-    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, attention_join_kernel<HEAD, KEYS>,
-                        attention_dq_kernel<T, HEAD, ROWS>, attention_round_dq_kernel<T, HEAD, ROWS>);
+    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
+                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
+                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
 }
 
 template <typename T, int V> cudaError_t load_rows_of() {
@@ -6229,6 +6594,10 @@ template <typename T> cudaError_t load_16_bit() {
                                       attention_combine_kernel<T, 128, FORWARD_THREADS>,
                                       attention_forward_hopper_kernel<T>,
                                       attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
+                                      attention_backward_hopper_kernel<T, true>,
+                                      attention_backward_hopper_kernel<T, false>,
+                                      attention_join_kernel<128, KEY_TILE, 1>,
+                                      attention_round_dq_kernel<T, 128, ROW_TILE, 1>,
                                       attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
     if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
     if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();

@@ -127,7 +127,7 @@ struct fiber {
     int64_t open_group = 0; /* the group that the next commit closes */
     int accesses = 0;       /* shared accesses since the warp last met */
     int event_kind = 0;     /* of the fault if what it waits for never comes ... */
-    std::string event;      /* ... and what that is */
+    char event[120];        /* ... and what that is */
 };
 
 static const size_t STACK_BYTES = 256 * 1024;

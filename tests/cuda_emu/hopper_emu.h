@@ -5,9 +5,14 @@
    >>events    what threads wait for besides one another
    ================================================================================================================ */
 
-/* The running thread waits until somebody wakes it. */
-static void wait_for_event(cuda_emu_fault kind, const std::string &what) {
-    now->event = what;
+/* The running thread waits until somebody wakes it. What for, it says in its own memory: the stack of a thread that is
+   given up is never unwound. */
+static void wait_for_event(cuda_emu_fault kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void wait_for_event(cuda_emu_fault kind, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(now->event, sizeof now->event, format, arguments);
+    va_end(arguments);
     now->event_kind = kind;
     wait_as(WAITS_FOR_EVENT);
 }
@@ -16,7 +21,7 @@ static bool report_event() {
     for (int i = 0; i < n_threads; i++) {
         const fiber *f = fibers[(size_t)i];
         if (f->state != WAITS_FOR_EVENT) continue;
-        cuda_emu_add_fault((cuda_emu_fault)f->event_kind, "thread %d waits for ever: %s", i, f->event.c_str());
+        cuda_emu_add_fault((cuda_emu_fault)f->event_kind, "thread %d waits for ever: %s", i, f->event);
         return true;
     }
     return false;
@@ -57,8 +62,7 @@ void cuda_emu_named_barrier(int id, int threads, bool wait) {
     }
     if (!wait) return;
     b->waiting.push_back(now->id);
-    wait_for_event(CUDA_EMU_BARRIER, "named barrier " + std::to_string(id) + ", to which " +
-                                         std::to_string(b->arrived) + " of " + std::to_string(threads) + " came");
+    wait_for_event(CUDA_EMU_BARRIER, "named barrier %d of %d threads", id, threads);
 }
 
 void cuda_emu_fence_proxy_async() {
@@ -152,10 +156,8 @@ void cuda_emu_mbarrier_wait(uint32_t address, int parity) {
     if (!b) return;
     while ((b->phase & 1) == parity) {
         b->waiting[parity].push_back(now->id);
-        wait_for_event(CUDA_EMU_PHASE, "parity " + std::to_string(parity) + " of the mbarrier at " +
-                                           std::to_string(address) + ", in whose phase " + std::to_string(b->phase) +
-                                           " " + std::to_string(b->pending) + " arrivals and " +
-                                           std::to_string(b->bytes) + " bytes are missing");
+        wait_for_event(CUDA_EMU_PHASE, "parity %d of the mbarrier at %u, whose phase is %lld", parity, address,
+                       (long long)b->phase);
         b = find_mbarrier(address, "try_wait");
     }
     int64_t *seen = &b->seen[(size_t)now->id];
@@ -386,15 +388,14 @@ void cuda_emu_setmaxnreg(int n, bool increase) {
     turn_clocks_on();
     if (registers_of.empty()) {
         registers_of.assign((size_t)n_threads, registers_at_launch());
-        free_registers = 65536 - n_threads * registers_at_launch();
+        free_registers = 0; /* what the block did not get is not for it */
     }
     int *mine = &registers_of[(size_t)now->id];
     if (n < 24 || n > 256 || n % 8 != 0 || (increase ? n < *mine : n > *mine))
         cuda_emu_add_fault(CUDA_EMU_REGISTERS, "setmaxnreg from %d to %d", *mine, n);
     while (n - *mine > free_registers) {
         waiting_for_registers.push_back(now->id);
-        wait_for_event(CUDA_EMU_REGISTERS, std::to_string(n) + " registers, of which " + std::to_string(*mine) +
-                                               " are there and " + std::to_string(free_registers) + " free");
+        wait_for_event(CUDA_EMU_REGISTERS, "%d registers instead of %d", n, *mine);
     }
     free_registers -= n - *mine;
     *mine = n;
