@@ -123,24 +123,30 @@ TEST(parts) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* The same bits and no fault whenever copies land and in whatever order warps run. */
+/* The same bits and no fault whenever copies land and in whatever order warps run; but dQ by atomic additions, whose
+   order is that of blocks. */
 TEST(arrivals) {
-    host_problem p = problem_of(4, 2, 128);
-    run_options o = wgmma;
-    device_results first, other;
-    o.deterministic = true;
-    p.add_slice(70, 300);
-    p.add_slice(100, 100);
-    const host_inputs in = random_inputs(p, 9);
-    if (!run_on_device(p, in, o, &first)) return;
-    for (int how = 1; how < 8; how++) {
-        cuda_emu_set_order(how % 2);
-        cuda_emu_set_arrivals(how > 3 ? CUDA_EMU_ARRIVE_AT_RANDOM : (cuda_emu_arrivals)(how - 1), (uint64_t)how);
-        if (!run_on_device(p, in, o, &other)) break;
-        CHECK(first.bits == other.bits);
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        host_problem p = problem_of(6, 2, 128);
+        run_options o = wgmma;
+        device_results first, other;
+        o.deterministic = deterministic != 0;
+        p.add_slice(45, 300);
+        p.add_slice(70, 70);
+        const host_inputs in = random_inputs(p, 9);
+        if (!run_on_device(p, in, o, &first)) return;
+        for (int how = 1; how < 5; how++) {
+            cuda_emu_set_order(how % 2);
+            cuda_emu_set_arrivals(how > 2 ? CUDA_EMU_ARRIVE_AT_RANDOM : (cuda_emu_arrivals)how, (uint64_t)how);
+            const bool ok = run_on_device(p, in, o, &other);
+            cuda_emu_set_order(0);
+            cuda_emu_set_arrivals(CUDA_EMU_ARRIVE_LATE);
+            if (!ok) return;
+            CHECK(first.values.out == other.values.out && first.values.lse == other.values.lse);
+            CHECK(first.values.dk == other.values.dk && first.values.dv == other.values.dv);
+            if (deterministic) CHECK(first.bits == other.bits);
+        }
     }
-    cuda_emu_set_order(0);
-    cuda_emu_set_arrivals(CUDA_EMU_ARRIVE_LATE);
 }
 
 /* A causal problem does about half the products of a full one, a window a part that does not grow with the keys; and
@@ -149,18 +155,22 @@ TEST(masked_blocks_are_skipped) {
     host_problem p = problem_of(1, 1, 128);
     run_options o = wgmma;
     device_results got;
-    const int64_t block = 32, tile_bytes = 128 * 256; /* wgmmas of two warpgroups, for scores and for values */
-    o.backward = false;
+    const int64_t tile_bytes = 128 * 256; /* of keys, or of two row tiles */
     p.add_slice(512, 512);
     const host_inputs in = random_inputs(p, 1);
-    const int64_t blocks[3] = {4 * 4, 1 + 2 + 3 + 4, 1 + 2 + 2 + 2};
+    const int64_t blocks[3] = {4 * 4, 1 + 2 + 3 + 4, 1 + 2 + 2 + 2}; /* by tile of 128 rows: blocks of keys */
+    const int64_t row_tiles[3] = {4 * 8, 8 + 6 + 4 + 2, 4 + 4 + 4 + 2}; /* by key tile */
     for (int i = 0; i < 3; i++) {
         p.full = i == 0;
         p.window = i == 2 ? 100 : 0;
         if (!run_on_device(p, in, o, &got)) return;
-        CHECK_INT(cuda_emu_kernel("attention_forward").wgmma, blocks[i] * block);
-        CHECK_INT(cuda_emu_kernel("attention_forward").bulk_bytes, (2 * blocks[i] + 4) * tile_bytes);
-        CHECK_INT(cuda_emu_kernel("attention_forward").mma, 0);
+        const cuda_emu_counts forward = cuda_emu_kernel("attention_forward");
+        const cuda_emu_counts backward = cuda_emu_kernel("attention_backward");
+        CHECK_INT(forward.wgmma, blocks[i] * 2 * (8 + 8)); /* by two warpgroups: scores, values */
+        CHECK_INT(forward.bulk_bytes, (2 * blocks[i] + 4) * tile_bytes);
+        CHECK_INT(backward.wgmma, row_tiles[i] * 2 * (8 + 8 + 4 + 8 + 4)); /* scores, dP, dV, dQ, dK */
+        CHECK_INT(backward.bulk_bytes, 4 * 2 * tile_bytes + row_tiles[i] * (tile_bytes + 512));
+        CHECK_INT(cuda_emu_total().mma, 0);
         CHECK_INT(cuda_emu_total().conflicts, 0);
     }
 }
