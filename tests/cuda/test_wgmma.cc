@@ -69,24 +69,39 @@ TEST(groups) {
     }
 }
 
+/* Whether a block of keys, or a warpgroup's keys, need their mask hangs on one key, at either end. */
+TEST(mask_edges) {
+    NEEDS_WGMMA();
+    for (int i = 0; i < 4; i++) {
+        host_problem p = problem_of(1, 1, 128);
+        run_options o = wgmma;
+        p.window = i % 2 ? 145 : 0;
+        o.deterministic = i >= 2;
+        p.add_slice(20, 146);
+        check_problem(p, o, (uint64_t)(90 + i));
+    }
+}
+
 /* What lies behind a document's keys in memory are another's: infinite or no numbers, they reach nobody. */
 TEST(nan_in_the_next_document) {
     NEEDS_WGMMA();
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         host_problem p = problem_of(2, 1, 128);
         device_results got, wanted;
         run_options o = wgmma;
-        o.deterministic = true;
+        o.deterministic = i >= 2;
         o.overwrite = true;
-        p.add_slice(i ? 30 : 150, 150);
+        p.add_slice(i % 2 ? 30 : 150, 150);
         p.add_slice(40, 40);
         host_inputs clean = random_inputs(p, 4), in = clean;
-        const size_t q_row = 2 * 128, k_row = 128, first_q = (size_t)(i ? 30 : 150) * q_row, first_k = 150 * k_row;
+        const size_t q_row = 2 * 128, k_row = 128, first_q = (size_t)(i % 2 ? 30 : 150) * q_row, first_k = 150 * k_row;
         for (size_t j = first_k; j < first_k + 40 * k_row; j++) in.k[j] = in.v[j] = j % 2 ? NAN : INFINITY;
         for (size_t j = first_q; j < first_q + 40 * q_row; j++) in.q[j] = in.dout[j] = NAN;
         if (!run_on_device(p, in, o, &got) || !run_on_device(p, clean, o, &wanted)) return;
         for (size_t j = 0; j < first_q; j++)
-            if (!CHECK(got.values.out[j] == wanted.values.out[j] && got.values.dq[j] == wanted.values.dq[j])) return;
+            if (!CHECK(got.values.out[j] == wanted.values.out[j]) || !CHECK(std::isfinite(got.values.dq[j])) ||
+                !CHECK(!o.deterministic || got.values.dq[j] == wanted.values.dq[j]))
+                return;
         for (size_t j = 0; j < first_k; j++)
             if (!CHECK(got.values.dk[j] == wanted.values.dk[j] && got.values.dv[j] == wanted.values.dv[j])) return;
         CHECK(std::isnan(got.values.out[first_q]));
@@ -244,4 +259,5 @@ TEST(choice) {
 #define EMULATED
 #endif
 
-SUITE(wgmma, CASE(shapes), CASE(groups), CASE(nan_in_the_next_document), CASE(parts), EMULATED CASE(choice));
+SUITE(wgmma, CASE(shapes), CASE(groups), CASE(mask_edges), CASE(nan_in_the_next_document), CASE(parts),
+      EMULATED CASE(choice));
