@@ -1737,76 +1737,83 @@ struct hopper_params {
     CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
 };
 
-struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
-    static const int Q = 0, K = 2 * HALF_TILE, V = 6 * HALF_TILE, BARRIERS = 10 * HALF_TILE, BYTES = BARRIERS + 128;
+template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
+    static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
+    static const int BYTES = BARRIERS + 128;
 };
 
 /* The barriers of stage s are 8 s bytes on. A stage is full when its copies are here, and empty when the eight warps
    that compute are done with it. Q arrives with the first K. */
 enum hopper_forward_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64 };
 
-/* Zeros in rows begin .. end - 1 of a tile of ROWS rows and 128 columns, by N threads, for wgmma to read. */
-template <int ROWS, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
-    for (int i = begin * 16 + thread; i < end * 16; i += N)
-        shared_store_16(tile + (shared_address)(i / 8 % 2 * (ROWS * 128) + i / 16 * 128 + i % 8 * 16),
+/* Zeros in rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
+template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
+    const int CHUNKS = HEAD / 8;
+    for (int i = begin * CHUNKS + thread; i < end * CHUNKS; i += N)
+        shared_store_16(tile + (shared_address)(i % CHUNKS / 8 * (ROWS * 128) + i / CHUNKS * 128 + i % 8 * 16),
                         make_uint4(0, 0, 0, 0));
     fence_proxy_async();
 }
 
-/* Both halves of a tile of ROWS rows: two boxes. */
-template <int ROWS>
+/* A tile of ROWS rows and HEAD columns: a box for each 64 of them. */
+template <int ROWS, int HEAD>
 CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
-    copy_box(to, map, 0, head, row, barrier);
-    copy_box(to + ROWS * 128, map, 64, head, row, barrier);
+    CF_UNROLL
+    for (int i = 0; i < HEAD / 64; i++) copy_box(to + i * ROWS * 128, map, 64 * i, head, row, barrier);
 }
 
 /* The i-th block of keys of a tile, from its last one on. */
 CF_HOPPER_DEVICE int key_block_row(const tile &t, int i) { return t.k_start + (t.end - 1 - i) * HOPPER_KEYS; }
 
+template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+    typedef hopper_forward_layout<HEAD> layout;
     const int stage = i & 1, rows = p.fused.forward_rows, group = p.fused.group.by;
-    const shared_address barriers = start + hopper_forward_layout::BARRIERS + (shared_address)(8 * stage);
-    const shared_address to = start + (shared_address)(hopper_forward_layout::K + 2 * stage * HALF_TILE);
+    const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
+    const shared_address to = start + (shared_address)(layout::K + stage * layout::TILE);
     mbarrier_wait(barriers + K_EMPTY, (i >> 1 & 1) ^ 1);
     if ((int)threadIdx.x % 32 != 0) return;
-    mbarrier_arrive_expect(barriers + K_FULL, 2 * HALF_TILE + (i == 0 ? rows * 256 : 0));
+    mbarrier_arrive_expect(barriers + K_FULL, layout::TILE + (i == 0 ? rows * HEAD * 2 : 0));
     if (i == 0)
-        copy_tile<128>(start + hopper_forward_layout::Q, &p.q, head * group,
+        copy_tile<128, HEAD>(start + layout::Q, &p.q, head * group,
                        t.q_start + t.block * (rows / p.fused.group), barriers + K_FULL);
-    copy_tile<128>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
+    copy_tile<128, HEAD>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
 
 /* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
    NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
+template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+    typedef hopper_forward_layout<HEAD> layout;
     const int lane = (int)threadIdx.x % 32, stage = i & 1, valid = t.k_length - (t.end - 1) * HOPPER_KEYS;
     const bool part = i == 0 && valid < HOPPER_KEYS;
-    const shared_address barriers = start + hopper_forward_layout::BARRIERS + (shared_address)(8 * stage);
+    const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
     const shared_address landed = barriers + (part ? V_TAIL : V_FULL);
-    const shared_address to = start + (shared_address)(hopper_forward_layout::V + 2 * stage * HALF_TILE);
+    const shared_address to = start + (shared_address)(layout::V + stage * layout::TILE);
     mbarrier_wait(barriers + V_EMPTY, (i >> 1 & 1) ^ 1);
     if (lane == 0) {
-        mbarrier_arrive_expect(landed, 2 * HALF_TILE);
-        copy_tile<128>(to, &p.v, head, key_block_row(t, i), landed);
+        mbarrier_arrive_expect(landed, layout::TILE);
+        copy_tile<128, HEAD>(to, &p.v, head, key_block_row(t, i), landed);
     }
     if (!part) return;
     mbarrier_wait(landed, 0);
-    zero_rows<128, 32>(to, valid, 128, lane);
+    zero_rows<128, HEAD, 32>(to, valid, 128, lane);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(barriers + V_FULL);
 }
 
 /* Scores of a warpgroup's 64 rows: q and k are at their first 16 columns. */
-template <typename T> CF_DEVICE void hopper_scores(float (&s)[16][4], uint64_t q, uint64_t k) {
+template <typename T, int HEAD> CF_DEVICE void hopper_scores(float (&s)[16][4], uint64_t q, uint64_t k) {
     CF_UNROLL
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < HEAD / 16; i++)
         wgmma_shared<T, false, false>(s, matrix_step(q, i / 4 * HALF_TILE + i % 4 * 32),
                                       matrix_step(k, i / 4 * HALF_TILE + i % 4 * 32), i > 0);
     wgmma_commit();
 }
 
 /* o += P V, with P in registers. */
-template <typename T> CF_DEVICE void hopper_add_values(float (&o)[16][4], const uint32_t (&probs)[8][4], uint64_t v) {
+template <typename T, int N>
+CF_DEVICE void hopper_add_values(float (&o)[N][4], const uint32_t (&probs)[8][4], uint64_t v) {
     CF_UNROLL
     for (int i = 0; i < 8; i++) wgmma_registers<T, true>(o, probs[i], matrix_step(v, i * 2048), true);
     wgmma_commit();
@@ -1843,23 +1850,24 @@ CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], ru
 
 /* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
    the next one become exponentials. */
-template <typename T>
+template <typename T, int HEAD>
 CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_forward_layout<HEAD> layout;
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), group_row = thread / 128 * 64;
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
-    const shared_address barriers = start + hopper_forward_layout::BARRIERS;
-    const uint64_t q = matrix_at(start + hopper_forward_layout::Q + (shared_address)(group_row * 128));
-    const uint64_t k = matrix_at(start + hopper_forward_layout::K);
-    const uint64_t v = matrix_at(start + hopper_forward_layout::V, HALF_TILE);
+    const shared_address barriers = start + layout::BARRIERS;
+    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(group_row * 128));
+    const uint64_t k = matrix_at(start + layout::K);
+    const uint64_t v = matrix_at(start + layout::V, HALF_TILE);
     hopper_rows rows;
     rows.first_row = t.block * p.forward_rows;
     rows.warp_row = thread / 32 * 16;
     rows.full_begin = key_begin(p.visible, t, lesser(rows.first_row + group_row + 63, n_rows - 1) / p.group);
     rows.full_end = key_end(p.visible, t, lesser(rows.first_row + group_row, n_rows - 1) / p.group);
 
-    float o[1][16][4], s[1][16][4], shrink[2];
+    float o[1][HEAD / 8][4], s[1][16][4], shrink[2];
     uint32_t probs[8][4];
     running<1> r;
     clear(o);
@@ -1868,7 +1876,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
     if (n_blocks > 0) {
         mbarrier_wait(barriers + K_FULL, 0);
         wgmma_fence();
-        hopper_scores<T>(s[0], q, k);
+        hopper_scores<T, HEAD>(s[0], q, k);
         wgmma_wait<0>();
         hold_registers(s[0]);
         if (leader) mbarrier_arrive(barriers + K_EMPTY);
@@ -1883,10 +1891,10 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             hold_registers(o[0]);
             hold_registers(probs);
             wgmma_fence();
-            hopper_scores<T>(s[0], q, matrix_step(k, 2 * (stage ^ 1) * HALF_TILE));
+            hopper_scores<T, HEAD>(s[0], q, matrix_step(k, (stage ^ 1) * layout::TILE));
             mbarrier_wait(here + V_FULL, parity);
             wgmma_fence();
-            hopper_add_values<T>(o[0], probs, matrix_step(v, 2 * stage * HALF_TILE));
+            hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
             wgmma_wait<1>();
             hold_registers(s[0]);
             if (leader) mbarrier_arrive(next + K_EMPTY);
@@ -1896,7 +1904,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             hold_registers(probs);
             if (leader) mbarrier_arrive(here + V_EMPTY);
             CF_UNROLL
-            for (int j = 0; j < 16; j++) {
+            for (int j = 0; j < HEAD / 8; j++) {
                 CF_UNROLL
                 for (int e = 0; e < 4; e++) o[0][j][e] *= shrink[e / 2];
             }
@@ -1908,28 +1916,29 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         hold_registers(o[0]);
         hold_registers(probs);
         wgmma_fence();
-        hopper_add_values<T>(o[0], probs, matrix_step(v, 2 * stage * HALF_TILE));
+        hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
         wgmma_wait<0>();
         hold_registers(o[0]);
     }
     if (t.part >= 0) {
-        float *part = forward_part<128>(p, head, t.part);
+        float *part = forward_part<HEAD>(p, head, t.part);
         const float softmax[1][1][4] = {{{r.top[0][0], r.top[0][1], r.sum[0][0], r.sum[0][1]}}};
         store_part<HOPPER_CONSUMERS>(o, part, thread);
-        store_part<HOPPER_CONSUMERS>(softmax, part + FORWARD_ROWS * 128, thread);
+        store_part<HOPPER_CONSUMERS>(softmax, part + FORWARD_ROWS * HEAD, thread);
         return;
     }
     named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
-    finish_rows<T, 128>(o, r, p, t, head, rows.first_row, n_rows, rows.warp_row, start + hopper_forward_layout::Q);
+    finish_rows<T, HEAD>(o, r, p, t, head, rows.first_row, n_rows, rows.warp_row, start + layout::Q);
     __syncwarp();
-    store_rows<128, 16>(p.out, p.group, p.n_chunks, t, head, rows.first_row, n_rows, rows.warp_row,
-                        start + hopper_forward_layout::Q);
+    store_rows<HEAD, 16>(p.out, p.group, p.n_chunks, t, head, rows.first_row, n_rows, rows.warp_row,
+                        start + layout::Q);
 }
 
-template <typename T> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+    typedef hopper_forward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.fused.work, &head);
-    const shared_address start = shared_start(), barriers = start + hopper_forward_layout::BARRIERS;
+    const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < 2; stage++) {
             const shared_address at = barriers + (shared_address)(8 * stage);
@@ -1941,29 +1950,29 @@ template <typename T> CF_DEVICE void hopper_forward_block(const hopper_params &p
         mbarrier_init(barriers + V_TAIL, 1);
         fence_mbarrier_init();
     }
-    zero_rows<128, HOPPER_THREADS>(start + hopper_forward_layout::Q, p.fused.forward_rows, 128, (int)threadIdx.x);
+    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, p.fused.forward_rows, 128, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
         give_registers_back<40>();
         if (threadIdx.x >= 32) return;
         for (int i = 0, n = t.end - t.begin; i < n; i++) {
-            if (i == 0) hopper_load_k(p, t, head, start, 0);
-            if (i + 1 < n) hopper_load_k(p, t, head, start, i + 1);
-            hopper_load_v(p, t, head, start, i);
+            if (i == 0) hopper_load_k<HEAD>(p, t, head, start, 0);
+            if (i + 1 < n) hopper_load_k<HEAD>(p, t, head, start, i + 1);
+            hopper_load_v<HEAD>(p, t, head, start, i);
         }
     } else {
         take_registers<232>();
-        hopper_forward_rows<T>(p, t, head, start);
+        hopper_forward_rows<T, HEAD>(p, t, head, start);
     }
 }
 
 /* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
-   of these. 161 KB of shared memory, one block an SM. The warpgroup that loads needs few registers, and gives the
-   others of its own: 40 and 232, where all have 168 at first. */
-template <typename T>
+   of these. 161 KB of shared memory (head size 64: 81), one block an SM. The warpgroup that loads needs few registers,
+   and gives the others of its own: 40 and 232, where all have 168 at first. */
+template <typename T, int HEAD>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_forward_block<T>(p);
+    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD>(p);
 }
 
 /* ================================================================================================================
@@ -2404,8 +2413,8 @@ enum hopper_backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32,
 template <int ROWS>
 CF_HOPPER_DEVICE void hopper_clear_ends(shared_address tile, int begin, int end, int rows) {
     const int lane = (int)threadIdx.x % 32;
-    zero_rows<ROWS, 32>(tile, 0, begin, lane);
-    zero_rows<ROWS, 32>(tile, end, rows, lane);
+    zero_rows<ROWS, 128, 32>(tile, 0, begin, lane);
+    zero_rows<ROWS, 128, 32>(tile, end, rows, lane);
 }
 
 /* One warp: K and V of the key tile, then the row tiles that see any of its keys. */
@@ -2419,8 +2428,8 @@ CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, 
     if (lane == 0) {
         const shared_address landed = barriers + (n_keys < KEY_TILE ? TAIL : KV_FULL);
         mbarrier_arrive_expect(landed, 4 * HALF_TILE);
-        copy_tile<128>(k, &all.k, head, first_key, landed);
-        copy_tile<128>(v, &all.v, head, first_key, landed);
+        copy_tile<128, 128>(k, &all.k, head, first_key, landed);
+        copy_tile<128, 128>(v, &all.v, head, first_key, landed);
     }
     if (n_keys < KEY_TILE) {
         mbarrier_wait(barriers + TAIL, parity);
@@ -2444,7 +2453,7 @@ CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, 
             mbarrier_wait(at + (Q_EMPTY - Q_FULL), empty_parity);
             if (lane == 0) {
                 mbarrier_arrive_expect(landed, tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));
-                copy_tile<layout::ROWS>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
+                copy_tile<layout::ROWS, 128>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
                 if (!of_dout)
                     copy_bulk(start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE),
                               tile_stats(p, head, t.place + m), layout::STATS_STAGE, landed);
@@ -2657,7 +2666,7 @@ template <typename T, bool WITH_DQ> CF_HOPPER_DEVICE void hopper_backward_block(
         fence_mbarrier_init();
     }
     for (int i = 0; i < 4; i++) /* places of a tile that hold no whole token: no copy reaches them */
-        zero_rows<layout::ROWS, HOPPER_THREADS>(start + (shared_address)(layout::Q + 2 * i * layout::ROW_HALF),
+        zero_rows<layout::ROWS, 128, HOPPER_THREADS>(start + (shared_address)(layout::Q + 2 * i * layout::ROW_HALF),
                                                 p.fused.row_rows, layout::ROWS, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
@@ -2823,7 +2832,10 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 
 /* ---- fused ---- */
 
-int fused_head(const problem *p) { return p->desc.head_size <= 64 && !is_hopper(p) ? 64 : 128; }
+int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
+
+/* Of the backward's kernels: with wgmma, they have one size so far. */
+int backward_head(const problem *p) { return is_hopper(p) ? 128 : fused_head(p); }
 
 int can_fused(const problem *p) {
     return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80 && p->group <= MOST_GROUP;
@@ -2846,10 +2858,10 @@ size_t fused_stats_bytes(const problem *p) {
 
 size_t fused_dq_bytes(const problem *p) {
     if (p->desc.deterministic) return 0;
-    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * fused_head(p)) * sizeof(float);
+    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * backward_head(p)) * sizeof(float);
 }
 
-int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
+int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? backward_head(p) : 128; }
 
 size_t fused_part_bytes(const problem *p) {
     return (size_t)p->desc.n_kv_heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile *
@@ -3071,7 +3083,7 @@ cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_param
     return code;
 }
 
-template <typename T> cf_result hopper_forward_as(const call &c) {
+template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     const problem *p = &c.problem_of->inner;
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
@@ -3079,14 +3091,14 @@ template <typename T> cf_result hopper_forward_as(const call &c) {
     h.fused.part_sums = static_cast<float *>(c.tensors->workspace);
     h.fused.n_parts = p->forward.n_parts;
     h.fused.work = lists.forward;
-    cf_result code = check_hopper_code(attention_forward_hopper_kernel<T>, c.error);
+    cf_result code = check_hopper_code(attention_forward_hopper_kernel<T, HEAD>, c.error);
     if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
     if (code == CF_OK)
-        code = launch("attention_forward", attention_forward_hopper_kernel<T>, lists.forward.n_blocks, HOPPER_THREADS,
-                      hopper_forward_layout::BYTES, c.stream, c.error, h);
+        code = launch("attention_forward", attention_forward_hopper_kernel<T, HEAD>, lists.forward.n_blocks,
+                      HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
     return code != CF_OK ? code
-                         : launch_tiles("attention_combine", attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
-                                        lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * 128 * 2, c, h.fused);
+                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>,
+                                        lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c, h.fused);
 }
 
 /* As launch_backward. dQ by itself is the other path's kernel. */
@@ -3119,8 +3131,10 @@ template <typename T> cf_result hopper_backward_as(const call &c) {
 }
 
 cf_result hopper_forward(const call &c) {
-    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
-    return bf16 ? hopper_forward_as<__nv_bfloat16>(c) : hopper_forward_as<__half>(c);
+    const problem *p = &c.problem_of->inner;
+    if (p->desc.dtype == CF_DTYPE_BF16)
+        return fused_head(p) == 64 ? hopper_forward_as<__nv_bfloat16, 64>(c) : hopper_forward_as<__nv_bfloat16, 128>(c);
+    return fused_head(p) == 64 ? hopper_forward_as<__half, 64>(c) : hopper_forward_as<__half, 128>(c);
 }
 
 cf_result hopper_backward(const call &c) {
@@ -6592,7 +6606,9 @@ template <typename T> cudaError_t load_16_bit() {
     cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
                                       attention_combine_kernel<T, 64, FORWARD_THREADS>,
                                       attention_combine_kernel<T, 128, FORWARD_THREADS>,
-                                      attention_forward_hopper_kernel<T>,
+                                      attention_forward_hopper_kernel<T, 64>,
+                                      attention_forward_hopper_kernel<T, 128>,
+                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
                                       attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
                                       attention_backward_hopper_kernel<T, true>,
                                       attention_backward_hopper_kernel<T, false>,

@@ -125,9 +125,9 @@ FAULTS = (
      "wgmma.shapes"),
     ("no wgmma.fence after probabilities are packed",
      "        hold_registers(probs);\n        wgmma_fence();\n        hopper_add_values<T>(o[0], probs, "
-     "matrix_step(v, 2 * stage * HALF_TILE));\n        wgmma_wait<0>();",
+     "matrix_step(v, stage * layout::TILE));\n        wgmma_wait<0>();",
      "        hold_registers(probs);\n        if (planted != {n}) wgmma_fence();\n        hopper_add_values<T>(o[0], "
-     "probs, matrix_step(v, 2 * stage * HALF_TILE));\n        wgmma_wait<0>();",
+     "probs, matrix_step(v, stage * layout::TILE));\n        wgmma_wait<0>();",
      "wgmma.shapes"),
     ("the parity of a free stage of V",
      "    mbarrier_wait(barriers + V_EMPTY, (i >> 1 & 1) ^ 1);",
@@ -154,8 +154,8 @@ FAULTS = (
      "    if (planted != {n}) named_barrier<1, HOPPER_CONSUMERS>(); /* nobody",
      "wgmma.shapes"),
     ("places without a token are not cleared",
-     "    zero_rows<128, HOPPER_THREADS>(start + hopper_forward_layout::Q, p.fused.forward_rows,",
-     "    zero_rows<128, HOPPER_THREADS>(start + hopper_forward_layout::Q, "
+     "    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, p.fused.forward_rows,",
+     "    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, "
      "planted == {n} ? 128 : p.fused.forward_rows,",
      "wgmma.groups"),
     ("more registers than there are",

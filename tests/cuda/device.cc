@@ -147,7 +147,9 @@ cf_attention_path last_path() {
 #endif
 }
 
-/* With CHUNKFLOW_TEST_WGMMA in the environment, what is asked of one fused path is asked of the other. */
+/* With CHUNKFLOW_TEST_WGMMA in the environment, what is asked of one fused path is asked of the other. Three tests then
+   fail by what they are: no_empty_blocks_no_conflicts and masked_tiles_are_skipped count the other path's tiles and
+   instructions, parts_past_32_bits compares with its bits. */
 static bool asks_for_wgmma(const run_options &o) {
     return o.path == CF_ATTENTION_MMA && getenv("CHUNKFLOW_TEST_WGMMA") != NULL;
 }
