@@ -1386,11 +1386,13 @@ typedef enum cf_dtype {
 typedef enum cf_attention_path {
     CF_ATTENTION_AUTO = 0,        /* the fastest path that can do the problem on the device */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
-    CF_ATTENTION_MMA              /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up, at
+    CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up, at
                                      most 64 query heads for each key head */
+    CF_ATTENTION_WGMMA            /* the same with wgmma, for compute capability 9.0 and code for sm_90a: not yet run on
+                                     a device, so never chosen but by name */
 } cf_attention_path;
 
-/* "auto", "unfused", "mma"; "?" for anything else. */
+/* "auto", "unfused", "mma", "wgmma"; "?" for anything else. */
 CHUNKFLOW_CUDA_API const char *cf_attention_path_name(cf_attention_path path);
 
 /* One attention problem: the slices of one chunk. Slice s has queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1] and keys

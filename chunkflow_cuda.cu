@@ -13,7 +13,9 @@
        >>problem    descriptors resolved and checked, the mask's arithmetic, the list of tiles
        >>fragments  tiles in shared memory, products of a warp
        >>forward    attention forward, fused
+       >>hopper     the same with wgmma and bulk copies, for sm_90a
        >>backward   attention backward, fused
+       >>hopper_backward    the same with wgmma and bulk copies
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
        >>state      rows of K and V between projections, state and host memory
@@ -34,6 +36,7 @@
 #include "chunkflow.h"
 
 #include <cublas_v2.h>
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -51,6 +54,7 @@
 #include <cstring>
 #include <functional>
 #include <thread>
+#include <type_traits>
 
 namespace {
 
@@ -92,6 +96,16 @@ CF_DEVICE void shared_store_8(shared_address to, uint2 value) {
     cuda_emu_shared_store(to, &value, 8);
 #else
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(value.x), "r"(value.y) : "memory");
+#endif
+}
+
+CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_shared_store(to, &value, 16);
+#else
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
 #endif
 }
 
@@ -352,12 +366,265 @@ CF_DEVICE float warp_max(float x) {
     return x;
 }
 
+/* ---- compute capability 9.0a: only code for sm_90a has these ---- */
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CHUNKFLOW_CUDA_EMULATION)
+#define CF_HOPPER 1
+#else
+#define CF_HOPPER 0
+#endif
+#define CF_HOPPER_DEVICE [[maybe_unused]] CF_DEVICE
+
+/* An mbarrier, 8 bytes of shared memory. Each of its phases ends when `arrivals` threads have arrived and as many bytes
+   as they announced have been copied. A wait for parity 0 returns when the first phase is over, for parity 1 at once,
+   then when the second is, ... */
+CF_HOPPER_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_mbarrier_init(barrier, arrivals);
+#else
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+
+/* After the thread's mbarrier_init and before the barrier that tells the others. */
+CF_HOPPER_DEVICE void fence_mbarrier_init() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_fence_mbarrier_init();
+#else
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+CF_HOPPER_DEVICE void mbarrier_arrive(shared_address barrier) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_mbarrier_arrive(barrier);
+#else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+CF_HOPPER_DEVICE void mbarrier_arrive_expect(shared_address barrier, int bytes) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_mbarrier_arrive_expect(barrier, bytes);
+#else
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+
+CF_HOPPER_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_mbarrier_wait(barrier, parity);
+#else
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred over;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, over;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+#endif
+}
+
+/* Between a thread's stores to shared memory and the barrier after which wgmma or a bulk copy uses these bytes. */
+CF_HOPPER_DEVICE void fence_proxy_async() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_fence_proxy_async();
+#else
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* A barrier of THREADS threads of the block, whole warps; ID from 1 to 15. */
+template <int ID, int THREADS> CF_DEVICE void named_barrier() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_named_barrier(ID, THREADS, true);
+#else
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+#endif
+}
+
+/* Registers of each thread from here on; every warp of a warpgroup. */
+template <int N> CF_DEVICE void give_registers_back() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_setmaxnreg(N, false);
+#else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
+template <int N> CF_DEVICE void take_registers() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_setmaxnreg(N, true);
+#else
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
+/* Starts the copy of a tensor map's box, whose first element is at (x, y, z) of the tensor, x innermost. What is past
+   the tensor's ends becomes zeros; all bytes of the box count for the mbarrier. */
+CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y, int z, shared_address barrier) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    const int at[3] = {x, y, z};
+    cuda_emu_bulk_tensor(to, map, 3, at, barrier);
+#else
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+#endif
+}
+
+/* Likewise of neighbouring bytes, a multiple of 16. */
+CF_HOPPER_DEVICE void copy_bulk(shared_address to, const void *from, int bytes, shared_address barrier) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_bulk_copy(to, from, bytes, barrier);
+#else
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+                 : "memory");
+#endif
+}
+
+/* As ldmatrix_x4, the other way. */
+CF_HOPPER_DEVICE void stmatrix_x4(shared_address row, const uint32_t (&from)[4]) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_stmatrix_x4(row, from, false);
+#else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+                 "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+#endif
+}
+
+/* A matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are permuted as
+   bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)); blocks start at multiples of 1024.
+   k along the columns: another 16 of them are 32 bytes on. k along the rows ("transposed"): another 16 are 2048 bytes
+   on, and `next` is the distance of blocks. */
+CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
+    return (uint64_t)(start >> 4 & 0x3FFF) | (uint64_t)(uint32_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matrix + (uint64_t)(bytes >> 4); }
+
+/* Around products of a warpgroup. The fence: what was done to registers before it is seen by the products after it.
+   The commit closes a group; the wait leaves at most the LEFT newest groups running. The sums, and an A operand in
+   registers, belong to the products until then. */
+CF_HOPPER_DEVICE void wgmma_fence() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_wgmma_fence();
+#else
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+CF_HOPPER_DEVICE void wgmma_commit() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_wgmma_commit();
+#else
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+template <int LEFT> CF_DEVICE void wgmma_wait() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_wgmma_wait(LEFT);
+#else
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* The same registers, but the compiler moves no use of them across this: before a fence, and after a wait. */
+template <int N> CF_DEVICE void hold_registers(float (&c)[N][4]) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    (void)c;
+#else
+    CF_UNROLL
+    for (int j = 0; j < N; j++) asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
+#endif
+}
+
+template <int N> CF_DEVICE void hold_registers(uint32_t (&a)[N][4]) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    (void)a;
+#else
+    CF_UNROLL
+    for (int j = 0; j < N; j++) asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
+#endif
+}
+
+#define CF_SUMS_4(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define CF_SUMS_16(c, j) CF_SUMS_4(c, j), CF_SUMS_4(c, j + 1), CF_SUMS_4(c, j + 2), CF_SUMS_4(c, j + 3)
+#define CF_SUMS_32(c) CF_SUMS_16(c, 0), CF_SUMS_16(c, 4)
+#define CF_SUMS_64(c) CF_SUMS_16(c, 0), CF_SUMS_16(c, 4), CF_SUMS_16(c, 8), CF_SUMS_16(c, 12)
+#define CF_NAMES_32                                                                                             \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CF_NAMES_64                                                                                                  \
+    CF_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+                "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* X, Y, ...: the names of the other operands, in their order. */
+#define CF_WGMMA_SHARED(N, TYPE, NAMES, SUMS, X, Y, ADD, TA, TB)                                               \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, " X ", " Y      \
+                 ", add, 1, 1, " TA ", " TB ";\n}"                                                             \
+                 : SUMS                                                                                        \
+                 : "l"(a), "l"(b), "r"((int)add), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED))
+#define CF_WGMMA_REGISTERS(N, TYPE, NAMES, SUMS, A0, A1, A2, A3, Y, ADD, TB)                                   \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A0 ", " A1   \
+                 ", " A2 ", " A3 "}, " Y ", add, 1, 1, " TB ";\n}"                                             \
+                 : SUMS                                                                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED))
+
+template <typename T> constexpr bool IS_BF16 = std::is_same<T, __nv_bfloat16>::value;
+
+/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += where `add`, by a warpgroup: warp w has rows 16 w .. of c, and
+   of an a in registers, each as mma_16x8x16 says. */
+template <typename T, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
+CF_HOPPER_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_wgmma({&c[0][0], 8 * N, nullptr, a, b, add, A_TRANSPOSED, B_TRANSPOSED, IS_BF16<T>});
+#elif CF_HOPPER
+    if constexpr (N == 8 && IS_BF16<T>)
+        CF_WGMMA_SHARED("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
+    else if constexpr (N == 8)
+        CF_WGMMA_SHARED("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
+    else if constexpr (IS_BF16<T>)
+        CF_WGMMA_SHARED("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
+    else
+        CF_WGMMA_SHARED("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
+#endif
+}
+
+template <typename T, bool B_TRANSPOSED, int N>
+CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_wgmma({&c[0][0], 8 * N, a, 0, b, add, false, B_TRANSPOSED, IS_BF16<T>});
+#elif CF_HOPPER
+    if constexpr (N == 8 && IS_BF16<T>)
+        CF_WGMMA_REGISTERS("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
+    else if constexpr (N == 8)
+        CF_WGMMA_REGISTERS("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
+    else if constexpr (IS_BF16<T>)
+        CF_WGMMA_REGISTERS("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
+    else
+        CF_WGMMA_REGISTERS("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
+#endif
+}
+
 /* ================================================================================================================
    >>problem    checks, masks, tiles
    ================================================================================================================ */
 
 const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
 const int FORWARD_KEYS = 64;
+const int HOPPER_KEYS = 128; /* the same with wgmma */
 const int ROW_TILE = 64;  /* places for packed rows in a backward tile, and in the sums of dQ; LARGE_ROW_TILE for */
 const int LARGE_ROW_TILE = 128; /* small heads where shared memory allows it. Whole tokens only: some may be empty */
 const int KEY_TILE = 128;       /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
@@ -373,8 +640,8 @@ struct alignas(16) tile {
     int32_t q_start, q_length; /* what it knows of its slice: first row, tokens (see rows_with_keys, each_key_tile) */
     int32_t k_start, k_length;
     int32_t block;      /* which tile this is, from q_start, or, a key tile, from k_start */
-    int32_t begin, end; /* what it goes through, counted likewise: blocks of FORWARD_KEYS keys, or, of a key tile,
-                           row tiles. A split tile: its parts */
+    int32_t begin, end; /* what it goes through, counted likewise: blocks of forward_keys keys (of
+                           FORWARD_KEYS for dQ by itself), or, of a key tile, row tiles. A split tile: its parts */
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile */
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
@@ -563,6 +830,7 @@ struct problem {
     } forward, backward;
     int32_t key_tile;
     int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
+    int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of a step */
 };
 
 tile slice_tile(const cf_attention_desc *d, int64_t s) {
@@ -603,8 +871,8 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     if (number_of(d->dtype) < 0 || number_of(d->dtype) > CF_DTYPE_FP32)
         return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
-    if (number_of(d->path) < 0 || number_of(d->path) > CF_ATTENTION_MMA)
-        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_MMA, number_of(d->path), "unknown");
+    if (number_of(d->path) < 0 || number_of(d->path) > CF_ATTENTION_WGMMA)
+        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(d->path), "unknown");
     if (d->window < 0) return fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
     if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
     if (!(d->scale > 1e-30 && d->scale < 1e30))
@@ -623,9 +891,9 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
 
 /* ---- parts of tiles ---- */
 
-/* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens), in order of slices, and in each
-   from the last tile, which sees most, to the first. */
-template <typename F> void each_row_tile(const problem *p, int32_t rows, F visit) {
+/* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens), with steps of `keys` keys, in
+   order of slices, and in each from the last tile, which sees most, to the first. */
+template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t keys, F visit) {
     int32_t place = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
         const tile slice = slice_tile(&p->desc, s);
@@ -637,7 +905,7 @@ template <typename F> void each_row_tile(const problem *p, int32_t rows, F visit
             t.part = -1;
             t.place = place + block;
             t.begin = 0;
-            t.end = div_up(t.k_length, FORWARD_KEYS);
+            t.end = div_up(t.k_length, keys);
             visit(t);
         }
         place += n_blocks;
@@ -761,6 +1029,9 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
     });
 }
 
+/* Chosen by name only, as long as it has not been checked on a device. */
+bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
+
 /* A step of the forward is a block of keys, one of the backward a row tile: each takes a block about as long as to move
    64 KB, where all blocks do so. A forward reads Q and writes its rows, or 68 KB; a backward reads K and V, and updates
    dK and dV (256 KB), or writes 128 KB; small heads with large row tiles half of that. How many blocks a processor has
@@ -768,9 +1039,10 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
 void split_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     const int64_t n = p->desc.n_processors, blocks = (large ? 1 : 2) + (roomy ? 1 : 0);
-    const block_costs forward = {1, 3, 16, n * blocks};
+    const block_costs forward = {1, 3, 16, n * blocks}, hopper = {1, 2, 8, n}; /* in steps of 64 and of 128 keys */
     const block_costs backward = p->row_tile == ROW_TILE ? block_costs{2, 3, 16, n} : block_costs{1, 2, 8, n};
-    choose_parts(p, forward, 4, &p->forward, [&](const auto &visit) { each_row_tile(p, FORWARD_ROWS, visit); });
+    choose_parts(p, is_hopper(p) ? hopper : forward, 4, &p->forward,
+                 [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     choose_parts(p, backward, 2, &p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
     p->n_forward_tiles += p->forward.n_parts - p->forward.n_split;
     p->n_key_tiles += p->backward.n_parts - p->backward.n_split;
@@ -790,13 +1062,17 @@ void choose_sections(problem *p) {
     if (cache > 0) p->backward.section = heads_in_cache(p, cache, p->rows_q * p->group * p->desc.head_size * 4);
 }
 
-/* The shapes of backward tiles follow from what fits into registers and shared memory. */
+/* The shapes of tiles follow from what fits into registers and shared memory, and into bulk copies: whole tokens. */
 void choose_tiles(problem *p) {
-    const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
+    const bool large = p->desc.head_size > 64 || is_hopper(p), roomy = block_memory(p->desc.arch) >= 166912;
     p->key_tile = large && !roomy ? SMALL_KEY_TILE : KEY_TILE;
     p->row_tile = large || !roomy ? ROW_TILE : LARGE_ROW_TILE;
     p->row_tokens = (int32_t)std::max<int64_t>(1, p->row_tile / p->group);
     p->row_rows = p->row_tokens * (int32_t)p->group;
+    p->forward_rows = FORWARD_ROWS, p->forward_keys = FORWARD_KEYS;
+    if (!is_hopper(p)) return;
+    p->forward_rows = (int32_t)(std::max<int64_t>(1, FORWARD_ROWS / p->group) * p->group);
+    p->forward_keys = HOPPER_KEYS;
 }
 
 /* How many tiles of each kind the slices make. */
@@ -804,7 +1080,7 @@ void count_tiles(problem *p) {
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
         const tile t = slice_tile(&p->desc, s);
         const int32_t unseen = unseen_keys(p->visible, t);
-        p->n_forward_tiles += div_up(t.q_length * p->group, FORWARD_ROWS);
+        p->n_forward_tiles += div_up(t.q_length * p->group, p->forward_rows);
         p->n_row_tiles += div_up(t.q_length, p->row_tokens);
         p->n_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
         p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
@@ -887,9 +1163,10 @@ template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const prob
 int64_t fill_all_tiles(const problem *p, tile *tiles) {
     tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_key_tiles;
     tile *split_forward = split_keys + p->backward.n_split;
-    fill_tiles(tiles, split_forward, p->forward, [&](const auto &visit) { each_row_tile(p, FORWARD_ROWS, visit); });
+    fill_tiles(tiles, split_forward, p->forward,
+               [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     fill_tiles(rows, (tile *)NULL, problem::splitting(),
-               [&](const auto &visit) { each_row_tile(p, p->row_rows, visit); });
+               [&](const auto &visit) { each_row_tile(p, p->row_rows, FORWARD_KEYS, visit); });
     return fill_tiles(keys, split_keys, p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
 }
 
@@ -1186,7 +1463,7 @@ struct fused_params {
     float cap, scale_by_cap, inverse_cap;  /* 0: no softcap */
     int32_t n_chunks; /* head size / 8 */
     divisor group;
-    int32_t row_tile, row_tokens, row_rows; /* as in problem */
+    int32_t row_tile, row_tokens, row_rows, forward_rows; /* as in problem */
     int64_t q_tile, dout_tile;              /* bytes from row tile to row tile */
     int32_t sums_of_tile;                   /* what attention_stats_kernel clears of dq_sums for each */
     int32_t overwrite;
@@ -1233,30 +1510,38 @@ template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
 /* The running softmax of the rows that a lane holds: greatest score, and its own part of the sum of exponentials. */
 template <int M> struct running { float top[M][2], sum[M][2]; };
 
-/* Turns scores into exponentials relative to the greatest one so far, and scales earlier results down to it. */
+/* Turns one row (half 0 or 1) of scores into exponentials relative to the greatest one so far. Returns what earlier
+   results are to be multiplied by. */
+template <int N>
+CF_DEVICE float soften_row(float (&s)[N][4], int half, float &row_top, float &row_sum, float scale_log2) {
+    float top = row_top;
+    CF_UNROLL
+    for (int j = 0; j < N; j++) top = fmaxf(top, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+    top = quad_max(top);
+    /* A row that has seen nothing yet has top = -inf; any finite base gives it exponentials of 0. */
+    const float base = top == -INFINITY ? 0.0f : top * scale_log2;
+    const float shrink = exp2_fast(row_top * scale_log2 - base);
+    row_top = top;
+    row_sum *= shrink;
+    CF_UNROLL
+    for (int j = 0; j < N; j++) {
+        CF_UNROLL
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+            s[j][e] = exp2_fast(s[j][e] * scale_log2 - base);
+            row_sum += s[j][e];
+        }
+    }
+    return shrink;
+}
+
+/* Turns scores into exponentials, and scales earlier results down to them. */
 template <int M, int N, int O>
 CF_DEVICE void soften(float (&s)[M][N][4], float (&o)[M][O][4], running<M> &r, float scale_log2) {
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
-            float top = r.top[i][half];
-            CF_UNROLL
-            for (int j = 0; j < N; j++) top = fmaxf(top, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
-            top = quad_max(top);
-            /* A row that has seen nothing yet has top = -inf; any finite base gives it exponentials of 0. */
-            const float base = top == -INFINITY ? 0.0f : top * scale_log2;
-            const float shrink = exp2_fast(r.top[i][half] * scale_log2 - base);
-            r.top[i][half] = top;
-            r.sum[i][half] *= shrink;
-            CF_UNROLL
-            for (int j = 0; j < N; j++) {
-                CF_UNROLL
-                for (int e = 2 * half; e < 2 * half + 2; e++) {
-                    s[i][j][e] = exp2_fast(s[i][j][e] * scale_log2 - base);
-                    r.sum[i][half] += s[i][j][e];
-                }
-            }
+            const float shrink = soften_row(s[i], half, r.top[i][half], r.sum[i][half], scale_log2);
             CF_UNROLL
             for (int j = 0; j < O; j++) {
                 o[i][j][2 * half] *= shrink;
@@ -1266,16 +1551,17 @@ CF_DEVICE void soften(float (&s)[M][N][4], float (&o)[M][O][4], running<M> &r, f
     }
 }
 
-/* Divides by the sums, writes LSE, and puts the rows into shared memory. */
+/* Divides by the sums, writes LSE, and puts the rows into shared memory. Row 0 is packed row first_row; rows from
+   n_rows on are nobody's. */
 template <typename T, int HEAD, int M, int O>
 CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
-                           int warp_row, shared_address rows) {
-    const int lane = (int)threadIdx.x % 32, n_rows = t.q_length * p.group.by;
+                           int first_row, int n_rows, int warp_row, shared_address rows) {
+    const int lane = (int)threadIdx.x % 32;
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
-            const int row = warp_row + 16 * i + 8 * half + lane / 4, packed = t.block * FORWARD_ROWS + row;
+            const int row = warp_row + 16 * i + 8 * half + lane / 4, packed = first_row + row;
             const float sum = quad_sum(r.sum[i][half]);
             stage_row<T, HEAD>(o[i], half, sum == 0.0f ? 0.0f : 1.0f / sum, rows, row); /* a NaN stays one */
             if (p.lse != NULL && lane % 4 == 0 && packed < n_rows) {
@@ -1377,60 +1663,316 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
         return;
     }
     /* A warp's rows of Q are its own by now. */
-    finish_rows<T, HEAD>(o, r, p, done, head, warp_row, q);
+    finish_rows<T, HEAD>(o, r, p, done, head, done.block * FORWARD_ROWS, done.q_length * p.group.by, warp_row, q);
     __syncwarp();
     store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, done, head, done.block * FORWARD_ROWS,
                          done.q_length * p.group.by, warp_row, q);
 }
 
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
-   The order is always the same. */
-template <typename T, int HEAD>
-__global__ void __launch_bounds__(FORWARD_THREADS, 2) attention_combine_kernel(const __grid_constant__ fused_params p) {
+   The order is always the same. Threads have what they had in the kernel that computed the parts: those of
+   attention_forward_kernel two tiles of 16 rows each, others one. */
+template <typename T, int HEAD, int THREADS>
+__global__ void __launch_bounds__(THREADS, 256 / THREADS)
+    attention_combine_kernel(const __grid_constant__ fused_params p) {
+    const int M = 2 * FORWARD_THREADS / THREADS;
     int head;
     const tile t = find_work(p.work, &head);
-    const int thread = (int)threadIdx.x, warp_row = thread / 32 * 32;
+    const int thread = (int)threadIdx.x, warp_row = thread / 32 * (16 * M);
+    const int first_row = t.block * p.forward_rows;
+    const int n_rows = lesser(t.q_length * p.group.by, first_row + p.forward_rows);
     const shared_address rows = shared_start();
-    float o[2][HEAD / 8][4];
-    running<2> r;
+    float o[M][HEAD / 8][4];
+    running<M> r;
     clear(o);
     CF_UNROLL
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < M; i++) {
         r.top[i][0] = r.top[i][1] = -INFINITY;
         r.sum[i][0] = r.sum[i][1] = 0.0f;
     }
     for (int part = t.begin; part < t.end; part++) {
         const float *from = forward_part<HEAD>(p, head, part);
-        float tops[4], sums[4], keep[2][2], add[2][2];
-        load_quad<FORWARD_THREADS>(tops, from + FORWARD_ROWS * HEAD, 0, thread);
-        load_quad<FORWARD_THREADS>(sums, from + FORWARD_ROWS * HEAD, 1, thread);
+        float softmax[M][4], keep[M][2], add[M][2]; /* greatest scores of all rows, then sums */
         CF_UNROLL
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < M; i++) load_quad<THREADS>(softmax[i], from + FORWARD_ROWS * HEAD, i, thread);
+        CF_UNROLL
+        for (int i = 0; i < M; i++) {
             CF_UNROLL
             for (int half = 0; half < 2; half++) {
-                const float top = fmaxf(r.top[i][half], tops[2 * i + half]);
-                const float base = top == -INFINITY ? 0.0f : top * p.scale_log2; /* as in soften */
+                const int at = 2 * i + half, sum_at = at + 2 * M;
+                const float its_top = softmax[at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
+                const float base = top == -INFINITY ? 0.0f : top * p.scale_log2; /* as in soften_row */
                 keep[i][half] = exp2_fast(r.top[i][half] * p.scale_log2 - base);
-                add[i][half] = exp2_fast(tops[2 * i + half] * p.scale_log2 - base);
+                add[i][half] = exp2_fast(its_top * p.scale_log2 - base);
                 r.top[i][half] = top;
-                r.sum[i][half] = r.sum[i][half] * keep[i][half] + sums[2 * i + half] * add[i][half];
+                r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[sum_at / 4][sum_at % 4] * add[i][half];
             }
         }
         CF_UNROLL
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < M; i++) {
             CF_UNROLL
             for (int j = 0; j < HEAD / 8; j++) {
                 float x[4];
-                load_quad<FORWARD_THREADS>(x, from, i * (HEAD / 8) + j, thread);
+                load_quad<THREADS>(x, from, i * (HEAD / 8) + j, thread);
                 CF_UNROLL
                 for (int e = 0; e < 4; e++) o[i][j][e] = o[i][j][e] * keep[i][e / 2] + x[e] * add[i][e / 2];
             }
         }
     }
-    finish_rows<T, HEAD>(o, r, p, t, head, warp_row, rows);
+    finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
     __syncwarp();
-    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, t, head, t.block * FORWARD_ROWS, t.q_length * p.group.by, warp_row,
-                         rows);
+    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, t, head, first_row, n_rows, warp_row, rows);
+}
+
+/* ================================================================================================================
+   >>hopper    the forward with wgmma and bulk copies, for sm_90a
+   ================================================================================================================ */
+
+const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp works, and two that compute */
+const int HOPPER_CONSUMERS = 256;
+const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
+
+struct hopper_params {
+    fused_params fused;
+    CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
+};
+
+template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
+    static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
+    static const int BYTES = BARRIERS + 128;
+};
+
+/* The barriers of stage s are 8 s bytes on. A stage is full when its copies are here, and empty when the eight warps
+   that compute are done with it. Q arrives with the first K. */
+enum hopper_forward_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64 };
+
+/* Zeros in rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
+template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
+    const int CHUNKS = HEAD / 8;
+    for (int i = begin * CHUNKS + thread; i < end * CHUNKS; i += N)
+        shared_store_16(tile + (shared_address)(i % CHUNKS / 8 * (ROWS * 128) + i / CHUNKS * 128 + i % 8 * 16),
+                        make_uint4(0, 0, 0, 0));
+    fence_proxy_async();
+}
+
+/* A tile of ROWS rows and HEAD columns: a box for each 64 of them. */
+template <int ROWS, int HEAD>
+CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
+    CF_UNROLL
+    for (int i = 0; i < HEAD / 64; i++) copy_box(to + i * ROWS * 128, map, 64 * i, head, row, barrier);
+}
+
+/* The i-th block of keys of a tile, from its last one on. */
+CF_HOPPER_DEVICE int key_block_row(const tile &t, int i) { return t.k_start + (t.end - 1 - i) * HOPPER_KEYS; }
+
+template <int HEAD>
+CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+    typedef hopper_forward_layout<HEAD> layout;
+    const int stage = i & 1, rows = p.fused.forward_rows, group = p.fused.group.by;
+    const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
+    const shared_address to = start + (shared_address)(layout::K + stage * layout::TILE);
+    mbarrier_wait(barriers + K_EMPTY, (i >> 1 & 1) ^ 1);
+    if ((int)threadIdx.x % 32 != 0) return;
+    mbarrier_arrive_expect(barriers + K_FULL, layout::TILE + (i == 0 ? rows * HEAD * 2 : 0));
+    if (i == 0)
+        copy_tile<128, HEAD>(start + layout::Q, &p.q, head * group,
+                       t.q_start + t.block * (rows / p.fused.group), barriers + K_FULL);
+    copy_tile<128, HEAD>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
+}
+
+/* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
+   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
+template <int HEAD>
+CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+    typedef hopper_forward_layout<HEAD> layout;
+    const int lane = (int)threadIdx.x % 32, stage = i & 1, valid = t.k_length - (t.end - 1) * HOPPER_KEYS;
+    const bool part = i == 0 && valid < HOPPER_KEYS;
+    const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
+    const shared_address landed = barriers + (part ? V_TAIL : V_FULL);
+    const shared_address to = start + (shared_address)(layout::V + stage * layout::TILE);
+    mbarrier_wait(barriers + V_EMPTY, (i >> 1 & 1) ^ 1);
+    if (lane == 0) {
+        mbarrier_arrive_expect(landed, layout::TILE);
+        copy_tile<128, HEAD>(to, &p.v, head, key_block_row(t, i), landed);
+    }
+    if (!part) return;
+    mbarrier_wait(landed, 0);
+    zero_rows<128, HEAD, 32>(to, valid, 128, lane);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(barriers + V_FULL);
+}
+
+/* Scores of a warpgroup's 64 rows: q and k are at their first 16 columns. */
+template <typename T, int HEAD> CF_DEVICE void hopper_scores(float (&s)[16][4], uint64_t q, uint64_t k) {
+    CF_UNROLL
+    for (int i = 0; i < HEAD / 16; i++)
+        wgmma_shared<T, false, false>(s, matrix_step(q, i / 4 * HALF_TILE + i % 4 * 32),
+                                      matrix_step(k, i / 4 * HALF_TILE + i % 4 * 32), i > 0);
+    wgmma_commit();
+}
+
+/* o += P V, with P in registers. */
+template <typename T, int N>
+CF_DEVICE void hopper_add_values(float (&o)[N][4], const uint32_t (&probs)[8][4], uint64_t v) {
+    CF_UNROLL
+    for (int i = 0; i < 8; i++) wgmma_registers<T, true>(o, probs[i], matrix_step(v, i * 2048), true);
+    wgmma_commit();
+}
+
+/* Sums of two neighbouring column tiles, rounded, are an A operand. */
+template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], const float (&s)[2 * N][4]) {
+    CF_UNROLL
+    for (int i = 0; i < N; i++) {
+        CF_UNROLL
+        for (int e = 0; e < 4; e++) to[i][e] = pack<T>(s[2 * i + e / 2][e % 2 * 2], s[2 * i + e / 2][e % 2 * 2 + 1]);
+    }
+}
+
+/* What a thread of a warpgroup keeps over the blocks of keys. */
+struct hopper_rows {
+    int first_row, warp_row;  /* of the tile, among packed rows; of the warp, in the tile */
+    int full_begin, full_end; /* these keys are seen by all rows of the warpgroup */
+};
+
+/* Scores of a block of keys, from `key` on, become exponentials; earlier results are to be multiplied by `shrink`. */
+CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1> &r, const fused_params &p,
+                                    const tile &t, const hopper_rows &rows, int key) {
+    if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+    if (key + HOPPER_KEYS > rows.full_end || key < rows.full_begin) {
+        int begins[1][2], ends[1][2];
+        row_bounds(begins, ends, p.visible, t, p.group, rows.first_row + rows.warp_row);
+        hide_scores(s, begins, ends, key + (int)threadIdx.x % 4 * 2);
+    }
+    CF_UNROLL
+    for (int half = 0; half < 2; half++)
+        shrink[half] = soften_row(s[0], half, r.top[0][half], r.sum[0][half], p.scale_log2);
+}
+
+/* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
+   the next one become exponentials. */
+template <typename T, int HEAD>
+CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_forward_layout<HEAD> layout;
+    const fused_params &p = all.fused;
+    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), group_row = thread / 128 * 64;
+    const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
+    const bool leader = thread % 32 == 0;
+    const shared_address barriers = start + layout::BARRIERS;
+    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(group_row * 128));
+    const uint64_t k = matrix_at(start + layout::K);
+    const uint64_t v = matrix_at(start + layout::V, HALF_TILE);
+    hopper_rows rows;
+    rows.first_row = t.block * p.forward_rows;
+    rows.warp_row = thread / 32 * 16;
+    rows.full_begin = key_begin(p.visible, t, lesser(rows.first_row + group_row + 63, n_rows - 1) / p.group);
+    rows.full_end = key_end(p.visible, t, lesser(rows.first_row + group_row, n_rows - 1) / p.group);
+
+    float o[1][HEAD / 8][4], s[1][16][4], shrink[2];
+    uint32_t probs[8][4];
+    running<1> r;
+    clear(o);
+    r.top[0][0] = r.top[0][1] = -INFINITY;
+    r.sum[0][0] = r.sum[0][1] = 0.0f;
+    if (n_blocks > 0) {
+        mbarrier_wait(barriers + K_FULL, 0);
+        wgmma_fence();
+        hopper_scores<T, HEAD>(s[0], q, k);
+        wgmma_wait<0>();
+        hold_registers(s[0]);
+        if (leader) mbarrier_arrive(barriers + K_EMPTY);
+        hopper_soften(s, shrink, r, p, t, rows, (t.end - 1) * HOPPER_KEYS);
+        pack_sums<T>(probs, s[0]);
+        int stage = 0, parity = 0; /* of the V that is multiplied */
+        for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
+            const shared_address here = barriers + (shared_address)(8 * stage);
+            const shared_address next = barriers + (shared_address)(8 - 8 * stage);
+            mbarrier_wait(next + K_FULL, parity ^ stage);
+            hold_registers(s[0]);
+            hold_registers(o[0]);
+            hold_registers(probs);
+            wgmma_fence();
+            hopper_scores<T, HEAD>(s[0], q, matrix_step(k, (stage ^ 1) * layout::TILE));
+            mbarrier_wait(here + V_FULL, parity);
+            wgmma_fence();
+            hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
+            wgmma_wait<1>();
+            hold_registers(s[0]);
+            if (leader) mbarrier_arrive(next + K_EMPTY);
+            hopper_soften(s, shrink, r, p, t, rows, key);
+            wgmma_wait<0>();
+            hold_registers(o[0]);
+            hold_registers(probs);
+            if (leader) mbarrier_arrive(here + V_EMPTY);
+            CF_UNROLL
+            for (int j = 0; j < HEAD / 8; j++) {
+                CF_UNROLL
+                for (int e = 0; e < 4; e++) o[0][j][e] *= shrink[e / 2];
+            }
+            pack_sums<T>(probs, s[0]);
+            parity ^= stage;
+            stage ^= 1;
+        }
+        mbarrier_wait(barriers + (shared_address)(V_FULL + 8 * stage), parity);
+        hold_registers(o[0]);
+        hold_registers(probs);
+        wgmma_fence();
+        hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
+        wgmma_wait<0>();
+        hold_registers(o[0]);
+    }
+    if (t.part >= 0) {
+        float *part = forward_part<HEAD>(p, head, t.part);
+        const float softmax[1][1][4] = {{{r.top[0][0], r.top[0][1], r.sum[0][0], r.sum[0][1]}}};
+        store_part<HOPPER_CONSUMERS>(o, part, thread);
+        store_part<HOPPER_CONSUMERS>(softmax, part + FORWARD_ROWS * HEAD, thread);
+        return;
+    }
+    named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
+    finish_rows<T, HEAD>(o, r, p, t, head, rows.first_row, n_rows, rows.warp_row, start + layout::Q);
+    __syncwarp();
+    store_rows<HEAD, 16>(p.out, p.group, p.n_chunks, t, head, rows.first_row, n_rows, rows.warp_row,
+                        start + layout::Q);
+}
+
+template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+    typedef hopper_forward_layout<HEAD> layout;
+    int head;
+    const tile t = find_work(p.fused.work, &head);
+    const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < 2; stage++) {
+            const shared_address at = barriers + (shared_address)(8 * stage);
+            mbarrier_init(at + K_FULL, 1);
+            mbarrier_init(at + K_EMPTY, HOPPER_CONSUMERS / 32);
+            mbarrier_init(at + V_FULL, 1);
+            mbarrier_init(at + V_EMPTY, HOPPER_CONSUMERS / 32);
+        }
+        mbarrier_init(barriers + V_TAIL, 1);
+        fence_mbarrier_init();
+    }
+    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, p.fused.forward_rows, 128, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
+        give_registers_back<40>();
+        if (threadIdx.x >= 32) return;
+        for (int i = 0, n = t.end - t.begin; i < n; i++) {
+            if (i == 0) hopper_load_k<HEAD>(p, t, head, start, 0);
+            if (i + 1 < n) hopper_load_k<HEAD>(p, t, head, start, i + 1);
+            hopper_load_v<HEAD>(p, t, head, start, i);
+        }
+    } else {
+        take_registers<232>();
+        hopper_forward_rows<T, HEAD>(p, t, head, start);
+    }
+}
+
+/* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
+   of these. 161 KB of shared memory (head size 64: 81), one block an SM. The warpgroup that loads needs few registers,
+   and gives the others of its own: 40 and 232, where all have 168 at first. */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
+    attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
+    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD>(p);
 }
 
 /* ================================================================================================================
@@ -1705,24 +2247,26 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
 }
 
 /* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
-   which block was first. Half of the threads have dK, the others dV, in each half as in the kernel above. */
-template <int HEAD, int KEYS>
+   which block was first. Half of the threads have dK, the others dV, in each half as in the kernel that computed them:
+   a warp has M tiles of 16 keys. */
+template <int HEAD, int KEYS, int M>
 __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __grid_constant__ fused_params p) {
+    const int KEY_PARTS = KEYS / (16 * M), COLUMNS = HEAD * KEY_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
     const int of_v = (int)threadIdx.x / BACKWARD_THREADS, thread = (int)threadIdx.x % BACKWARD_THREADS;
-    const int warp = thread / 32, key = warp % 4 * (KEYS / 4), column = warp / 4 * HEAD / 2;
+    const int warp = thread / 32, key = warp % KEY_PARTS * (16 * M), column = warp / KEY_PARTS * COLUMNS;
     const int64_t first_key = t.block * KEYS, row = of_v ? p.dv_row : p.dk_row;
-    float sums[KEYS / 64][HEAD / 16][4];
+    float sums[M][COLUMNS / 8][4];
     clear(sums);
     for (int part = t.begin; part < t.end; part++) {
         const float *from = part_address<HEAD, KEYS>(p, head, part, of_v);
         CF_UNROLL
-        for (int i = 0; i < KEYS / 64; i++) {
+        for (int i = 0; i < M; i++) {
             CF_UNROLL
-            for (int j = 0; j < HEAD / 16; j++) {
+            for (int j = 0; j < COLUMNS / 8; j++) {
                 float x[4];
-                load_quad<BACKWARD_THREADS>(x, from, i * (HEAD / 16) + j, thread);
+                load_quad<BACKWARD_THREADS>(x, from, i * (COLUMNS / 8) + j, thread);
                 CF_UNROLL
                 for (int e = 0; e < 4; e++) sums[i][j][e] += x[e];
             }
@@ -1733,10 +2277,11 @@ __global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __gr
                 t.k_length - (int)first_key, column, p.n_chunks * 8, p.overwrite);
 }
 
-/* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel above. */
-template <typename T, int HEAD, int ROWS>
+/* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel that
+   computed them: a warp has M tiles of 16 rows. */
+template <typename T, int HEAD, int ROWS, int M>
 __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
-    const int ROW_PARTS = ROWS / 32, COLUMNS = HEAD / (8 / ROW_PARTS);
+    const int ROW_PARTS = ROWS / (16 * M), COLUMNS = HEAD * ROW_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -1745,7 +2290,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
     const shared_address rows = shared_start();
     const float *sums = tile_sums<ROWS, HEAD>(p, head, t.place);
     CF_UNROLL
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < M; i++) {
         float dq[COLUMNS / 8][4];
         CF_UNROLL
         for (int j = 0; j < COLUMNS / 8; j++) {
@@ -1755,7 +2300,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
         }
         CF_UNROLL
         for (int half = 0; half < 2; half++)
-            stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * 32 + 16 * i + 8 * half + lane / 4,
+            stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * (16 * M) + 16 * i + 8 * half + lane / 4,
                                column_part * COLUMNS / 8);
     }
     __syncthreads();
@@ -1848,6 +2393,297 @@ __global__ void __launch_bounds__(2 * ROWS, 128 / ROWS) attention_dq_kernel(cons
     for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
     store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, past_row, warp_row, q);
+}
+
+/* ================================================================================================================
+   >>hopper_backward    the backward with wgmma and bulk copies, for sm_90a
+   ================================================================================================================ */
+
+struct hopper_backward_layout { /* of shared memory, in bytes; two stages of all but K and V */
+    static const int ROWS = 64, ROW_HALF = ROWS * 128, STATS_STAGE = 2 * ROWS * 4;
+    static const int K = 0, V = 2 * HALF_TILE, Q = 4 * HALF_TILE, DOUT = Q + 4 * ROW_HALF, DS = DOUT + 4 * ROW_HALF;
+    static const int STATS = DS + 2 * HALF_TILE, BARRIERS = STATS + 2 * STATS_STAGE, BYTES = BARRIERS + 128;
+};
+
+/* As in the forward; those of stage s are 8 s bytes on. TAIL: a tile has landed, of which some rows become zeros. */
+enum hopper_backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32, DOUT_FULL = 48, DOUT_EMPTY = 64 };
+
+/* Rows that see nothing, and keys past the end, may hold anything, a NaN, say, and 0 x NaN is NaN: they become zeros.
+   Only the warp that loads deals with that; the others are told once it is done. */
+template <int ROWS>
+CF_HOPPER_DEVICE void hopper_clear_ends(shared_address tile, int begin, int end, int rows) {
+    const int lane = (int)threadIdx.x % 32;
+    zero_rows<ROWS, 128, 32>(tile, 0, begin, lane);
+    zero_rows<ROWS, 128, 32>(tile, end, rows, lane);
+}
+
+/* One warp: K and V of the key tile, then the row tiles that see any of its keys. */
+CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_backward_layout layout;
+    const fused_params &p = all.fused;
+    const int lane = (int)threadIdx.x % 32, n_keys = t.k_length - t.block * KEY_TILE, tile_bytes = p.row_rows * 256;
+    const int first_key = t.k_start + t.block * KEY_TILE;
+    const shared_address barriers = start + layout::BARRIERS, k = start + layout::K, v = start + layout::V;
+    int parity = 0; /* of TAIL */
+    if (lane == 0) {
+        const shared_address landed = barriers + (n_keys < KEY_TILE ? TAIL : KV_FULL);
+        mbarrier_arrive_expect(landed, 4 * HALF_TILE);
+        copy_tile<128, 128>(k, &all.k, head, first_key, landed);
+        copy_tile<128, 128>(v, &all.v, head, first_key, landed);
+    }
+    if (n_keys < KEY_TILE) {
+        mbarrier_wait(barriers + TAIL, parity);
+        parity ^= 1;
+        hopper_clear_ends<128>(k, 0, n_keys, 128);
+        hopper_clear_ends<128>(v, 0, n_keys, 128);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(barriers + KV_FULL);
+    }
+    for (int m = t.begin; m < t.end; m++) {
+        const int stage = (m - t.begin) & 1, empty_parity = ((m - t.begin) >> 1 & 1) ^ 1;
+        const int first_token = m * p.row_tokens, first_row = t.q_start + first_token;
+        const int begin = -lesser(0, (first_token - first_seeing(p.visible, t)) * p.group.by);
+        const int end = lesser((t.q_length - first_token) * p.group.by, p.row_rows);
+        const bool part = begin > 0 || end < p.row_rows;
+        for (int of_dout = 0; of_dout < 2; of_dout++) {
+            const shared_address at = barriers + (shared_address)(8 * stage + (of_dout ? DOUT_FULL : Q_FULL));
+            const shared_address landed = part ? barriers + TAIL : at;
+            const shared_address to = start + (shared_address)((of_dout ? layout::DOUT : layout::Q) +
+                                                               2 * stage * layout::ROW_HALF);
+            mbarrier_wait(at + (Q_EMPTY - Q_FULL), empty_parity);
+            if (lane == 0) {
+                mbarrier_arrive_expect(landed, tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));
+                copy_tile<layout::ROWS, 128>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
+                if (!of_dout)
+                    copy_bulk(start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE),
+                              tile_stats(p, head, t.place + m), layout::STATS_STAGE, landed);
+            }
+            __syncwarp();
+            if (!part) continue;
+            mbarrier_wait(landed, parity);
+            parity ^= 1;
+            hopper_clear_ends<layout::ROWS>(to, begin, end, p.row_rows);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(at);
+        }
+    }
+}
+
+/* Hides scores (keys by rows) of rows that do not see their key. */
+CF_HOPPER_DEVICE void hopper_hide_rows(float (&s)[8][4], const mask &m, const tile &t, const divisor &group,
+                                       int first_key, int first_row) {
+    const int lane = (int)threadIdx.x % 32;
+    CF_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int key = first_key + 8 * half + lane / 4;
+        const int begin = token_begin(m, t, key) * group.by - first_row - lane % 4 * 2;
+        const int end = key < t.k_length ? token_end(m, t, key) * group.by - first_row - lane % 4 * 2 : 0;
+        CF_UNROLL
+        for (int j = 0; j < 8; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 2; e++)
+                if (8 * j + e < begin || 8 * j + e >= end) s[j][2 * half + e] = -INFINITY;
+        }
+    }
+}
+
+/* Two neighbouring rows' numbers of a row tile. */
+CF_HOPPER_DEVICE float2 load_pair(shared_address from) {
+    const uint2 bits = shared_load_8(from);
+    float2 pair;
+    memcpy(&pair, &bits, 8);
+    return pair;
+}
+
+/* As differentiate, with a row's numbers for each column, in shared memory. */
+CF_HOPPER_DEVICE void hopper_differentiate(float (&s)[8][4], float (&dp)[8][4], shared_address stats, float scale_log2,
+                                           float inverse_cap) {
+    const shared_address dots = stats + hopper_backward_layout::ROWS * 4;
+    if (inverse_cap != 0.0f) {
+        CF_UNROLL
+        for (int j = 0; j < 8; j++) {
+            const float2 dot = load_pair(dots + (shared_address)(32 * j));
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float bent = s[j][e] * inverse_cap;
+                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - (e % 2 ? dot.y : dot.x)) * (1.0f - bent * bent);
+            }
+        }
+    }
+    CF_UNROLL
+    for (int j = 0; j < 8; j++) {
+        const float2 log_sum = load_pair(stats + (shared_address)(32 * j));
+        float2 dot = load_pair(dots + (shared_address)(32 * j));
+        if (inverse_cap != 0.0f) dot = make_float2(0.0f, 0.0f);
+        CF_UNROLL
+        for (int e = 0; e < 4; e++) {
+            s[j][e] = exp2_fast(s[j][e] * scale_log2 - (e % 2 ? log_sum.y : log_sum.x));
+            dp[j][e] = s[j][e] * (dp[j][e] - (e % 2 ? dot.y : dot.x));
+        }
+    }
+}
+
+/* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
+   operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through shared
+   memory, and each warpgroup computes 64 columns. */
+template <typename T, bool WITH_DQ>
+CF_HOPPER_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_backward_layout layout;
+    const fused_params &p = all.fused;
+    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
+    const int group = thread / 128, warp_key = thread / 32 * 16, first_key = t.block * KEY_TILE + group * 64;
+    const bool leader = lane == 0;
+    const shared_address barriers = start + layout::BARRIERS;
+    const uint64_t k = matrix_at(start + layout::K + (shared_address)(group * 64 * 128));
+    const uint64_t v = matrix_step(k, layout::V - layout::K);
+    const uint64_t q = matrix_at(start + layout::Q, layout::ROW_HALF); /* the distance is for k along the rows only */
+    const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
+    const uint64_t slopes_of_keys = matrix_at(start + layout::DS);
+    const uint64_t k_columns = matrix_at(start + layout::K + (shared_address)(group * HALF_TILE));
+    /* Where a lane stores its rows of dS: key, and chunk of rows, as stmatrix_x4 wants them. */
+    const int ds_key = warp_key + lane % 16, ds_chunk = lane / 16;
+    const shared_address ds = start + layout::DS + (shared_address)(ds_key * 128 + ((ds_chunk ^ (ds_key & 7)) << 4));
+
+    float dk[1][16][4], dv[1][16][4];
+    clear(dk);
+    clear(dv);
+    if (t.begin < t.end) mbarrier_wait(barriers + KV_FULL, 0);
+    for (int m = t.begin, stage = 0, parity = 0; m < t.end; m++) {
+        const shared_address here = barriers + (shared_address)(8 * stage);
+        const shared_address stats =
+            start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE + lane % 4 * 8);
+        const uint64_t q_here = matrix_step(q, 2 * stage * layout::ROW_HALF);
+        const uint64_t dout_here = matrix_step(dout, 2 * stage * layout::ROW_HALF);
+        float s[1][8][4], dp[8][4];
+        uint32_t probs[4][4], slopes[4][4];
+        mbarrier_wait(here + Q_FULL, parity);
+        hold_registers(s[0]);
+        wgmma_fence();
+        CF_UNROLL
+        for (int i = 0; i < 8; i++)
+            wgmma_shared<T, false, false>(s[0], matrix_step(k, i / 4 * HALF_TILE + i % 4 * 32),
+                                          matrix_step(q_here, i / 4 * layout::ROW_HALF + i % 4 * 32), i > 0);
+        wgmma_commit();
+        mbarrier_wait(here + DOUT_FULL, parity);
+        hold_registers(dp);
+        wgmma_fence();
+        CF_UNROLL
+        for (int i = 0; i < 8; i++)
+            wgmma_shared<T, false, false>(dp, matrix_step(v, i / 4 * HALF_TILE + i % 4 * 32),
+                                          matrix_step(dout_here, i / 4 * layout::ROW_HALF + i % 4 * 32), i > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        hold_registers(s[0]);
+        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+        const int first_token = m * p.row_tokens, past_token = lesser(first_token + p.row_tokens, t.q_length);
+        if (key_end(p.visible, t, first_token) < first_key + 64 || key_begin(p.visible, t, past_token - 1) > first_key)
+            hopper_hide_rows(s[0], p.visible, t, p.group, t.block * KEY_TILE + warp_key, m * p.row_rows);
+        wgmma_wait<0>();
+        hold_registers(dp);
+        hopper_differentiate(s[0], dp, stats, p.scale_log2, p.inverse_cap);
+        pack_sums<T>(probs, s[0]);
+        pack_sums<T>(slopes, dp);
+        if (WITH_DQ) {
+            CF_UNROLL
+            for (int i = 0; i < 4; i++)
+                stmatrix_x4((ds ^ (shared_address)(i << 5)) + (shared_address)(stage * HALF_TILE), slopes[i]);
+            fence_proxy_async();
+        }
+        hold_registers(probs);
+        hold_registers(slopes);
+        hold_registers(dv[0]);
+        hold_registers(dk[0]);
+        wgmma_fence();
+        CF_UNROLL
+        for (int i = 0; i < 4; i++)
+            wgmma_registers<T, true>(dv[0], probs[i], matrix_step(dout_here, i * 2048), true);
+        wgmma_commit();
+        if (WITH_DQ) {
+            float dq[8][4];
+            named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is there, and that of two tiles before was used */
+            hold_registers(dq);
+            wgmma_fence();
+            CF_UNROLL
+            for (int i = 0; i < 8; i++)
+                wgmma_shared<T, true, true>(dq, matrix_step(slopes_of_keys, stage * HALF_TILE + i * 2048),
+                                            matrix_step(k_columns, i * 2048), i > 0);
+            wgmma_commit();
+            CF_UNROLL
+            for (int i = 0; i < 4; i++)
+                wgmma_registers<T, true>(dk[0], slopes[i], matrix_step(q_here, i * 2048), true);
+            wgmma_commit();
+            wgmma_wait<1>();
+            hold_registers(dq);
+            float *sums = tile_sums<layout::ROWS, 128>(p, head, t.place + m);
+            CF_UNROLL
+            for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
+        } else {
+            CF_UNROLL
+            for (int i = 0; i < 4; i++)
+                wgmma_registers<T, true>(dk[0], slopes[i], matrix_step(q_here, i * 2048), true);
+            wgmma_commit();
+        }
+        wgmma_wait<0>();
+        hold_registers(dv[0]);
+        hold_registers(dk[0]);
+        __syncwarp();
+        if (leader) {
+            mbarrier_arrive(here + DOUT_EMPTY);
+            mbarrier_arrive(here + Q_EMPTY);
+        }
+        parity ^= stage;
+        stage ^= 1;
+    }
+    const tile done = find_work(p.work, &head);
+    if (done.part >= 0) {
+        store_part<HOPPER_CONSUMERS>(dk, part_address<128, KEY_TILE>(p, head, done.part, 0), thread);
+        store_part<HOPPER_CONSUMERS>(dv, part_address<128, KEY_TILE>(p, head, done.part, 1), thread);
+        return;
+    }
+    const int64_t row = done.k_start + done.block * KEY_TILE;
+    const int n_keys = done.k_length - done.block * KEY_TILE;
+    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, warp_key, n_keys, 0, p.n_chunks * 8,
+                p.overwrite);
+    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, warp_key, n_keys, 0, p.n_chunks * 8,
+                p.overwrite);
+}
+
+template <typename T, bool WITH_DQ> CF_HOPPER_DEVICE void hopper_backward_block(const hopper_params &p) {
+    typedef hopper_backward_layout layout;
+    int head;
+    const tile t = find_work(p.fused.work, &head);
+    const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
+    if (threadIdx.x == 0) {
+        mbarrier_init(barriers + KV_FULL, 1);
+        mbarrier_init(barriers + TAIL, 1);
+        for (int stage = 0; stage < 2; stage++) {
+            const shared_address at = barriers + (shared_address)(8 * stage);
+            mbarrier_init(at + Q_FULL, 1);
+            mbarrier_init(at + Q_EMPTY, HOPPER_CONSUMERS / 32);
+            mbarrier_init(at + DOUT_FULL, 1);
+            mbarrier_init(at + DOUT_EMPTY, HOPPER_CONSUMERS / 32);
+        }
+        fence_mbarrier_init();
+    }
+    for (int i = 0; i < 4; i++) /* places of a tile that hold no whole token: no copy reaches them */
+        zero_rows<layout::ROWS, 128, HOPPER_THREADS>(start + (shared_address)(layout::Q + 2 * i * layout::ROW_HALF),
+                                                p.fused.row_rows, layout::ROWS, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
+        give_registers_back<40>();
+        if (threadIdx.x < 32 && t.begin < t.end) hopper_load_rows(p, t, head, start);
+    } else {
+        take_registers<232>();
+        hopper_backward_keys<T, WITH_DQ>(p, t, head, start);
+    }
+}
+
+/* One block: 128 keys of one key head against all packed rows that see any of them, or a part of these, as
+   attention_backward_kernel; without WITH_DQ another kernel computes dQ. 162 KB of shared memory, one block an SM. */
+template <typename T, bool WITH_DQ>
+__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
+    attention_backward_hopper_kernel(const __grid_constant__ hopper_params p) {
+    if constexpr (CF_HOPPER) hopper_backward_block<T, WITH_DQ>(p);
 }
 
 /* ================================================================================================================
@@ -1998,6 +2834,9 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 
 int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
 
+/* Of the backward's kernels: with wgmma, they have one size so far. */
+int backward_head(const problem *p) { return is_hopper(p) ? 128 : fused_head(p); }
+
 int can_fused(const problem *p) {
     return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80 && p->group <= MOST_GROUP;
 }
@@ -2019,10 +2858,10 @@ size_t fused_stats_bytes(const problem *p) {
 
 size_t fused_dq_bytes(const problem *p) {
     if (p->desc.deterministic) return 0;
-    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * fused_head(p)) * sizeof(float);
+    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * backward_head(p)) * sizeof(float);
 }
 
-int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
+int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? backward_head(p) : 128; }
 
 size_t fused_part_bytes(const problem *p) {
     return (size_t)p->desc.n_kv_heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile *
@@ -2053,6 +2892,7 @@ fused_params fused_of(const call &c) {
     f.group = make_divisor((int32_t)p->group);
     f.n_chunks = (int32_t)(d->head_size / 8);
     f.row_tile = p->row_tile, f.row_tokens = p->row_tokens, f.row_rows = p->row_rows;
+    f.forward_rows = p->forward_rows;
     return f;
 }
 
@@ -2092,7 +2932,8 @@ template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     const cf_result code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward,
                                         FORWARD_THREADS, forward_layout<HEAD>::BYTES, c, f);
     return code != CF_OK ? code
-                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD>, lists.split_forward,
+                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, FORWARD_THREADS>,
+                                        lists.split_forward,
                                         FORWARD_THREADS, FORWARD_ROWS * HEAD * 2, c, f);
 }
 
@@ -2109,12 +2950,13 @@ cf_result launch_backward(const call &c, const fused_params &f) {
         code = launch_tiles("attention_backward", attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, l.keys,
                             BACKWARD_THREADS, backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
     if (code == CF_OK)
-        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS>, l.split_keys, JOIN_THREADS, 0, c, f);
+        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS, KEYS / 64>, l.split_keys, JOIN_THREADS,
+                            0, c, f);
     if (code != CF_OK) return code;
     if (deterministic)
         return launch_tiles("attention_dq", attention_dq_kernel<T, HEAD, ROWS>, l.rows, 2 * ROWS,
                             dq_layout<HEAD, ROWS>::BYTES, c, f);
-    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, ROWS>, l.rows, BACKWARD_THREADS,
+    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, ROWS, 2>, l.rows, BACKWARD_THREADS,
                         ROWS * HEAD * 2, c, f);
 }
 
@@ -2125,12 +2967,14 @@ cf_result check_tile_span(const problem *p, const view &rows, const char *name, 
     return fail(error, CF_ERROR_LIMIT, name, -1, most, span, "strides too large for this path: the rows of a tile");
 }
 
-template <typename T> cf_result fused_backward_as(const call &c) {
+/* What a backward's kernels are told besides. */
+cf_result fused_backward_of(const call &c, fused_params *to) {
     const problem *p = &c.problem_of->inner;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
     char *memory = static_cast<char *>(x->workspace);
-    fused_params f = fused_of(c);
+    fused_params &f = *to;
+    f = fused_of(c);
     f.dout = view_of(x->dout, d->n_heads, d->head_size);
     f.dq = view_of(x->dq, d->n_heads, d->head_size);
     f.q_tile = p->row_tokens * f.q.row * 2;
@@ -2145,8 +2989,14 @@ template <typename T> cf_result fused_backward_as(const call &c) {
     f.dv = reinterpret_cast<float *>(dv.data);
     f.dk_row = dk.row, f.dk_head = dk.head, f.dv_row = dv.row, f.dv_head = dv.head;
     f.overwrite = x->overwrite != 0;
-    cf_result code = check_tile_span(p, f.q, "q", c.error);
-    if (code == CF_OK) code = check_tile_span(p, f.dout, "dout", c.error);
+    const cf_result code = check_tile_span(p, f.q, "q", c.error);
+    return code != CF_OK ? code : check_tile_span(p, f.dout, "dout", c.error);
+}
+
+template <typename T> cf_result fused_backward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    fused_params f;
+    const cf_result code = fused_backward_of(c, &f);
     if (code != CF_OK) return code;
     if (fused_head(p) == 64)
         return p->row_tile == LARGE_ROW_TILE ? launch_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>(c, f)
@@ -2165,6 +3015,131 @@ cf_result fused_forward(const call &c) {
 cf_result fused_backward(const call &c) {
     const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
     return bf16 ? fused_backward_as<__nv_bfloat16>(c) : fused_backward_as<__half>(c);
+}
+
+/* ---- hopper ---- */
+
+int can_hopper(const problem *p) { return is_hopper(p) && p->desc.arch == 90 && can_fused(p); }
+
+/* The driver's function that makes tensor maps, which the runtime finds, so that nobody links the driver. */
+typedef decltype(&cuTensorMapEncodeTiled) encode_fn;
+
+cf_result find_encode(encode_fn *to, cf_error *error) {
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *function = NULL;
+#if CUDART_VERSION >= 12050
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+    if (status != cudaSuccess) return fail_cuda(error, status, "cuTensorMapEncodeTiled");
+    if (found != cudaDriverEntryPointSuccess || function == NULL)
+        return fail(error, CF_ERROR_DEVICE, "cuTensorMapEncodeTiled", -1, cudaDriverEntryPointSuccess, found,
+                    "the driver does not have it");
+    *to = reinterpret_cast<encode_fn>(function);
+    return CF_OK;
+}
+
+/* Boxes of 64 columns, all or one of some heads, and rows. Nothing for an array without rows: no tile asks for them. */
+cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t heads, int64_t rows, int64_t box_heads,
+                   int64_t box_rows, const char *name, CUtensorMap *map) {
+    const cf_attention_desc *d = &c.problem_of->inner.desc;
+    const cuuint64_t size[3] = {(cuuint64_t)d->head_size, (cuuint64_t)heads, (cuuint64_t)rows};
+    const cuuint64_t strides[2] = {(cuuint64_t)of.head * 2, (cuuint64_t)of.row * 2};
+    const cuuint32_t box[3] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows}, steps[3] = {1, 1, 1};
+    const int64_t stride = std::max(of.head, of.row), most = ((int64_t)1 << 39) - 1;
+    if (rows == 0) return CF_OK;
+    if (stride > most) return fail(c.error, CF_ERROR_LIMIT, name, -1, most, stride, "stride too large for this path");
+    const CUresult status =
+        encode(map, d->dtype == CF_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+               of.data, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status == CUDA_SUCCESS) return CF_OK;
+    return fail(c.error, CF_ERROR_DEVICE, name, -1, CUDA_SUCCESS, status, "cuTensorMapEncodeTiled refused this array");
+}
+
+/* Without code for sm_90a the kernels are empty, and have launch bounds that say so. */
+template <typename K> cf_result check_hopper_code(K *kernel, cf_error *error) {
+    cudaFuncAttributes attributes;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status != cudaSuccess) return fail_cuda(error, status, "path");
+    if (attributes.maxThreadsPerBlock >= HOPPER_THREADS) return CF_OK;
+    return fail(error, CF_ERROR_DEVICE, "path", -1, HOPPER_THREADS, attributes.maxThreadsPerBlock,
+                "this program has no code for sm_90a");
+}
+
+/* The maps of a pass: Q, and in the backward dout, in boxes of box_rows packed rows. */
+cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_params *h) {
+    const problem *p = &c.problem_of->inner;
+    const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads, tokens = box_rows / p->group;
+    encode_fn encode = NULL;
+    cf_result code = find_encode(&encode, c.error);
+    if (code == CF_OK) code = make_map(c, encode, h->fused.q, heads, p->rows_q, p->group, tokens, "q", &h->q);
+    if (code == CF_OK) code = make_map(c, encode, h->fused.k, kv, p->rows_k, 1, HOPPER_KEYS, "k", &h->k);
+    if (code == CF_OK) code = make_map(c, encode, h->fused.v, kv, p->rows_k, 1, HOPPER_KEYS, "v", &h->v);
+    if (code == CF_OK && backward)
+        code = make_map(c, encode, h->fused.dout, heads, p->rows_q, p->group, tokens, "dout", &h->dout);
+    return code;
+}
+
+template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    const tile_lists lists = lists_of(c);
+    hopper_params h = {};
+    h.fused = fused_of(c);
+    h.fused.part_sums = static_cast<float *>(c.tensors->workspace);
+    h.fused.n_parts = p->forward.n_parts;
+    h.fused.work = lists.forward;
+    cf_result code = check_hopper_code(attention_forward_hopper_kernel<T, HEAD>, c.error);
+    if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
+    if (code == CF_OK)
+        code = launch("attention_forward", attention_forward_hopper_kernel<T, HEAD>, lists.forward.n_blocks,
+                      HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
+    return code != CF_OK ? code
+                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>,
+                                        lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c, h.fused);
+}
+
+/* As launch_backward. dQ by itself is the other path's kernel. */
+template <typename T> cf_result hopper_backward_as(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    const tile_lists l = lists_of(c);
+    const bool deterministic = p->desc.deterministic != 0;
+    const auto kernel =
+        deterministic ? attention_backward_hopper_kernel<T, false> : attention_backward_hopper_kernel<T, true>;
+    hopper_params h = {};
+    cf_result code = fused_backward_of(c, &h.fused);
+    if (code == CF_OK) code = check_hopper_code(kernel, c.error);
+    if (code == CF_OK) code = make_maps(c, p->row_rows, true, &h);
+    h.fused.sums_of_tile = deterministic ? 0 : ROW_TILE * 128;
+    h.fused.work = l.keys;
+    if (code == CF_OK)
+        code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, h.fused);
+    if (code == CF_OK)
+        code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, hopper_backward_layout::BYTES,
+                      c.stream, c.error, h);
+    if (code == CF_OK)
+        code = launch_tiles("attention_join", attention_join_kernel<128, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0, c,
+                            h.fused);
+    if (code != CF_OK) return code;
+    if (deterministic)
+        return launch_tiles("attention_dq", attention_dq_kernel<T, 128, ROW_TILE>, l.rows, 2 * ROW_TILE,
+                            dq_layout<128, ROW_TILE>::BYTES, c, h.fused);
+    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, 128, ROW_TILE, 1>, l.rows, BACKWARD_THREADS,
+                        ROW_TILE * 128 * 2, c, h.fused);
+}
+
+cf_result hopper_forward(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    if (p->desc.dtype == CF_DTYPE_BF16)
+        return fused_head(p) == 64 ? hopper_forward_as<__nv_bfloat16, 64>(c) : hopper_forward_as<__nv_bfloat16, 128>(c);
+    return fused_head(p) == 64 ? hopper_forward_as<__half, 64>(c) : hopper_forward_as<__half, 128>(c);
+}
+
+cf_result hopper_backward(const call &c) {
+    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
+    return bf16 ? hopper_backward_as<__nv_bfloat16>(c) : hopper_backward_as<__half>(c);
 }
 
 /* ---- unfused ---- */
@@ -2432,7 +3407,7 @@ cf_result unfused_backward(const call &c) {
 
 /* ---- the choice ---- */
 
-/* Fastest first. A further path (wgmma, say) is one more line. */
+/* Fastest first. */
 struct path_entry {
     cf_attention_path path;
     const char *name;
@@ -2445,6 +3420,8 @@ struct path_entry {
 };
 
 const path_entry paths[] = {
+    {CF_ATTENTION_WGMMA, "wgmma", can_hopper, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, hopper_forward,
+     hopper_backward},
     {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
      fused_backward},
     {CF_ATTENTION_UNFUSED, "unfused", can_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
@@ -5616,8 +6593,9 @@ template <typename... K> cudaError_t load_kernels(K *...kernels) {
 }
 
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
-    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, attention_join_kernel<HEAD, KEYS>,
-                        attention_dq_kernel<T, HEAD, ROWS>, attention_round_dq_kernel<T, HEAD, ROWS>);
+    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
+                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
+                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
 }
 
 template <typename T, int V> cudaError_t load_rows_of() {
@@ -5626,7 +6604,16 @@ template <typename T, int V> cudaError_t load_rows_of() {
 
 template <typename T> cudaError_t load_16_bit() {
     cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
-                                      attention_combine_kernel<T, 64>, attention_combine_kernel<T, 128>,
+                                      attention_combine_kernel<T, 64, FORWARD_THREADS>,
+                                      attention_combine_kernel<T, 128, FORWARD_THREADS>,
+                                      attention_forward_hopper_kernel<T, 64>,
+                                      attention_forward_hopper_kernel<T, 128>,
+                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
+                                      attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
+                                      attention_backward_hopper_kernel<T, true>,
+                                      attention_backward_hopper_kernel<T, false>,
+                                      attention_join_kernel<128, KEY_TILE, 1>,
+                                      attention_round_dq_kernel<T, 128, ROW_TILE, 1>,
                                       attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
     if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
     if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();

@@ -80,6 +80,9 @@ compile() { # ARCHITECTURE CODE KIND-OF-CODE OPTION...
     too_much_stack "$log" "$code" >"$out/why"
     name="$code: no kernel spills or uses a stack frame beyond the list"
     if [ -s "$out/why" ]; then fail "$name" "some do" "$out/why"; else ok "$name"; fi
+    grep -E 'C75[0-9][0-9]' "$log" >"$out/why"
+    name="$code: no wgmma waits for another one that it does not need"
+    if [ -s "$out/why" ]; then fail "$name" "ptxas says so" "$out/why"; else ok "$name"; fi
     cpu_seconds
     seconds=$((seconds - before))
     if [ "$seconds" -le 60 ]; then ok "$code: $seconds s of compiler time (60 allowed)"
@@ -128,6 +131,7 @@ int main(void) {
     if (cf_attention_size(&desc, &bytes, &error) != CF_OK || bytes == 0) return 1;
     desc.arch = 0; /* the current device's: found, or reported as missing */
     if (cf_attention_size(&desc, &bytes, &error) != CF_OK && error.code != CF_ERROR_DEVICE) return 2;
+    if (strcmp(cf_attention_path_name((cf_attention_path)9), "?") != 0) return 3; /* C++ would not allow this number */
     return 0;
 }
 END

@@ -22,13 +22,14 @@ mkdir -p "$out" || exit 1
 printf 'cuda: %s, built for %s\n' "$(nvidia-smi -L | head -n 1 | sed 's/ (UUID.*//')" "$code"
 sh tests/device_section.sh >"$out/device_section.h" || exit 1
 "$NVCC" -O3 -std=c++17 -Xcompiler -O2 -gencode "$code" -I. -I"$out" -x cu chunkflow_cuda.cu tests/cuda/main.cc \
-    tests/cuda/test_primitives.cc tests/cuda/device.cc tests/cuda/reference.cc tests/cuda/test_attention.cc tests/cuda/test_state.cc \
+    tests/cuda/test_primitives.cc tests/cuda/device.cc tests/cuda/reference.cc tests/cuda/test_attention.cc \
+    tests/cuda/test_wgmma.cc tests/cuda/test_state.cc \
     tests/cuda/test_executor.cc tests/cuda/test_device.cu -lcublas -o "$out/cuda_tests" || {
     fail cuda_tests "they do not build"
     finish
 }
 # What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
-watched='attention.prefixes attention.empty attention.groups attention.split state.clears_rows
+watched='attention.prefixes attention.empty attention.groups attention.split wgmma. state.clears_rows
     state.offload_and_prefetch state.appends_without_a_table state.backward_is_the_transpose
     executor.one_chunk executor.places'
 if command -v compute-sanitizer >/dev/null 2>&1; then

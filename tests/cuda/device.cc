@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 /* ---- the host's view of 16-bit numbers; rounding is the reference's ---- */
@@ -134,6 +135,25 @@ void note_problem(const host_problem &p, const run_options &o) {
     harness_note("%s", text);
 }
 
+cf_attention_path last_path() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return CF_ATTENTION_WGMMA;
+#else
+    int device = 0, major = 0, minor = 0;
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess);
+    return major == 9 && minor == 0 ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
+#endif
+}
+
+/* With CHUNKFLOW_TEST_WGMMA in the environment, what is asked of one fused path is asked of the other. Three tests then
+   fail by what they are: no_empty_blocks_no_conflicts and masked_tiles_are_skipped count the other path's tiles and
+   instructions, parts_past_32_bits compares with its bits. */
+static bool asks_for_wgmma(const run_options &o) {
+    return o.path == CF_ATTENTION_MMA && getenv("CHUNKFLOW_TEST_WGMMA") != NULL;
+}
+
 static cf_attention_desc describe(const host_problem &p, const run_options &o) {
     cf_attention_desc d;
     memset(&d, 0, sizeof d);
@@ -151,11 +171,11 @@ static cf_attention_desc describe(const host_problem &p, const run_options &o) {
     d.scale = p.scale;
     d.softcap = p.softcap;
     d.deterministic = o.deterministic;
-    d.path = o.path;
+    d.path = asks_for_wgmma(o) ? CF_ATTENTION_WGMMA : o.path;
     d.n_processors = o.processors;
     d.cache_bytes = o.cache;
 #ifdef CHUNKFLOW_CUDA_EMULATION
-    d.arch = o.arch;
+    d.arch = d.path == CF_ATTENTION_WGMMA ? 90 : o.arch;
 #endif
     return d;
 }
@@ -175,7 +195,7 @@ bool run_on_device(const host_problem &p, const host_inputs &in, const run_optio
     note_problem(p, o);
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_reset();
-    cuda_emu_set_arch(o.arch);
+    cuda_emu_set_arch((int)desc.arch);
 #endif
     memset(&error, 0, sizeof error);
     if (!call_ok(cf_attention_size(&desc, &bytes, &error), error)) return false;

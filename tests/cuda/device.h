@@ -27,6 +27,9 @@ struct device_results {
     std::vector<unsigned char> bits; /* of all outputs, for bitwise comparison */
 };
 
+/* The last path in the order of the enum that can run here: the one with wgmma is for compute capability 9.0 only. */
+cf_attention_path last_path();
+
 /* Fails the running test, and returns false, where a call fails, a fault is counted, or a byte outside the slices
    changed. */
 bool run_on_device(const host_problem &p, const host_inputs &in, const run_options &o, device_results *to);

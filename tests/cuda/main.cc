@@ -8,22 +8,23 @@
 
 #include <cuda_runtime.h>
 
-extern const harness_suite suite_primitives, suite_attention, suite_state, suite_executor;
+extern const harness_suite suite_primitives, suite_attention, suite_wgmma, suite_state, suite_executor;
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-extern const harness_suite suite_emulation, suite_streams, suite_nccl;
+extern const harness_suite suite_emulation, suite_hopper, suite_streams, suite_nccl;
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_emulation, &suite_primitives, &suite_streams, &suite_nccl,
-                                                  &suite_attention, &suite_state,      &suite_executor};
+    static const harness_suite *const suites[] = {&suite_emulation, &suite_hopper,    &suite_primitives,
+                                                  &suite_streams,   &suite_nccl,      &suite_attention,
+                                                  &suite_wgmma,     &suite_state,     &suite_executor};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else
 extern const harness_suite suite_device;
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_primitives, &suite_attention, &suite_state, &suite_executor,
-                                                  &suite_device};
+    static const harness_suite *const suites[] = {&suite_primitives, &suite_attention, &suite_wgmma,
+                                                  &suite_state,      &suite_executor,  &suite_device};
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
         printf("cuda: no device\n0 passed, 0 failed, 1 skipped\n");

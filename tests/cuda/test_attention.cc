@@ -22,6 +22,7 @@ static host_problem problem_of(int n_heads, int n_kv_heads, int head_size) {
 static run_options on(cf_attention_path path) {
     run_options o;
     o.path = path;
+    o.arch = path == CF_ATTENTION_WGMMA ? 90 : 80;
     return o;
 }
 
@@ -558,7 +559,7 @@ TEST(documents_packed_heads) {
 
 /* Slices that start at multiples of 16, as cf_metadata's padded twins say; what lies between is NaN. */
 TEST(padded_slices) {
-    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++) {
+    for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++) {
         host_problem p = problem_of(2, 1, 64);
         p.add_slice(13, 45);
         p.add_slice(0, 0);
@@ -624,7 +625,7 @@ TEST(window_edges) {
 /* ---- nothing to see ---- */
 
 TEST(empty_slices) {
-    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+    for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++)
         for (int overwrite = 0; overwrite < 2; overwrite++) {
             host_problem p = problem_of(4, 2, 64);
             run_options o = on((cf_attention_path)path);
@@ -652,7 +653,7 @@ TEST(no_slices) {
 
 /* A row that sees nothing has gradient 0, whatever arrives there: 0 x NaN must not reach dk and dv. */
 TEST(nan_in_blind_rows) {
-    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+    for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
             host_problem p = problem_of(2, 1, 64);
             run_options o = on((cf_attention_path)path);
@@ -742,7 +743,7 @@ TEST(nan_in_keys_of_other_tiles) {
 
 /* Scores far from 0: exponentials must not overflow, in full and in part-filled tiles. */
 TEST(large_scores) {
-    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++) {
+    for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++) {
         host_problem p = problem_of(1, 1, 64);
         p.scale = 6.0;
         p.add_slice(70, 100);
@@ -1112,7 +1113,7 @@ TEST(rows_past_32_bits) {
     host_problem p = problem_of(2, 1, 64);
     p.add_slice(5, 5);
     p.add_slice(3, 9);
-    for (int path = CF_ATTENTION_UNFUSED; path <= CF_ATTENTION_MMA; path++)
+    for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
             run_options o = on((cf_attention_path)path);
             o.deterministic = deterministic != 0;
@@ -1365,7 +1366,7 @@ TEST(automatic_choice) {
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_AUTO), "auto");
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_UNFUSED), "unfused");
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_MMA), "mma");
-    CHECK_STR(cf_attention_path_name((cf_attention_path)3), "?");
+    CHECK_STR(cf_attention_path_name(CF_ATTENTION_WGMMA), "wgmma");
 }
 
 /* Calls that are refused before anything is launched; the addresses are never used. */

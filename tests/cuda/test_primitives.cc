@@ -4,12 +4,14 @@
 
 #include "../harness.h"
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -260,7 +262,233 @@ TEST(quads) {
 #endif
 }
 
+/* ---- compute capability 9.0a ---- */
+
+const int GROUP = 128, HOPPER_BYTES = 65536;
+
+bool has_hopper() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return true;
+#else
+    int device = 0, major = 0, minor = 0;
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess);
+    return major == 9 && minor == 0;
+#endif
+}
+
+/* Runs a kernel of `threads` threads with 64 KB of shared memory; its first argument is an array of n numbers, -1 at
+   first, which comes back. */
+template <typename... P, typename... A>
+std::vector<float> run_group(void (*kernel)(float *, P...), int threads, size_t n, const A &...arguments) {
+    std::vector<float> host(n, -1.0f);
+    float *device = nullptr;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1, 1, 1);
+    config.blockDim = dim3((unsigned)threads, 1, 1);
+    config.dynamicSmemBytes = HOPPER_BYTES;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, HOPPER_BYTES) == cudaSuccess);
+    CHECK(cudaMalloc((void **)&device, n * sizeof(float)) == cudaSuccess);
+    CHECK(cudaMemcpy(device, host.data(), n * sizeof(float), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaLaunchKernelEx(&config, kernel, device, arguments...) == cudaSuccess);
+    CHECK(cudaMemcpy(host.data(), device, n * sizeof(float), cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaFree(device) == cudaSuccess);
+    return host;
+}
+
+/* Two neighbouring numbers of a matrix for wgmma; blocks of 64 columns are `rows` x 128 bytes apart. */
+CF_HOPPER_DEVICE void write_pair(shared_address matrix, int rows, int row, int column, uint32_t pair) {
+    const int chunk = column % 64 / 8;
+    shared_store_4(matrix + (shared_address)(column / 64 * rows * 128 + row * 128 + ((chunk ^ (row & 7)) << 4) +
+                                             column % 8 * 2),
+                   pair);
+}
+
+/* c (64 x 8 N) = 3 + a (64 x 64) b (64 x 8 N); a from shared memory, both ways, or from registers. */
+template <typename T, bool REGISTERS, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
+CF_HOPPER_DEVICE void multiply_group(float *to) {
+    const int thread = (int)threadIdx.x, lane = thread % 32, columns = 8 * N;
+    const shared_address a = shared_start(), b = a + 8192;
+    uint32_t fragments[4][4];
+    float c[N][4];
+    for (int i = thread; i < 64 * 32; i += GROUP) {
+        const int x = i / 32, y = i % 32 * 2;
+        write_pair(a, 64, x, y,
+                   A_TRANSPOSED ? pack<T>(left(y, x), left(y + 1, x)) : pack<T>(left(x, y), left(x, y + 1)));
+    }
+    for (int i = thread; i < 32 * columns; i += GROUP) {
+        const int x = B_TRANSPOSED ? i / (columns / 2) : i / 32, y = B_TRANSPOSED ? i % (columns / 2) * 2 : i % 32 * 2;
+        write_pair(b, B_TRANSPOSED ? 64 : columns, x, y,
+                   B_TRANSPOSED ? pack<T>(right(x, y), right(x, y + 1)) : pack<T>(right(y, x), right(y + 1, x)));
+    }
+    fence_proxy_async();
+    named_barrier<3, GROUP>();
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 4; i++) {
+            const int row = thread / 32 * 16 + lane / 4 + i % 2 * 8, at = 16 * k + lane % 4 * 2 + i / 2 * 8;
+            fragments[k][i] = pack<T>(left(row, at), left(row, at + 1));
+        }
+    for (int j = 0; j < N; j++)
+        for (int e = 0; e < 4; e++) c[j][e] = 3.0f;
+    hold_registers(c);
+    hold_registers(fragments);
+    const uint64_t b_first = matrix_at(b, 8192);
+    const int b_step = B_TRANSPOSED ? 2048 : 32;
+    wgmma_fence();
+    if constexpr (REGISTERS) {
+        CF_UNROLL
+        for (int k = 0; k < 4; k++)
+            wgmma_registers<T, B_TRANSPOSED>(c, fragments[k], matrix_step(b_first, k * b_step), true);
+    } else {
+        CF_UNROLL
+        for (int k = 0; k < 4; k++)
+            wgmma_shared<T, A_TRANSPOSED, B_TRANSPOSED>(c, matrix_step(matrix_at(a), k * (A_TRANSPOSED ? 2048 : 32)),
+                                                        matrix_step(b_first, k * b_step), true);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    hold_registers(c);
+    for (int j = 0; j < N; j++)
+        for (int e = 0; e < 4; e++)
+            to[(thread / 32 * 16 + lane / 4 + e / 2 * 8) * columns + 8 * j + lane % 4 * 2 + e % 2] = c[j][e];
+}
+
+template <typename T, bool REGISTERS, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
+__global__ void __launch_bounds__(GROUP) wgmma_kernel(float *to) {
+    if constexpr (CF_HOPPER) multiply_group<T, REGISTERS, A_TRANSPOSED, B_TRANSPOSED, N>(to);
+}
+
+template <typename T, bool REGISTERS, bool A_TRANSPOSED, bool B_TRANSPOSED, int N> void check_wgmma() {
+    const int columns = 8 * N;
+    const std::vector<float> got =
+        run_group(wgmma_kernel<T, REGISTERS, A_TRANSPOSED, B_TRANSPOSED, N>, GROUP, (size_t)(64 * columns));
+    for (int row = 0; row < 64; row++)
+        for (int column = 0; column < columns; column++) {
+            float sum = 3.0f;
+            for (int k = 0; k < 64; k++) sum += left(row, k) * right(k, column);
+            if (!CHECK(got[(size_t)(row * columns + column)] == sum)) return;
+        }
+}
+
+template <typename T, int N> void check_wgmma_layouts() {
+    check_wgmma<T, false, false, false, N>();
+    check_wgmma<T, false, false, true, N>();
+    check_wgmma<T, false, true, false, N>();
+    check_wgmma<T, false, true, true, N>();
+    check_wgmma<T, true, false, false, N>();
+    check_wgmma<T, true, false, true, N>();
+}
+
+TEST(products_of_a_warpgroup) {
+    if (!has_hopper()) SKIP("not of compute capability 9.0");
+    check_wgmma_layouts<__nv_bfloat16, 8>();
+    check_wgmma_layouts<__half, 8>();
+    check_wgmma_layouts<__nv_bfloat16, 16>();
+    check_wgmma_layouts<__half, 16>();
+}
+
+/* stmatrix: registers hold numbers that say which; the sixteen bytes of each row come back. Number c of row r of matrix
+   m: 64 m + 8 r + c. */
+CF_HOPPER_DEVICE void store_matrices(float *to) {
+    const int lane = (int)threadIdx.x;
+    uint32_t from[4];
+    for (int i = 0; i < 4; i++) from[i] = (uint32_t)(64 * i + 2 * lane) | (uint32_t)(64 * i + 2 * lane + 1) << 16;
+    stmatrix_x4(shared_start() + (shared_address)(16 * lane), from);
+    __syncwarp();
+    const uint4 row = shared_load_16(shared_start() + (shared_address)(16 * lane));
+    const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+    for (int i = 0; i < 8; i++) to[8 * lane + i] = (float)(words[i / 2] >> 16 * (i % 2) & 0xFFFF);
+}
+
+__global__ void stored_matrices_kernel(float *to) {
+    if constexpr (CF_HOPPER) store_matrices(to);
+}
+
+TEST(stored_matrices) {
+    if (!has_hopper()) SKIP("not of compute capability 9.0");
+    const std::vector<float> got = run_group(stored_matrices_kernel, WARP, 8 * WARP);
+    for (int i = 0; i < 8 * WARP; i++) CHECK(got[(size_t)i] == (float)i);
+}
+
+/* A box of 64 columns, 2 heads and 4 rows of a tensor (5 rows, 3 heads, 72 columns), and 32 bytes beside it. */
+CF_HOPPER_DEVICE void copy_pieces(float *to, const CUtensorMap *map, const void *bytes, int x, int y, int z) {
+    const shared_address box = shared_start(), beside = box + 1024, barrier = box + 2048;
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 2);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    for (int phase = 0; phase < 2; phase++) {
+        if (threadIdx.x == 0) {
+            mbarrier_arrive_expect(barrier, 1024 + 32);
+            copy_box(box, map, x, y, z, barrier);
+            copy_bulk(beside, bytes, 32, barrier);
+        }
+        if (threadIdx.x == 33) mbarrier_arrive(barrier);
+        mbarrier_wait(barrier, phase);
+        for (int i = (int)threadIdx.x; i < 66; i += 64) {
+            const uint4 chunk = shared_load_16(box + (shared_address)(16 * i));
+            const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+            for (int j = 0; j < 8; j++)
+                to[i * 8 + j] = (float)(words[j / 2] >> 16 * (j % 2) & 0xFFFF) + (phase ? 0.0f : 70000.0f);
+        }
+        __syncthreads();
+    }
+}
+
+struct piece_maps {
+    CUtensorMap map;
+    const void *bytes;
+};
+
+__global__ void pieces_kernel(float *to, const __grid_constant__ piece_maps p, int x, int y, int z) {
+    if constexpr (CF_HOPPER) copy_pieces(to, &p.map, p.bytes, x, y, z);
+}
+
+TEST(copied_boxes) {
+    const int at[][3] = {{0, 0, 0}, {8, 1, 1}, {64, 2, 3}, {0, -1, -2}};
+    if (!has_hopper()) SKIP("not of compute capability 9.0");
+    std::vector<uint16_t> tensor(5 * 3 * 72);
+    for (size_t i = 0; i < tensor.size(); i++) tensor[i] = (uint16_t)(i + 1);
+    void *data = nullptr, *encode = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    REQUIRE(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found) ==
+            cudaSuccess);
+#else
+    REQUIRE(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found) == cudaSuccess);
+#endif
+    REQUIRE(found == cudaDriverEntryPointSuccess);
+    CHECK(cudaMalloc(&data, tensor.size() * 2) == cudaSuccess);
+    CHECK(cudaMemcpy(data, tensor.data(), tensor.size() * 2, cudaMemcpyHostToDevice) == cudaSuccess);
+    piece_maps p;
+    const cuuint64_t size[3] = {72, 3, 5}, strides[2] = {144, 432};
+    const cuuint32_t box[3] = {64, 2, 4}, steps[3] = {1, 1, 1};
+    CHECK(reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
+              &p.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, data, size, strides, box, steps,
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
+    p.bytes = data;
+    for (const auto &corner : at) {
+        const std::vector<float> got = run_group(pieces_kernel, 64, 66 * 8, p, corner[0], corner[1], corner[2]);
+        for (int row = 0; row < 8; row++)
+            for (int i = 0; i < 64; i++) {
+                const int x = corner[0] + i, y = corner[1] + row % 2, z = corner[2] + row / 2;
+                const bool inside = x < 72 && y >= 0 && y < 3 && z >= 0 && z < 5;
+                const float wanted = inside ? (float)((z * 3 + y) * 72 + x + 1) : 0.0f;
+                if (!CHECK(got[(size_t)(64 * row + ((i / 8 ^ row) * 8) + i % 8)] == wanted)) return;
+            }
+        for (int i = 0; i < 16; i++) CHECK(got[(size_t)(512 + i)] == (float)(i + 1));
+    }
+    CHECK(cudaFree(data) == cudaSuccess);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK_STR(cuda_emu_first_fault(), "");
+#endif
+}
+
 } /* namespace */
 
 SUITE(primitives, CASE(matrices), CASE(shared_loads_and_stores), CASE(copies), CASE(products), CASE(packing),
-      CASE(functions), CASE(warps), CASE(quads));
+      CASE(functions), CASE(warps), CASE(quads), CASE(products_of_a_warpgroup), CASE(stored_matrices),
+      CASE(copied_boxes));

@@ -1,5 +1,6 @@
 /* cuda_emu.cc - kernels on the host; see cuda_emu.h. Sections: >>faults >>fibers >>schedule >>collectives >>shared
-   >>copies >>launch >>numbers >>mma. Streams and memory are in runtime_emu.cc. */
+   >>copies >>launch >>numbers >>mma, and those of hopper_clocks.h and hopper_emu.h. Streams and memory are in
+   runtime_emu.cc. */
 
 #include "cuda_emu_private.h"
 
@@ -84,6 +85,8 @@ cuda_emu_counts cuda_emu_total() {
         sum.blocks += one.second.blocks;
         sum.barriers += one.second.barriers;
         sum.mma += one.second.mma;
+        sum.wgmma += one.second.wgmma;
+        sum.bulk_bytes += one.second.bulk_bytes;
         sum.wavefronts += one.second.wavefronts;
         sum.conflicts += one.second.conflicts;
     }
@@ -98,6 +101,7 @@ enum state_of_fiber {
     READY,
     WAITS_FOR_WARP,
     WAITS_FOR_BLOCK,
+    WAITS_FOR_EVENT, /* see hopper_emu.h */
     DONE
 };
 
@@ -122,6 +126,8 @@ struct fiber {
     std::vector<pending_copy> copies;
     int64_t open_group = 0; /* the group that the next commit closes */
     int accesses = 0;       /* shared accesses since the warp last met */
+    int event_kind = 0;     /* of the fault if what it waits for never comes ... */
+    char event[120];        /* ... and what that is */
 };
 
 static const size_t STACK_BYTES = 256 * 1024;
@@ -220,7 +226,12 @@ enum collective_kind {
     REDUCE_MAX,
     REDUCE_ADD,
     LDMATRIX,
-    MMA
+    MMA,
+    STMATRIX,
+    WGMMA,
+    WGMMA_FENCE,
+    WGMMA_COMMIT,
+    WGMMA_WAIT
 };
 static const char *const collective_names[] = {"none",
                                                "__syncwarp",
@@ -230,7 +241,12 @@ static const char *const collective_names[] = {"none",
                                                "__reduce_max_sync",
                                                "__reduce_add_sync",
                                                "ldmatrix",
-                                               "mma"};
+                                               "mma",
+                                               "stmatrix",
+                                               "wgmma",
+                                               "wgmma.fence",
+                                               "wgmma.commit_group",
+                                               "wgmma.wait_group"};
 
 /* One shared access of the lanes of a warp: those that are the same number of accesses past their last meeting. */
 struct shared_access {
@@ -315,6 +331,18 @@ static fiber *find_ready() {
     return nullptr;
 }
 
+static bool land_a_copy();
+static void join_block();
+static void join_lanes(int first, unsigned lanes);
+static bool report_event();
+
+/* The next one to run; where all wait, bulk copies land until one can go on. */
+static fiber *find_next() {
+    fiber *next = find_ready();
+    while (!next && land_a_copy()) next = find_ready();
+    return next;
+}
+
 static void report_deadlock() {
     for (size_t i = 0; i < warps.size(); i++) {
         if (warps[i].kind == NONE) continue;
@@ -322,6 +350,7 @@ static void report_deadlock() {
                            collective_names[warps[i].kind], warps[i].wanted, (int)i, warps[i].arrived);
         return;
     }
+    if (report_event()) return;
     cuda_emu_add_fault(CUDA_EMU_BARRIER, "__syncthreads reached by %d of %d threads; %d have ended", n_at_barrier,
                        n_threads, n_done);
 }
@@ -335,12 +364,12 @@ static void abandon_block() {
 static void wait_as(state_of_fiber state) {
     now->state = state;
     warps[(size_t)now->id / 32].n_ready--;
-    fiber *next = find_ready();
+    fiber *next = find_next();
     if (!next) {
         report_deadlock();
         abandon_block();
     }
-    switch_to(next);
+    if (next != now) switch_to(next);
 }
 
 static void set_ready(fiber *f) {
@@ -356,7 +385,7 @@ static void thread_ends() {
     n_done++;
     warp *w = &warps[(size_t)now->id / 32];
     w->n_ready--;
-    fiber *next = find_ready();
+    fiber *next = n_done < n_threads ? find_next() : nullptr;
     if (!next && n_done < n_threads) {
         report_deadlock();
         abandoned = true;
@@ -375,6 +404,7 @@ void __syncthreads() {
     }
     n_at_barrier = 0;
     epoch++;
+    join_block();
     counts->barriers++;
     for (int i = 0; i < n_threads; i++)
         if (fibers[(size_t)i]->state == WAITS_FOR_BLOCK) set_ready(fibers[(size_t)i]);
@@ -413,7 +443,10 @@ static void meet(collective_kind kind, unsigned mask, void *argument, collective
 }
 
 void __syncwarp(unsigned mask) {
-    meet(SYNCWARP, mask, nullptr, [](warp *w, int) { w->meetings++; });
+    meet(SYNCWARP, mask, nullptr, [](warp *w, int first) {
+        w->meetings++;
+        join_lanes(first, w->arrived);
+    });
 }
 
 struct shuffle {
@@ -438,6 +471,7 @@ static void shuffle_work(warp *w, bool exclusive) {
 
 float __shfl_xor_sync(unsigned mask, float value, int lanes, int width) {
     shuffle s = {0, 0, lanes, width};
+    cuda_emu_check_words(&value, 4);
     memcpy(&s.in, &value, 4);
     meet(SHUFFLE_XOR, mask, &s, [](warp *w, int) { shuffle_work(w, true); });
     memcpy(&value, &s.out, 4);
@@ -496,10 +530,21 @@ struct granule {
     uint32_t write_meetings, read_meetings;
     int16_t writer, reader;
     bool many_lanes, many_warps; /* readers in read_epoch */
+    uint32_t write_time;         /* a moment of hopper_clocks.h, where a writer may also be no thread */
 };
 
 static std::vector<unsigned char> shared_bytes, shared_written;
 static std::vector<granule> granules;
+
+#include "hopper_clocks.h"
+
+static void join_block() {
+    if (clocks_on) join_threads(0, n_threads, 0xFFFFFFFFu);
+}
+
+static void join_lanes(int first, unsigned lanes) {
+    if (clocks_on) join_threads(first, n_threads - first < 32 ? n_threads - first : 32, lanes);
+}
 
 static bool in_bounds(uint32_t address, int bytes, const char *what) {
     if (address % (unsigned)bytes != 0) {
@@ -516,18 +561,19 @@ static bool in_bounds(uint32_t address, int bytes, const char *what) {
 
 /* exact: the accessing lane is known; otherwise (ldmatrix) any lane of its warp may be meant. */
 static bool read_races(const granule *g, bool exact) {
+    if (written_by_copy(g)) return !saw_write(g);
     if (g->write_epoch != epoch) return false;
     if (exact && g->writer == now->id) return false;
-    return g->writer / 32 != now->id / 32 || g->write_meetings >= warps[(size_t)now->id / 32].meetings;
+    if (g->writer / 32 == now->id / 32) return g->write_meetings >= warps[(size_t)now->id / 32].meetings;
+    return !saw_write(g);
 }
 
 static bool write_races(const granule *g) {
     const uint32_t meetings = warps[(size_t)now->id / 32].meetings;
-    if (g->write_epoch == epoch && g->writer != now->id &&
-        (g->writer / 32 != now->id / 32 || g->write_meetings >= meetings))
-        return true;
+    if (read_races(g, true)) return true;
     if (g->read_epoch != epoch || (g->reader == now->id && !g->many_lanes)) return false;
-    return g->many_warps || g->reader / 32 != now->id / 32 || g->read_meetings >= meetings;
+    if (!g->many_warps && g->reader / 32 == now->id / 32 && g->read_meetings < meetings) return false;
+    return !saw_reads(g);
 }
 
 static void note_read(granule *g, bool exact) {
@@ -541,12 +587,14 @@ static void note_read(granule *g, bool exact) {
         if (g->reader / 32 != now->id / 32) g->many_warps = true;
     }
     g->read_meetings = warps[(size_t)now->id / 32].meetings;
+    note_reader(g);
 }
 
 static void note_write(granule *g) {
     g->write_epoch = epoch;
     g->writer = (int16_t)now->id;
     g->write_meetings = warps[(size_t)now->id / 32].meetings;
+    g->write_time = moment_now;
 }
 
 /* Returns where the bytes are, or NULL after a fault that leaves nothing to read. */
@@ -567,6 +615,7 @@ static const unsigned char *read_shared(uint32_t address, int bytes, bool exact,
 }
 
 static void check_write(uint32_t address, int bytes, const char *what) {
+    check_asynchronous_users(address, bytes, what);
     for (uint32_t at = address; at < address + (uint32_t)bytes; at += 4) {
         granule *g = &granules[at / 4];
         if (write_races(g))
@@ -593,6 +642,7 @@ void cuda_emu_shared_load(void *to, uint32_t address, int bytes) {
 
 void cuda_emu_shared_store(uint32_t address, const void *from, int bytes) {
     if (!access_bytes_ok(bytes, "store") || !in_bounds(address, bytes, "store")) return;
+    cuda_emu_check_words(from, bytes);
     check_write(address, bytes, "store");
     note_access(address, bytes);
     memcpy(&shared_bytes[address], from, (size_t)bytes);
@@ -674,6 +724,9 @@ void cuda_emu_cp_async_wait(int groups_left) { land_copies(now->open_group - gro
    >>launch
    ================================================================================================================ */
 
+static void start_hopper_block();
+static void end_hopper_block();
+
 static int arch = 80;
 static std::map<const void *, int> dynamic_limits, carveouts;
 static std::set<const void *> loaded; /* by cudaFuncGetAttributes */
@@ -754,6 +807,7 @@ static void run_block(const dim3 &b) {
     n_done = n_at_barrier = 0;
     abandoned = false;
     epoch++;
+    start_hopper_block();
     std::fill(shared_written.begin(), shared_written.end(), (unsigned char)0);
     std::fill(shared_bytes.begin(), shared_bytes.end(), (unsigned char)0xFF);
     if (__start_cuda_emu_shared)
@@ -762,6 +816,7 @@ static void run_block(const dim3 &b) {
     counts->blocks++;
     switch_to(fibers[order_backwards ? (size_t)((n_threads - 1) / 32 * 32) : 0]);
     for (warp &w : warps) warp_meets(&w);
+    end_hopper_block();
     if (!abandoned) return;
     for (int i = 0; i < n_threads; i++)
         if (fibers[(size_t)i]->state != DONE) start_fiber(fibers[(size_t)i]);
@@ -866,3 +921,5 @@ void cuda_emu_mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t 
     mma_call call = {c, a, b, bf16};
     meet(MMA, 0xFFFFFFFFu, &call, mma_work);
 }
+
+#include "hopper_emu.h"

@@ -45,6 +45,7 @@
                      dropped
      TRANSFER        two ends of an NCCL transfer that differ in size, or a call that a communicator cannot do
      HOST_FUNCTION   a CUDA call from a function that cudaLaunchHostFunc runs
+     IN_FLIGHT, PROXY, PHASE, DESCRIPTOR, REGISTERS: see hopper.h
    Of shared memory, only the dynamic kind that is reached through cuda_emu_shared_* and its like is watched, byte by
    byte: races and uninitialised reads in static __shared__ arrays are not seen. Those arrays are filled with 0xFF bytes
    before each block, and memory from cudaMalloc and cudaMallocHost once, so that such a read gives NaN. Blocks,
@@ -84,12 +85,19 @@ enum cuda_emu_fault {
     CUDA_EMU_DEADLOCK,
     CUDA_EMU_TRANSFER,
     CUDA_EMU_HOST_FUNCTION,
+    CUDA_EMU_IN_FLIGHT,
+    CUDA_EMU_PROXY,
+    CUDA_EMU_PHASE,
+    CUDA_EMU_DESCRIPTOR,
+    CUDA_EMU_REGISTERS,
     CUDA_EMU_FAULTS
 };
 
 struct cuda_emu_counts {
     int64_t launches, blocks, barriers; /* when they have run, not when they are issued */
     int64_t mma;                        /* m16n8k16 instructions, one per warp */
+    int64_t wgmma;                      /* one per warpgroup */
+    int64_t bulk_bytes;                 /* of bulk copies, with the zeros past the ends of tensors */
     int64_t wavefronts;                 /* of shared memory: passes that 32 banks of 4 bytes need */
     int64_t conflicts;                  /* those of them that bank conflicts added */
     int64_t carved;                     /* launches of kernels that asked for all shared memory of a processor */
@@ -264,6 +272,7 @@ extern dim3 blockDim, gridDim;
    >>numbers    bf16 and fp16
    ================================================================================================================ */
 
+void cuda_emu_note_nan(uint32_t bits);
 float cuda_emu_half_to_float(uint16_t bits);
 uint16_t cuda_emu_float_to_half(float value); /* nearest, ties to even */
 
@@ -277,7 +286,10 @@ static inline float cuda_emu_bf16_to_float(uint16_t bits) {
 static inline uint16_t cuda_emu_float_to_bf16(float value) {
     uint32_t wide;
     memcpy(&wide, &value, 4);
-    if ((wide & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FFF;
+    if ((wide & 0x7FFFFFFFu) > 0x7F800000u) {
+        cuda_emu_note_nan(wide);
+        return 0x7FFF;
+    }
     return (uint16_t)((wide + 0x7FFFu + ((wide >> 16) & 1u)) >> 16);
 }
 
@@ -580,5 +592,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
                             const void *alpha, const void *a, cudaDataType type_a, int lda, const void *b,
                             cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t algorithm);
+
+#include "hopper.h"
 
 #endif /* CUDA_EMU_H */

@@ -1,0 +1,263 @@
+/* Attention on the path with wgmma, in what differs from the other fused path: larger steps, whole-token tiles, bulk
+   copies. test_attention.cc has more of what they share; with CHUNKFLOW_TEST_WGMMA in the environment all of it. Runs
+   under the emulation, and as it is on a device of compute capability 9.0. */
+
+#include "../harness.h"
+#include "device.h"
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstring>
+
+static run_options wgmma_options() {
+    run_options o;
+    o.path = CF_ATTENTION_WGMMA;
+    o.arch = 90;
+    return o;
+}
+
+static const run_options wgmma = wgmma_options();
+
+#define NEEDS_WGMMA() \
+    if (last_path() != CF_ATTENTION_WGMMA) SKIP("not of compute capability 9.0")
+
+static host_problem problem_of(int n_heads, int n_kv_heads, int head_size) {
+    host_problem p;
+    p.n_heads = n_heads;
+    p.n_kv_heads = n_kv_heads;
+    p.head_size = head_size;
+    return p;
+}
+
+/* Around the edges of tiles of 128 rows and steps of 128 keys; types, masks and options change from shape to shape. */
+TEST(shapes) {
+    const int shapes[][2] = {{1, 1},     {1, 257},   {2, 1},     {127, 127}, {128, 128}, {129, 129}, {64, 128},
+                             {113, 203}, {128, 385}, {130, 512}, {307, 256}, {257, 513}, {5, 640},   {200, 201}};
+    NEEDS_WGMMA();
+    for (int i = 0; i < 14; i++) {
+        host_problem p = problem_of(1, 1, 128);
+        run_options o = wgmma;
+        p.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.full = i % 4 == 1;
+        p.window = i % 5 == 3 ? 70 : 0;
+        p.softcap = i % 6 == 4 ? 2.5 : 0.0;
+        p.add_slice(shapes[i][0], shapes[i][1]);
+        o.deterministic = i % 2 != 0;
+        o.overwrite = i % 4 >= 2;
+        o.strided = i % 5 == 1;
+        check_problem(p, o, (uint64_t)i);
+    }
+}
+
+/* Groups that fill tiles and groups that do not, up to one token to 64 rows; smaller heads, whose other columns are
+   past the end of the tensor. */
+TEST(groups) {
+    const int heads[][3] = {{3, 1, 128}, {7, 1, 128}, {10, 2, 96}, {16, 2, 72}, {28, 1, 120}, {64, 1, 128}, {6, 3, 64}};
+    NEEDS_WGMMA();
+    for (int i = 0; i < 7; i++) {
+        host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
+        run_options o = wgmma;
+        p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        o.deterministic = i % 2 != 0;
+        o.strided = i % 3 == 1;
+        p.add_slice(21, 90);
+        p.add_slice(9, 4); /* queries that see nothing */
+        p.add_slice(6, 6);
+        p.add_slice(19, 150);
+        check_problem(p, o, (uint64_t)(40 + i));
+    }
+}
+
+/* Whether a block of keys, or a warpgroup's keys, need their mask hangs on one key, at either end. */
+TEST(mask_edges) {
+    NEEDS_WGMMA();
+    for (int i = 0; i < 4; i++) {
+        host_problem p = problem_of(1, 1, 128);
+        run_options o = wgmma;
+        p.window = i % 2 ? 145 : 0;
+        o.deterministic = i >= 2;
+        p.add_slice(20, 146);
+        check_problem(p, o, (uint64_t)(90 + i));
+    }
+}
+
+/* What lies behind a document's keys in memory are another's: infinite or no numbers, they reach nobody. */
+TEST(nan_in_the_next_document) {
+    NEEDS_WGMMA();
+    for (int i = 0; i < 4; i++) {
+        host_problem p = problem_of(2, 1, 128);
+        device_results got, wanted;
+        run_options o = wgmma;
+        o.deterministic = i >= 2;
+        o.overwrite = true;
+        p.add_slice(i % 2 ? 30 : 150, 150);
+        p.add_slice(40, 40);
+        host_inputs clean = random_inputs(p, 4), in = clean;
+        const size_t q_row = 2 * 128, k_row = 128, first_q = (size_t)(i % 2 ? 30 : 150) * q_row, first_k = 150 * k_row;
+        for (size_t j = first_k; j < first_k + 40 * k_row; j++) in.k[j] = in.v[j] = j % 2 ? NAN : INFINITY;
+        for (size_t j = first_q; j < first_q + 40 * q_row; j++) in.q[j] = in.dout[j] = NAN;
+        if (!run_on_device(p, in, o, &got) || !run_on_device(p, clean, o, &wanted)) return;
+        for (size_t j = 0; j < first_q; j++)
+            if (!CHECK(got.values.out[j] == wanted.values.out[j]) || !CHECK(std::isfinite(got.values.dq[j])) ||
+                !CHECK(!o.deterministic || got.values.dq[j] == wanted.values.dq[j]))
+                return;
+        for (size_t j = 0; j < first_k; j++)
+            if (!CHECK(got.values.dk[j] == wanted.values.dk[j] && got.values.dv[j] == wanted.values.dv[j])) return;
+        CHECK(std::isnan(got.values.out[first_q]));
+    }
+}
+
+/* Parts of tiles: as whole ones but for the order of sums, and always the same bits. */
+TEST(parts) {
+    NEEDS_WGMMA();
+    for (int i = 0; i < 2; i++) {
+        host_problem p = problem_of(2, 1, 128);
+        run_options o = wgmma, whole;
+        device_results one, other;
+        p.softcap = i ? 3.0 : 0.0;
+        p.scale = i ? 0.0 : 0.5; /* greatest scores far apart */
+        o.processors = 100;
+        o.deterministic = true;
+        p.add_slice(9, 30);
+        p.add_slice(20, 1400 + 63 * i);
+        if (i == 0) check_problem(p, o, (uint64_t)(400 + i));
+        whole = o;
+        whole.processors = 1;
+        const host_inputs in = random_inputs(p, (uint64_t)(400 + i));
+        if (!run_on_device(p, in, o, &one) || !run_on_device(p, in, whole, &other)) return;
+        CHECK(one.attention.n_split_forward_tiles > 0 && one.attention.n_split_key_tiles >= 0);
+        CHECK_INT(other.attention.n_split_forward_tiles, 0);
+        for (size_t j = 0; j < one.values.lse.size(); j++) {
+            const double a = one.values.lse[j], b = other.values.lse[j];
+            if (!CHECK(a == b || std::fabs(a - b) <= 0x1p-20 * std::fabs(b))) break;
+        }
+        if (!run_on_device(p, in, o, &other)) return;
+        CHECK(one.bits == other.bits);
+    }
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* The same bits and no fault whenever copies land and in whatever order warps run; but dQ by atomic additions, whose
+   order is that of blocks. */
+TEST(arrivals) {
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        host_problem p = problem_of(6, 2, 128);
+        run_options o = wgmma;
+        device_results first, other;
+        o.deterministic = deterministic != 0;
+        p.add_slice(45, 300);
+        p.add_slice(70, 70);
+        const host_inputs in = random_inputs(p, 9);
+        if (!run_on_device(p, in, o, &first)) return;
+        for (int how = 1; how < 5; how++) {
+            cuda_emu_set_order(how % 2);
+            cuda_emu_set_arrivals(how > 2 ? CUDA_EMU_ARRIVE_AT_RANDOM : (cuda_emu_arrivals)how, (uint64_t)how);
+            const bool ok = run_on_device(p, in, o, &other);
+            cuda_emu_set_order(0);
+            cuda_emu_set_arrivals(CUDA_EMU_ARRIVE_LATE);
+            if (!ok) return;
+            CHECK(first.values.out == other.values.out && first.values.lse == other.values.lse);
+            CHECK(first.values.dk == other.values.dk && first.values.dv == other.values.dv);
+            if (deterministic) CHECK(first.bits == other.bits);
+        }
+    }
+}
+
+/* A causal problem does about half the products of a full one, a window a part that does not grow with the keys; and
+   nothing is loaded that is not used. */
+TEST(masked_blocks_are_skipped) {
+    host_problem p = problem_of(1, 1, 128);
+    run_options o = wgmma;
+    device_results got;
+    const int64_t tile_bytes = 128 * 256; /* of keys, or of two row tiles */
+    p.add_slice(512, 512);
+    const host_inputs in = random_inputs(p, 1);
+    const int64_t blocks[3] = {4 * 4, 1 + 2 + 3 + 4, 1 + 2 + 2 + 2}; /* by tile of 128 rows: blocks of keys */
+    const int64_t row_tiles[3] = {4 * 8, 8 + 6 + 4 + 2, 4 + 4 + 4 + 2}; /* by key tile */
+    for (int i = 0; i < 3; i++) {
+        p.full = i == 0;
+        p.window = i == 2 ? 100 : 0;
+        if (!run_on_device(p, in, o, &got)) return;
+        const cuda_emu_counts forward = cuda_emu_kernel("attention_forward");
+        const cuda_emu_counts backward = cuda_emu_kernel("attention_backward");
+        CHECK_INT(forward.wgmma, blocks[i] * 2 * (8 + 8)); /* by two warpgroups: scores, values */
+        CHECK_INT(forward.bulk_bytes, (2 * blocks[i] + 4) * tile_bytes);
+        CHECK_INT(backward.wgmma, row_tiles[i] * 2 * (8 + 8 + 4 + 8 + 4)); /* scores, dP, dV, dQ, dK */
+        CHECK_INT(backward.bulk_bytes, 4 * 2 * tile_bytes + row_tiles[i] * (tile_bytes + 512));
+        CHECK_INT(cuda_emu_total().mma, 0);
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+    }
+}
+
+/* A driver without the function that makes tensor maps, and arrays that they cannot describe. */
+TEST(refused_calls) {
+    const int32_t cu[2] = {0, 10};
+    cf_attention_desc d;
+    cf_attention_tensors x;
+    cf_error error;
+    const cf_attention *a = nullptr;
+    std::vector<uint64_t> memory(4096);
+    void *data = nullptr, *tiles = nullptr;
+    memset(&d, 0, sizeof d);
+    memset(&x, 0, sizeof x);
+    d.n_heads = 2, d.head_size = 128, d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu, d.arch = 90;
+    d.path = CF_ATTENTION_WGMMA;
+    REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
+    CHECK_INT(a->path, CF_ATTENTION_WGMMA);
+    CHECK(cudaMalloc(&data, 10 * 256 * 2) == cudaSuccess && cudaMalloc(&tiles, a->tiles_bytes) == cudaSuccess);
+    CHECK(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    x.q.data = x.k.data = x.v.data = x.out.data = data;
+    x.tiles = tiles;
+    for (int how = 0; how < 3; how++) {
+        cuda_emu_reset();
+        memset(&error, 0, sizeof error);
+        x.k.row_stride = how == 0 ? (int64_t)1 << 39 : 0;
+        if (how > 0) cuda_emu_fail_call(how, cudaErrorNotSupported); /* the kernel's attributes; the entry point */
+        CHECK_INT(cf_attention_forward(a, &x, nullptr, &error), how == 0 ? CF_ERROR_LIMIT : CF_ERROR_DEVICE);
+        CHECK_STR(error.field, how == 0 ? "k" : how == 1 ? "path" : "cuTensorMapEncodeTiled");
+        CHECK_INT(cuda_emu_total().launches, 0);
+    }
+    cuda_emu_reset();
+    for (void *block : {data, tiles}) cudaFree(block);
+}
+#endif
+
+/* Nothing but its name chooses this path, and it refuses what it cannot do. */
+TEST(choice) {
+    const struct {
+        cf_dtype dtype;
+        int n_heads, head_size, arch;
+        bool possible;
+    } cases[] = {{CF_DTYPE_BF16, 4, 128, 90, true},   {CF_DTYPE_FP16, 64, 72, 90, true},
+                 {CF_DTYPE_FP32, 4, 128, 90, false},  {CF_DTYPE_BF16, 4, 136, 90, false},
+                 {CF_DTYPE_BF16, 65, 128, 90, false}, {CF_DTYPE_BF16, 4, 128, 80, false},
+                 {CF_DTYPE_BF16, 4, 128, 100, false}};
+    const int32_t cu[2] = {0, 10};
+    for (const auto &one : cases) {
+        cf_attention_desc d;
+        cf_error error;
+        const cf_attention *a = nullptr;
+        std::vector<uint64_t> memory(4096);
+        memset(&d, 0, sizeof d);
+        memset(&error, 0, sizeof error);
+        d.dtype = one.dtype, d.n_heads = one.n_heads, d.n_kv_heads = 1, d.head_size = one.head_size, d.arch = one.arch;
+        d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu;
+        REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
+        CHECK(a->path != CF_ATTENTION_WGMMA);
+        d.path = CF_ATTENTION_WGMMA;
+        const cf_result code = cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error);
+        CHECK_INT(code, one.possible ? CF_OK : CF_ERROR_ARGUMENT);
+        if (one.possible) CHECK_INT(a->path, CF_ATTENTION_WGMMA);
+        else CHECK_STR(error.field, "path");
+    }
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#define EMULATED CASE(arrivals), CASE(masked_blocks_are_skipped), CASE(refused_calls),
+#else
+#define EMULATED
+#endif
+
+SUITE(wgmma, CASE(shapes), CASE(groups), CASE(mask_edges), CASE(nan_in_the_next_document), CASE(parts),
+      EMULATED CASE(choice));
