@@ -187,16 +187,17 @@ endif
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
 CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/cuda_emu $(CPPFLAGS) $(LINKED) $(WARN)
-# What runs longest and is no part of what is tested, the emulated processor and the reference, is optimised and has no
-# sanitizers. It comes last when linking, so that templates are taken from files that have them.
+# What runs longest and is no part of what is tested is optimised: the emulated processor and the reference without
+# sanitizers, what moves memory for them with those that watch memory. They come last when linking, so that templates are
+# taken from files that have all of them.
 CUDA_PLAIN    := $(addprefix $(CUDA_BUILD)/,cuda_emu.cc.o reference.cc.o)
-$(CUDA_PLAIN): TEST_CFLAGS = -g1 -O2 $(if $(findstring address,$(SANITIZE)),-DEMU_ASAN=1)
+$(CUDA_PLAIN): TEST_CFLAGS = -g1 -O3 $(if $(findstring address,$(SANITIZE)),-DEMU_ASAN=1)
+CUDA_WATCHED  := $(addprefix $(CUDA_BUILD)/,cublas_emu.cc.o nccl_emu.cc.o runtime_emu.cc.o device.cc.o)
+$(CUDA_WATCHED): TEST_CFLAGS = -g1 -O2 $(subst address$(comma)undefined,address,$(SANITIZE))
 # What is compiled longer than it runs: the tests themselves.
 CUDA_TEST     := $(patsubst tests/cuda/%,$(CUDA_BUILD)/%.o,$(wildcard tests/cuda/test_*.cc) tests/cuda/main.cc)
 $(CUDA_TEST): TEST_CFLAGS = -g1 -O0 $(SANITIZE)
-CUDA_SOURCES  := chunkflow_cuda.cu $(wildcard tests/cuda_emu/*.cc tests/cuda/*.cc)
-CUDA_OBJECTS  := $(filter-out $(CUDA_PLAIN),$(addprefix $(CUDA_BUILD)/,$(addsuffix .o,$(notdir $(CUDA_SOURCES))))) \
-                 $(CUDA_PLAIN) $(TEST_LIBRARY)
+CUDA_OBJECTS  := $(CUDA_BUILD)/chunkflow_cuda.cu.o $(CUDA_TEST) $(CUDA_WATCHED) $(CUDA_PLAIN) $(TEST_LIBRARY)
 CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
 vpath %.cc tests/cuda tests/cuda_emu
 

@@ -70,13 +70,13 @@ language_flags() {
     esac
 }
 
-# Optimised code, with the warnings that only an optimiser gives, once for each language and library: C99 and C11 are the
-# same to it. Elsewhere NDEBUG is compiled without.
+# Optimised code, with the warnings that only an optimiser gives, once for each library and compiler: C99, C11 and C++ are
+# the same to it. Elsewhere NDEBUG is compiled without.
 mode_flags() { # mode, standard or "plain"
     case $1-$2 in
         debug-*) printf '%s' "-O0" ;;
-        ndebug-c11 | ndebug-plain) printf '%s' "-O0 -DNDEBUG" ;;
-        ndebug-*) printf '%s' "-O2 -DNDEBUG" ;;
+        ndebug-c99) printf '%s' "-O2 -DNDEBUG" ;;
+        ndebug-*) printf '%s' "-O0 -DNDEBUG" ;;
     esac
 }
 

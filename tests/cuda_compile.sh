@@ -69,7 +69,7 @@ compile() { # ARCHITECTURE CODE KIND-OF-CODE OPTION...
     log=$out/$code.log
     cpu_seconds
     before=$seconds
-    if "$NVCC" -O3 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v \
+    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v \
             -gencode "arch=$arch,code=$kinds" "$@" -I. -c chunkflow_cuda.cu -o "$out/$code.o" >"$log" 2>&1; then
         ok "compiles for $code without warnings"
     else
@@ -94,10 +94,11 @@ nccl=
 if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then nccl=-DCHUNKFLOW_NCCL
 else printf 'note: there is no nccl.h; NCCL is not compiled\n'; fi
 
-# With the machine-independent code that sm_80 is made from, for devices that come later; the driver compiles it.
+# With the machine-independent code that sm_80 is made from, for devices that come later; the driver compiles it. nvcc's
+# -O is for the host's code only, where once is enough for the warnings that an optimiser gives.
 compile compute_80 sm_80 '[sm_80,compute_80]' --no-compress
 # shellcheck disable=SC2086
-compile compute_90a sm_90a sm_90a $nccl
+compile compute_90a sm_90a sm_90a -O3 $nccl
 
 if grep -qa '^\.target sm_80' "$out/sm_80.o"; then
     ok "the object holds PTX for compute_80"

@@ -232,11 +232,12 @@ def build():
     os.makedirs(folder, exist_ok=True)
     source, program = os.path.join(folder, "planted.cu"), os.path.join(folder, "tests")
     open(source, "w").write(plant())
-    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = ["-std=c++17", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run([CXX, *flags, "-DCHUNKFLOW_CUDA_EMULATION", "-DCHUNKFLOW_NCCL", "-Itests/cuda_emu", "-I.",
                     "-x", "c++", "-c", source, "-o", os.path.join(folder, "planted.o")], check=True)
     objects = [os.path.join(BUILD, "cuda", name) for name in os.listdir(os.path.join(BUILD, "cuda"))
                if re.search(r"\.cc\.o$", name)]
+    objects.append(os.path.join(BUILD, "test", "implementation.o"))
     subprocess.run([CXX, *flags, os.path.join(folder, "planted.o"), *sorted(objects), "-o", program], check=True)
     return program
 

@@ -131,7 +131,8 @@ for type in fp32 fp16 bf16; do
     gradients "$type, one stage" "check $type.*(2 hybrid), largest group 4.* 5 replays" --type $type --reference
 done
 gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
-gradients "bf16 with the fused attention" 'check bf16' --type bf16 --attention mma --stages 2 --reference
+gradients "bf16 with the fused attention, I and W" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 \
+    --attention mma --schedule zero-bubble --stages 2 --k 2 --reference
 gradients "fp32 on 4 stages" '4 stages' --layers 4 --stages 4 --k 2 --reference
 gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 --layers 1 \
     --reference
@@ -149,7 +150,6 @@ done
 gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --layers 4 --schedule 1f1b --stages 4 --k 2
 gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
 gradients "nothing replayed" ' 0 replays' --stages 2 --k 9
-gradients "I and W, bf16" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 --schedule zero-bubble --stages 2 --k 2
 gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-bubble --k 2
 gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
 gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 \

@@ -350,9 +350,9 @@ bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> 
     return false;
 }
 
-bool check_problem(const host_problem &p, const run_options &o, uint64_t seed) {
+bool check_problem(const host_problem &p, const run_options &o, uint64_t seed, device_results *to) {
     const host_inputs in = random_inputs(p, seed);
-    device_results got;
+    device_results own, &got = to ? *to : own;
     if (!run_on_device(p, in, o, &got)) return false;
     host_results exact = reference_exact(p, in), rounded = reference_rounded(p, in);
     for (host_results *one : {&exact, &rounded})

@@ -256,7 +256,8 @@ struct shared_access {
 };
 
 struct warp {
-    int n_lanes = 0, n_ready = 0;
+    int n_lanes = 0;
+    unsigned ready = 0; /* a bit for each lane */
     collective_kind kind = NONE;
     unsigned wanted = 0, arrived = 0;
     void *arguments[32];
@@ -294,6 +295,7 @@ static void count_wavefronts(const shared_access *access) {
 }
 
 static void warp_meets(warp *w) {
+    if (w->n_accesses == 0) return;
     for (int i = 0; i < w->n_accesses; i++) count_wavefronts(&w->accesses[(size_t)i]);
     w->n_accesses = 0;
     int first = (int)(w - warps.data()) * 32;
@@ -315,18 +317,17 @@ static void note_access(uint32_t address, int bytes) {
     access->address[now->id % 32] = address;
 }
 
+static int first_lane(unsigned lanes) { return __builtin_ctz(lanes); }
+
+/* The next lane of this warp, or the first one of the next warp that can go on. */
 static fiber *find_ready() {
-    int here = now->id / 32, n = (int)warps.size();
-    for (int i = 0; i < n; i++) {
-        int at = order_backwards ? (here - i + n) % n : (here + i) % n;
-        warp *w = &warps[(size_t)at];
-        if (w->n_ready == 0) continue;
-        int lane = at == here ? now->id % 32 : w->n_lanes - 1;
-        for (int j = 0; j < w->n_lanes; j++) {
-            lane = lane + 1 < w->n_lanes ? lane + 1 : 0;
-            fiber *f = fibers[(size_t)(at * 32 + lane)];
-            if (f->state == READY) return f;
-        }
+    const int here = now->id / 32, n = (int)warps.size();
+    const unsigned own = warps[(size_t)here].ready, later = own & ~((2u << now->id % 32) - 1);
+    if (own) return fibers[(size_t)(here * 32 + first_lane(later ? later : own))];
+    for (int i = 1; i < n; i++) {
+        const int at = order_backwards ? (here - i + n) % n : (here + i) % n;
+        const unsigned ready = warps[(size_t)at].ready;
+        if (ready) return fibers[(size_t)(at * 32 + first_lane(ready))];
     }
     return nullptr;
 }
@@ -363,7 +364,7 @@ static void abandon_block() {
 /* Gives way until this thread is ready again. */
 static void wait_as(state_of_fiber state) {
     now->state = state;
-    warps[(size_t)now->id / 32].n_ready--;
+    warps[(size_t)now->id / 32].ready &= ~(1u << now->id % 32);
     fiber *next = find_next();
     if (!next) {
         report_deadlock();
@@ -374,7 +375,7 @@ static void wait_as(state_of_fiber state) {
 
 static void set_ready(fiber *f) {
     f->state = READY;
-    warps[(size_t)f->id / 32].n_ready++;
+    warps[(size_t)f->id / 32].ready |= 1u << f->id % 32;
 }
 
 static void land_copies(int64_t before_group);
@@ -383,8 +384,7 @@ static void thread_ends() {
     land_copies(INT64_MAX);
     now->state = DONE;
     n_done++;
-    warp *w = &warps[(size_t)now->id / 32];
-    w->n_ready--;
+    warps[(size_t)now->id / 32].ready &= ~(1u << now->id % 32);
     fiber *next = n_done < n_threads ? find_next() : nullptr;
     if (!next && n_done < n_threads) {
         report_deadlock();
@@ -780,7 +780,7 @@ static void prepare_block(const dim3 &b) {
     warps.resize((size_t)(n_threads + 31) / 32);
     for (warp &w : warps) {
         w.n_lanes = n_threads - 32 * i < 32 ? n_threads - 32 * i : 32;
-        w.n_ready = w.n_lanes;
+        w.ready = 0xFFFFFFFFu >> (32 - w.n_lanes);
         w.kind = NONE;
         w.wanted = w.arrived = 0;
         w.meetings = 0;
@@ -848,17 +848,21 @@ void cuda_emu_run_kernel(const cuda_emu_kernel_call &call) {
    >>numbers
    ================================================================================================================ */
 
-float cuda_emu_half_to_float(uint16_t bits) {
-    uint32_t exponent = bits >> 10 & 31u, fraction = bits & 1023u, sign = (uint32_t)(bits & 0x8000u) << 16, wide;
+/* A float's exponent says 112 more than that of a half with the same bits; multiplying by 2^112 is right for those below
+   2^-14 too. */
+static inline float widen_half(uint16_t bits) {
+    uint32_t wide = (bits & 0x7FFFu) << 13;
     float value;
-    if (exponent == 0) {
-        value = (float)fraction * 0x1p-24f;
-        return sign ? -value : value;
-    }
-    wide = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | fraction << 13;
+    memcpy(&value, &wide, 4);
+    value *= 0x1p112f;
+    memcpy(&wide, &value, 4);
+    wide |= (bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u; /* infinity, or no number */
+    wide |= (uint32_t)(bits & 0x8000u) << 16;
     memcpy(&value, &wide, 4);
     return value;
 }
+
+float cuda_emu_half_to_float(uint16_t bits) { return widen_half(bits); }
 
 uint16_t cuda_emu_float_to_half(float value) {
     uint32_t wide;
@@ -886,27 +890,28 @@ struct mma_call {
     bool bf16;
 };
 
-static float low_half(uint32_t pair, bool bf16) {
-    return bf16 ? cuda_emu_bf16_to_float((uint16_t)pair) : cuda_emu_half_to_float((uint16_t)pair);
+template <float (*widen)(uint16_t)> static void gather(const warp *w, float (&a)[16][16], float (&b)[16][8]) {
+    for (int lane = 0; lane < 32; lane++) {
+        const mma_call *call = (const mma_call *)w->arguments[lane];
+        const int row = lane / 4, at = 2 * (lane % 4);
+        for (int i = 0; i < 4; i++) {
+            a[row + 8 * (i % 2)][at + 8 * (i / 2)] = widen((uint16_t)call->a[i]);
+            a[row + 8 * (i % 2)][at + 8 * (i / 2) + 1] = widen((uint16_t)(call->a[i] >> 16));
+        }
+        for (int i = 0; i < 2; i++) {
+            b[at + 8 * i][row] = widen((uint16_t)call->b[i]);
+            b[at + 8 * i + 1][row] = widen((uint16_t)(call->b[i] >> 16));
+        }
+    }
 }
-
-static float high_half(uint32_t pair, bool bf16) { return low_half(pair >> 16, bf16); }
 
 static void mma_work(warp *w, int) {
     float a[16][16], b[16][8], c[16][8];
-    for (int lane = 0; lane < 32; lane++) {
-        const mma_call *call = (const mma_call *)w->arguments[lane];
-        int row = lane / 4, at = 2 * (lane % 4);
-        for (int i = 0; i < 4; i++) {
-            a[row + 8 * (i % 2)][at + 8 * (i / 2)] = low_half(call->a[i], call->bf16);
-            a[row + 8 * (i % 2)][at + 8 * (i / 2) + 1] = high_half(call->a[i], call->bf16);
-            c[row + 8 * (i / 2)][at + i % 2] = call->c[i];
-        }
-        for (int i = 0; i < 2; i++) {
-            b[at + 8 * i][row] = low_half(call->b[i], call->bf16);
-            b[at + 8 * i + 1][row] = high_half(call->b[i], call->bf16);
-        }
-    }
+    if (((const mma_call *)w->arguments[0])->bf16) gather<cuda_emu_bf16_to_float>(w, a, b);
+    else gather<widen_half>(w, a, b);
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++)
+            c[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2] = ((const mma_call *)w->arguments[lane])->c[i];
     for (int i = 0; i < 16; i++)
         for (int k = 0; k < 16; k++)
             for (int j = 0; j < 8; j++) c[i][j] += a[i][k] * b[k][j];
