@@ -4919,7 +4919,6 @@ static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int pla
     memset(edges, 0, sizeof edges);
     for (i = 0; i < n; i++) {
         cf_pass from = (cf_pass)cf__pipe_pass_at(needs[i].place, graph->split);
-        if (cf__pipe_crosses(needs[i].why)) edges[i].seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
         edges[i].from = (int32_t)cf_graph_node(graph, from, pipe->first_chunk + needs[i].chunk, 0) + needs[i].stage;
         edges[i].why = (int32_t)needs[i].why;
     }
@@ -4935,6 +4934,8 @@ static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int pla
             if (v + needs[i].stage < 0 || v + needs[i].stage >= pipe->n_v) continue;
             *next = edges[i];
             next->from += (int32_t)v;
+            if (cf__pipe_crosses(needs[i].why))
+                next->seconds = cf__pipe_hop_seconds(pipe, chunk, v, v + needs[i].stage);
             next++->to = (int32_t)id;
         }
     }
