@@ -5120,7 +5120,7 @@ static cf_result cf__graph_sort_nodes(void *job) {
     const cf__graph_walk *walk = (const cf__graph_walk *)job;
     const cf_graph *graph = walk->graph;
     int32_t *waiting = walk->waiting, *order = walk->order;
-    int64_t i, n = 0, n_ready;
+    int64_t i, n = 0, n_ready = 0;
     cf__graph_count_waiting(graph, waiting);
     for (i = 0; i < graph->n_nodes; i++)
         if (waiting[i] == 0) order[n++] = (int32_t)i;
@@ -7094,7 +7094,7 @@ enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */
    a second: dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
-    if (m->n_actions <= 64) return 20000; /* what is small enough to be checked by hand deserves to be optimal */
+    if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     return cf__max(32, cf__min(10000, (cf__schedule_is_limited(&m->desc) ? 200000 : 500000) / m->n_actions));
 }
 
