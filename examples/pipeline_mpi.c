@@ -577,19 +577,19 @@ static cf_pass_cost *stage_cost_member(cf_stage_cost *cost, int pass_kind) {
     return members[pass_kind];
 }
 
-/* The cost of one kind of pass: fitted, or, with too few samples for that, in proportion to tokens. */
+/* The cost of one kind of pass: fitted, or, with too few samples for that, in proportion to rows. */
 static cf_pass_cost pass_cost_of(const cf_sample *samples, int64_t n) {
     cf_stage_cost fitted;
     cf_pass_cost cost = {0, 0, 0};
-    double tokens = 0, seconds = 0;
+    double rows = 0, seconds = 0;
     memset(&fitted, 0, sizeof fitted);
     if (n == 0) return cost;
     if (cf_cost_fit(samples, n, &fitted, NULL, NULL) == CF_OK) return *stage_cost_member(&fitted, samples[0].pass);
     for (int64_t i = 0; i < n; i++) {
-        tokens += (double)samples[i].tokens;
+        rows += (double)samples[i].rows;
         seconds += samples[i].seconds;
     }
-    cost.per_token = seconds / tokens;
+    cost.per_token = seconds / rows;
     return cost;
 }
 
