@@ -3,37 +3,76 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct pass {
-    int machine;
-    int takes;        /* slots that it takes from its machine when it starts */
-    int gives;        /* slots that it gives back when it ends */
-    double seconds;
-    double tail;      /* longest way from its end to the end of all */
-    uint64_t before;  /* passes that must have ended */
-} pass;
-
-typedef struct state {
-    struct state *next;       /* in the same bucket */
-    uint64_t done, barred;
-    double start[EXACT_MOST_PASSES]; /* earliest start of each pass that is not done */
-} state;
-
-#define MOST_MACHINES 16
+#define MOST_MACHINES 8
 #define N_BUCKETS 65536
 
+/* How far a chunk is on a virtual stage. */
+enum {
+    WAITING,
+    DROPPED,        /* F has run and kept nothing */
+    REPLAYED,       /* R has run; with pipeline replay the next virtual stage replays too */
+    REPLAYED_ALONE, /* R has run, and the next virtual stage keeps */
+    KEPT,           /* F has run and kept */
+    RETURNED,       /* I has run */
+    DONE
+};
+
+typedef struct state {
+    struct state *next;              /* in the same bucket */
+    double last;                     /* start of the latest pass; nothing starts earlier from here on */
+    double free_at[MOST_MACHINES];
+    double queue[MOST_MACHINES][2];  /* when the way to the next and to the previous virtual stage is free */
+    double output[EXACT_MOST_CELLS]; /* when the activations of F are where they are needed */
+    double replay[EXACT_MOST_CELLS]; /* of R */
+    double gradient[EXACT_MOST_CELLS];
+    unsigned char progress[EXACT_MOST_CELLS];
+    uint32_t needless; /* dropped cells that could have been kept so far */
+} state;
+
+typedef struct cell {
+    int chunk, v, machine;
+    int index, size;        /* in its group */
+    int twin;               /* the first chunk of a unit just like this one, whose F starts first; -1: none */
+    int free_to_keep;       /* nothing forbids to keep it, so it is never dropped */
+    double seconds[5];      /* F .. W */
+    double receive, send;   /* without overlap: what F adds on its stage before and after; B the other way round */
+    double forward_transfer, backward_transfer;
+    double tail;            /* longest way from the end of B or I to the end of all */
+} cell;
+
+typedef struct move {
+    int cell, pass, to; /* the cell's progress after it */
+    double start;
+} move;
+
 typedef struct solver {
-    pass passes[EXACT_MOST_PASSES];
-    int n, n_machines;
-    int64_t slots[MOST_MACHINES]; /* limits; 0: none */
+    const cf_plan *plan;
+    const cf_schedule_desc *desc;
+    cell cells[EXACT_MOST_CELLS];
+    int n, n_v, n_cells, n_machines;         /* n: chunks */
+    int64_t slots[MOST_MACHINES];            /* limits; 0: none */
+    int64_t k;
+    int local, no_overlap;
+    int fixed_rule, kept[EXACT_MOST_CELLS];  /* by chunk: how many chunks of its unit are kept */
+    int split;
+    int n_path, gave_up;
+    move path[EXACT_MOST_PASSES];
     double best;
+    exact_answer *answer;
     int64_t n_nodes, most_nodes;
-    int gave_up;
     state *buckets[N_BUCKETS];
 } solver;
 
-static uint64_t bit(int i) { return (uint64_t)1 << i; }
+int64_t exact_loop(int64_t v, int64_t n_stages) { return v % n_stages; }
 
-/* ---- the passes of a problem ---- */
+int64_t exact_v(int64_t v, int64_t n_stages) {
+    return v / n_stages % 2 ? n_stages - 1 - v % n_stages : v % n_stages;
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
+/* ---- the problem ---- */
 
 static int costs_nothing(const cf_pass_cost *cost) {
     return cost->constant <= 0 && cost->per_token <= 0 && cost->per_pair <= 0;
@@ -50,117 +89,403 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     int none = costs_nothing(&s.forward) && costs_nothing(&s.replay) && costs_nothing(&s.backward) &&
                costs_nothing(&s.input) && costs_nothing(&s.weight);
     if (none) s = unit;
-    out[0] = cost_of(&s.forward, c);
-    out[1] = costs_nothing(&s.replay) ? out[0] : cost_of(&s.replay, c);
-    out[2] = cost_of(&s.backward, c);
+    out[CF_F] = cost_of(&s.forward, c);
+    out[CF_R] = costs_nothing(&s.replay) ? out[CF_F] : cost_of(&s.replay, c);
+    out[CF_B] = cost_of(&s.backward, c);
     if (costs_nothing(&s.backward)) {
         int parts = !costs_nothing(&s.input) || !costs_nothing(&s.weight);
-        out[2] = parts ? cost_of(&s.input, c) + cost_of(&s.weight, c) : 2 * out[0];
+        out[CF_B] = parts ? cost_of(&s.input, c) + cost_of(&s.weight, c) : 2 * out[CF_F];
     }
-    out[3] = costs_nothing(&s.input) ? out[2] / 2 : cost_of(&s.input, c);
-    out[4] = costs_nothing(&s.weight) ? out[2] / 2 : cost_of(&s.weight, c);
+    out[CF_I] = costs_nothing(&s.input) ? out[CF_B] / 2 : cost_of(&s.input, c);
+    out[CF_W] = costs_nothing(&s.weight) ? out[CF_B] / 2 : cost_of(&s.weight, c);
 }
 
-static int add_pass(solver *s, int machine, double seconds, int takes, int gives) {
-    pass *p;
-    if (s->n == EXACT_MOST_PASSES) return -1;
-    p = &s->passes[s->n];
-    memset(p, 0, sizeof *p);
-    p->machine = machine;
-    p->seconds = seconds;
-    p->takes = takes;
-    p->gives = gives;
-    return s->n++;
+/* The shortest time from the start of a backward until its gradient is there, and of all its work. */
+static double shortest_backward(const solver *s, const cell *c) {
+    if (s->split == 0) return c->seconds[CF_B];
+    return s->split == 1 ? c->seconds[CF_I] : smaller(c->seconds[CF_B], c->seconds[CF_I]);
 }
 
-static void must_follow(solver *s, int later, int earlier) {
-    if (later >= 0 && earlier >= 0) s->passes[later].before |= bit(earlier);
+static double least_backward_work(const solver *s, const cell *c) {
+    double parts = c->seconds[CF_I] + c->seconds[CF_W];
+    if (s->split == 0) return c->seconds[CF_B];
+    return s->split == 1 ? parts : smaller(c->seconds[CF_B], parts);
 }
 
-/* Passes of the n chunks from `first` on, of which the last k are kept. f, r, b (ends of the backward's input part), w (what
-   frees the slot): ids by [virtual stage][chunk of the unit]. Returns 0 if there are too many. */
-static int add_unit(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, int64_t first, int n, int k) {
-    enum { MOST = 32 };
-    static int f[MOST][MOST], r[MOST][MOST], b[MOST][MOST], w[MOST][MOST];
-    int n_v = (int)(desc->n_stages * (desc->n_virtual > 0 ? desc->n_virtual : 1)), v, i;
-    if (n > MOST || n_v > MOST) return 0;
-    for (v = 0; v < n_v; v++) {
-        int machine = v % (int)desc->n_stages;
-        for (i = 0; i < n; i++) {
-            double seconds[5];
-            int dropped = i < n - k;
-            costs_of_chunk(desc->timing, v, &plan->chunks[first + i], seconds);
-            f[v][i] = add_pass(s, machine, seconds[0], !dropped, 0);
-            r[v][i] = dropped ? add_pass(s, machine, seconds[1], 1, 0) : -1;
-            b[v][i] = add_pass(s, machine, desc->split_backward ? seconds[3] : seconds[2], 0, !desc->split_backward);
-            w[v][i] = desc->split_backward ? add_pass(s, machine, seconds[4], 0, 1) : b[v][i];
-            if (w[v][i] < 0) return 0;
+static int is_last_of_group(const cell *c) { return c->index == c->size - 1; }
+
+static void find_tails(solver *s) {
+    int v, i;
+    for (v = 0; v < s->n_v; v++)
+        for (i = 0; i < s->n; i++) {
+            cell *c = &s->cells[v * s->n + i];
+            c->tail = least_backward_work(s, c) - shortest_backward(s, c);
+            if (c->tail < 0) c->tail = 0;
+            if (v > 0)
+                c->tail = larger(c->tail, c->backward_transfer + shortest_backward(s, c - s->n) + (c - s->n)->tail);
+            if (c->index > 0) c->tail = larger(c->tail, shortest_backward(s, c - 1) + (c - 1)->tail);
         }
+}
+
+static int same_chunk(const cf_chunk *a, const cf_chunk *b) {
+    return a->tokens == b->tokens && a->padded == b->padded && a->pairs == b->pairs;
+}
+
+/* The latest unit before the one that starts at chunk `first` with chunks like its own. */
+static int twin_of(const solver *s, const cf_chunk *chunks, int first) {
+    int size = s->cells[first].size, other, i;
+    for (other = first - 1; other >= 0; other--) {
+        if (s->cells[other].index > 0 || s->cells[other].size != size) continue;
+        for (i = 0; i < size && same_chunk(&chunks[first + i], &chunks[other + i]); i++) continue;
+        if (i == size) return other;
     }
-    for (v = 0; v < n_v; v++) {
-        for (i = 0; i < n; i++) {
-            must_follow(s, b[v][i], f[v][i]);
-            must_follow(s, b[v][i], r[v][i]);
-            if (w[v][i] != b[v][i]) must_follow(s, w[v][i], b[v][i]);
-            if (v > 0) must_follow(s, f[v][i], f[v - 1][i]);
-            if (v > 0) must_follow(s, b[v - 1][i], b[v][i]);
-            if (i > 0) must_follow(s, f[v][i], f[v][i - 1]);
-            if (i > 0) must_follow(s, b[v][i - 1], b[v][i]);
-            must_follow(s, r[v][i], f[v][i]);
-            if (r[v][i] >= 0) must_follow(s, r[v][i], w[v][i + k]);
-            if (i > 0) must_follow(s, r[v][i - 1], r[v][i]);
-            if (v > 0 && desc->replay != CF_REPLAY_LOCAL) must_follow(s, r[v][i], r[v - 1][i]);
-        }
-    }
+    return -1;
+}
+
+static void add_cell(solver *s, exact_placement placement, int v, int i) {
+    int64_t id = s->desc->rank * s->plan->n_steps + i;
+    const cf_chunk *chunk = &s->plan->chunks[id];
+    const cf_timing *timing = s->desc->timing;
+    cell *c = &s->cells[v * s->n + i];
+    double transfer = timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)chunk->padded;
+    memset(c, 0, sizeof *c);
+    c->chunk = i;
+    c->v = v;
+    c->machine = (int)placement(v, s->n_machines);
+    c->size = chunk->group >= 0 ? (int)s->plan->groups[chunk->group].n_chunks : 1;
+    c->index = chunk->group >= 0 ? (int)chunk->index : 0;
+    c->free_to_keep = !s->fixed_rule && s->slots[c->machine] == 0 && c->size <= s->k;
+    if (!s->local && v + 1 < s->n_v) c->free_to_keep &= (c + s->n)->free_to_keep; /* a replay behind needs one here */
+    costs_of_chunk(timing, v, chunk, c->seconds);
+    if (v > 0 && placement(v - 1, s->n_machines) != c->machine) c->receive = c->backward_transfer = transfer;
+    if (v + 1 < s->n_v && placement(v + 1, s->n_machines) != c->machine) c->send = c->forward_transfer = transfer;
+    if (s->no_overlap) c->forward_transfer = c->backward_transfer = 0;
+    if (!s->no_overlap) c->receive = c->send = 0;
+    c->twin = -1;
+}
+
+/* Returns 0 if there is too much of it. */
+static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement) {
+    int64_t n_virtual = desc->n_virtual > 0 ? desc->n_virtual : 1, n_stages = desc->n_stages > 0 ? desc->n_stages : 1;
+    int i, v;
+    s->plan = plan;
+    s->desc = desc;
+    if (n_stages > MOST_MACHINES || plan->n_steps * n_stages * n_virtual > EXACT_MOST_CELLS) return 0;
+    s->n = (int)plan->n_steps;
+    s->n_machines = (int)n_stages;
+    s->n_v = (int)(n_stages * n_virtual);
+    s->n_cells = s->n * s->n_v;
+    s->k = desc->k > 0 ? desc->k : 1;
+    s->local = desc->replay == CF_REPLAY_LOCAL;
+    s->no_overlap = desc->timing != NULL && desc->timing->no_overlap;
+    s->split = desc->split_backward;
+    for (i = 0; i < s->n_machines; i++) s->slots[i] = desc->limits != NULL ? desc->limits[i] : desc->limit;
+    for (v = s->n_v - 1; v >= 0; v--)
+        for (i = 0; i < s->n; i++) add_cell(s, placement, v, i);
+    for (i = 0; i < s->n; i++)
+        if (s->cells[i].index == 0) s->cells[i].twin = twin_of(s, &plan->chunks[desc->rank * plan->n_steps], i);
+    find_tails(s);
     return 1;
 }
 
-/* Tails, by relaxing until nothing changes. */
-static void find_tails(solver *s) {
-    int i, j, changed = 1;
-    while (changed) {
-        changed = 0;
-        for (i = 0; i < s->n; i++)
-            for (j = 0; j < s->n; j++) {
-                double tail = s->passes[j].tail + s->passes[j].seconds;
-                if ((s->passes[j].before & bit(i)) == 0 || s->passes[i].tail >= tail) continue;
-                s->passes[i].tail = tail;
-                changed = 1;
-            }
+/* ---- what may run ---- */
+
+static int holds(int progress) { return progress >= REPLAYED && progress <= RETURNED; }
+
+static uint32_t bit(int i) { return (uint32_t)1 << i; }
+
+/* Whether the stage and the group have a place for the chunk. */
+static int has_room(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    int64_t on_machine = 0, of_group = 0;
+    int j;
+    for (j = 0; j < s->n_cells; j++) on_machine += s->cells[j].machine == c->machine && holds(at->progress[j]);
+    for (j = i - c->index; j < i - c->index + c->size; j++) of_group += holds(at->progress[j]);
+    return of_group < s->k && (s->slots[c->machine] == 0 || on_machine < s->slots[c->machine]);
+}
+
+static int may_drop(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    int before = c->v > 0 ? at->progress[i - s->n] : DROPPED;
+    if (s->fixed_rule) return c->index < c->size - s->kept[c->chunk];
+    return !c->free_to_keep && (s->local || before == DROPPED || before == REPLAYED);
+}
+
+/* Where the chunk has been replayed before it came here, that pass has been sent on or not. */
+static int may_keep(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    if (s->fixed_rule) return c->index >= c->size - s->kept[c->chunk];
+    return s->local || c->v == 0 || at->progress[i - s->n] != REPLAYED;
+}
+
+static int fixed_rule_allows_replay(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    int k = s->kept[c->chunk];
+    if (at->progress[i + k] != DONE) return 0;
+    return c->index + 1 >= c->size - k || at->progress[i + 1] > DROPPED;
+}
+
+static int may_go_forward(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    if (c->v == 0 && c->twin >= 0 && at->progress[c->twin] == WAITING) return 0;
+    if (c->v > 0 && at->progress[i - s->n] == WAITING) return 0;
+    return c->index == 0 || at->progress[i - 1] != WAITING;
+}
+
+static int may_replay(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    if (s->fixed_rule && !fixed_rule_allows_replay(s, at, i)) return 0;
+    if (!s->local && c->v > 0 && at->progress[i - s->n] == DROPPED) return 0;
+    return has_room(s, at, i);
+}
+
+/* Keeping it would have done as well. */
+static int is_needless(const solver *s, const state *at, int i) { return !s->fixed_rule && (at->needless & bit(i)); }
+
+static int may_go_backward(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    if (c->v + 1 < s->n_v && at->progress[i + s->n] < RETURNED) return 0;
+    return is_last_of_group(c) || at->progress[i + 1] >= RETURNED;
+}
+
+static void add_move(const solver *s, const state *at, move *moves, int *n, int i, int pass, int to) {
+    const cell *c = &s->cells[i];
+    move *m = &moves[(*n)++];
+    m->cell = i;
+    m->pass = pass;
+    m->to = to;
+    m->start = at->free_at[c->machine];
+    if (pass == CF_F && c->v > 0) m->start = larger(m->start, at->output[i - s->n]);
+    if (pass == CF_R && c->v > 0 && !s->local) m->start = larger(m->start, at->replay[i - s->n]);
+    if ((pass == CF_B || pass == CF_I) && c->v + 1 < s->n_v) m->start = larger(m->start, at->gradient[i + s->n]);
+}
+
+static void add_replays(const solver *s, const state *at, move *moves, int *n, int i) {
+    int next = s->cells[i].v + 1 < s->n_v && !s->local ? at->progress[i + s->n] : KEPT;
+    if (next == DROPPED || (next == WAITING && (!s->fixed_rule || may_drop(s, at, i + s->n))))
+        add_move(s, at, moves, n, i, CF_R, REPLAYED);
+    if (is_needless(s, at, i)) return;
+    if (next >= KEPT || (next == WAITING && (!s->fixed_rule || may_keep(s, at, i + s->n))))
+        add_move(s, at, moves, n, i, CF_R, REPLAYED_ALONE);
+}
+
+static int collect_moves(const solver *s, const state *at, move *moves) {
+    int n = 0, i;
+    for (i = 0; i < s->n_cells; i++) {
+        switch (at->progress[i]) {
+            case WAITING:
+                if (!may_go_forward(s, at, i)) break;
+                if (may_keep(s, at, i) && has_room(s, at, i)) add_move(s, at, moves, &n, i, CF_F, KEPT);
+                if (may_drop(s, at, i)) add_move(s, at, moves, &n, i, CF_F, DROPPED);
+                break;
+            case DROPPED:
+                if (may_replay(s, at, i)) add_replays(s, at, moves, &n, i);
+                break;
+            case REPLAYED: case REPLAYED_ALONE: case KEPT:
+                if (!may_go_backward(s, at, i)) break;
+                if (s->split != 1) add_move(s, at, moves, &n, i, CF_B, DONE);
+                if (s->split != 0) add_move(s, at, moves, &n, i, CF_I, RETURNED);
+                break;
+            case RETURNED: add_move(s, at, moves, &n, i, CF_W, DONE); break;
+            default: break;
+        }
+    }
+    return n;
+}
+
+/* ---- running a pass ---- */
+
+/* Without overlap: seconds on the stage before and after a pass. */
+static double receiving(const solver *s, const move *m) {
+    const cell *c = &s->cells[m->cell];
+    if (m->pass == CF_F || (m->pass == CF_R && !s->local)) return c->receive;
+    return m->pass == CF_B || m->pass == CF_I ? c->send : 0;
+}
+
+static double sending(const solver *s, const move *m) {
+    const cell *c = &s->cells[m->cell];
+    if (m->pass == CF_F || (m->pass == CF_R && !s->local && m->to == REPLAYED)) return c->send;
+    return m->pass == CF_B || m->pass == CF_I ? c->receive : 0;
+}
+
+static double end_of_move(const solver *s, const move *m) {
+    return m->start + receiving(s, m) + s->cells[m->cell].seconds[m->pass];
+}
+
+/* When a tensor that is made at `now` and goes that way has arrived. */
+static double arrival(state *at, int machine, int way, double now, double transfer) {
+    if (transfer <= 0) return now;
+    at->queue[machine][way] = larger(at->queue[machine][way], now) + transfer;
+    return at->queue[machine][way];
+}
+
+static void raise_all(double *values, int n, double least) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (values[i] < least) values[i] = least;
+}
+
+/* A dropped chunk is needlessly so until the stage or the group is full. */
+static void note_needs(const solver *s, state *at, const move *m) {
+    int i;
+    if (m->to == DROPPED) at->needless |= bit(m->cell);
+    for (i = 0; i < s->n_cells; i++)
+        if ((at->needless & bit(i)) && s->cells[i].machine == s->cells[m->cell].machine && !has_room(s, at, i))
+            at->needless &= ~bit(i);
+    if (m->pass == CF_R) at->needless &= ~bit(m->cell);
+}
+
+/* Times that have passed are raised to the last start: they no longer matter, and so states compare better. */
+static void run(const solver *s, state *at, const move *m) {
+    const cell *c = &s->cells[m->cell];
+    double end = end_of_move(s, m);
+    at->progress[m->cell] = (unsigned char)m->to;
+    at->free_at[c->machine] = end + sending(s, m);
+    if (m->pass == CF_F) at->output[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
+    if (m->pass == CF_R && m->to == REPLAYED)
+        at->replay[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
+    if (m->pass == CF_B || m->pass == CF_I)
+        at->gradient[m->cell] = arrival(at, c->machine, 1, end, c->backward_transfer);
+    note_needs(s, at, m);
+    at->last = m->start;
+    raise_all(at->free_at, s->n_machines, at->last);
+    raise_all(at->queue[0], 2 * s->n_machines, at->last);
+    raise_all(at->output, s->n_cells, at->last);
+    raise_all(at->replay, s->n_cells, at->last);
+    raise_all(at->gradient, s->n_cells, at->last);
+}
+
+/* ---- cutting off ---- */
+
+typedef struct heads {
+    double forward[EXACT_MOST_CELLS], ready[EXACT_MOST_CELLS], backward[EXACT_MOST_CELLS];
+} heads;
+
+/* Earliest starts of what is still to run, if no stage were ever in the way. ready: when the activations are there. */
+static void find_heads(const solver *s, const state *at, heads *h) {
+    int i;
+    for (i = 0; i < s->n_cells; i++) {
+        const cell *c = &s->cells[i];
+        double start = at->free_at[c->machine], replay = start;
+        if (c->v > 0) {
+            const cell *before = c - s->n;
+            int waits = at->progress[i - s->n] == WAITING;
+            start = larger(start, waits ? h->forward[i - s->n] + before->seconds[CF_F] + before->forward_transfer
+                                        : at->output[i - s->n]);
+            if (!s->local && at->progress[i - s->n] == DROPPED) replay = larger(replay, h->ready[i - s->n]);
+        }
+        if (c->index > 0 && at->progress[i - 1] == WAITING)
+            start = larger(start, h->forward[i - 1] + (c - 1)->seconds[CF_F]);
+        h->forward[i] = start;
+        h->ready[i] = at->progress[i] == WAITING   ? start + c->seconds[CF_F]
+                      : at->progress[i] == DROPPED ? replay + c->seconds[CF_R]
+                                                   : at->last;
+    }
+    for (i = s->n_cells - 1; i >= 0; i--) {
+        const cell *c = &s->cells[i];
+        double start = larger(at->free_at[c->machine], h->ready[i]);
+        if (c->v + 1 < s->n_v) {
+            const cell *behind = c + s->n;
+            int waits = at->progress[i + s->n] < RETURNED;
+            double there = h->backward[i + s->n] + shortest_backward(s, behind) + behind->backward_transfer;
+            start = larger(start, waits ? there : at->gradient[i + s->n]);
+        }
+        if (!is_last_of_group(c) && at->progress[i + 1] < RETURNED)
+            start = larger(start, h->backward[i + 1] + shortest_backward(s, c + 1));
+        h->backward[i] = start;
     }
 }
 
-/* ---- branch and bound ---- */
+typedef struct load {
+    double head, work, tail;
+} load;
+
+static void add_load(load *l, double head, double work, double tail) {
+    l->head = smaller(l->head, head);
+    l->tail = smaller(l->tail, tail);
+    l->work += work;
+}
+
+/* At the first backward of a group all its forwards have run, and at most so many of them can be kept. Seconds of
+   replays that this forces on a virtual stage beyond those of the chunks dropped so far; the group starts at cell i. */
+static double forced_replays(const solver *s, const state *at, int i) {
+    const cell *c = &s->cells[i];
+    int64_t most = s->slots[c->machine] > 0 && s->slots[c->machine] < s->k ? s->slots[c->machine] : s->k;
+    double least = 1e300;
+    int j, more = c->size - (int)most;
+    if (s->k >= c->size && most == s->k) return 0;
+    for (j = i; j < i + c->size; j++) {
+        int progress = at->progress[j];
+        if (progress == DROPPED || progress == REPLAYED || progress == REPLAYED_ALONE) more--;
+        if (progress == WAITING) least = smaller(least, s->cells[j].seconds[CF_R]);
+    }
+    return more > 0 && at->progress[i + c->size - 1] == WAITING ? more * least : 0;
+}
 
 /* No completion of the state is shorter. */
 static double bound_of(const solver *s, const state *at) {
     double bound = 0;
-    int m, i;
-    for (m = 0; m < s->n_machines; m++) {
-        double head = 1e300, tail = 1e300, work = 0;
-        for (i = 0; i < s->n; i++) {
-            const pass *p = &s->passes[i];
-            if ((at->done & bit(i)) || p->machine != m) continue;
-            if (at->start[i] < head) head = at->start[i];
-            if (p->tail < tail) tail = p->tail;
-            work += p->seconds;
-            if (at->start[i] + p->seconds + p->tail > bound) bound = at->start[i] + p->seconds + p->tail;
-        }
-        if (work > 0 && head + work + tail > bound) bound = head + work + tail;
+    load loads[MOST_MACHINES];
+    heads h;
+    int i;
+    find_heads(s, at, &h);
+    for (i = 0; i < s->n_machines; i++) {
+        loads[i].head = loads[i].tail = 1e300;
+        loads[i].work = 0;
     }
+    for (i = 0; i < s->n_cells; i++) {
+        const cell *c = &s->cells[i];
+        load *l = &loads[c->machine];
+        int progress = at->progress[i];
+        double tail = s->split == 0 ? c->tail : 0;
+        if (c->index == 0) l->work += forced_replays(s, at, i);
+        if (progress == DONE) continue;
+        if (progress == RETURNED) add_load(l, at->free_at[c->machine], c->seconds[CF_W], 0);
+        if (progress == RETURNED) continue;
+        bound = larger(bound, h.backward[i] + shortest_backward(s, c) + c->tail);
+        add_load(l, h.backward[i], least_backward_work(s, c), tail);
+        if (progress == WAITING) add_load(l, h.forward[i], c->seconds[CF_F], tail);
+        if (progress == DROPPED) add_load(l, h.ready[i] - c->seconds[CF_R], c->seconds[CF_R], tail);
+    }
+    for (i = 0; i < s->n_machines; i++)
+        if (loads[i].work > 0) bound = larger(bound, loads[i].head + loads[i].work + loads[i].tail);
     return bound;
+}
+
+static int none_later(const double *a, const double *b, int n) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (a[i] > b[i]) return 0;
+    return 1;
+}
+
+static int at_least_as_good(const solver *s, const state *a, const state *b) {
+    return a->last <= b->last && (a->needless & ~b->needless) == 0 &&
+           none_later(a->free_at, b->free_at, s->n_machines) &&
+           none_later(a->queue[0], b->queue[0], 2 * s->n_machines) && none_later(a->output, b->output, s->n_cells) &&
+           none_later(a->replay, b->replay, s->n_cells) && none_later(a->gradient, b->gradient, s->n_cells);
 }
 
 /* Whether a state seen before, with the same passes done, is at least as good everywhere. Notes this one if not. */
 static int seen_better(solver *s, const state *at) {
-    uint64_t hash = (at->done ^ at->barred * 0x9e3779b97f4a7c15u) * 0xff51afd7ed558ccdu;
-    state **bucket = &s->buckets[hash >> 48], *old;
+    uint64_t hash = 0xcbf29ce484222325u;
+    state **bucket, **link, *old;
     int i;
-    for (old = *bucket; old != NULL; old = old->next) {
-        if (old->done != at->done || old->barred != at->barred) continue;
-        for (i = 0; i < s->n; i++)
-            if (!(at->done & bit(i)) && old->start[i] > at->start[i]) break;
-        if (i == s->n) return 1;
+    for (i = 0; i < s->n_cells; i++) hash = (hash ^ at->progress[i]) * 0x100000001b3u;
+    hash = (hash ^ hash >> 29) * 0xff51afd7ed558ccdu;
+    bucket = &s->buckets[hash >> 48];
+    for (link = bucket; (old = *link) != NULL;) {
+        if (memcmp(old->progress, at->progress, (size_t)s->n_cells) != 0) {
+            link = &old->next;
+            continue;
+        }
+        if (at_least_as_good(s, old, at)) return 1;
+        if (at_least_as_good(s, at, old)) {
+            *link = old->next;
+            free(old);
+            continue;
+        }
+        link = &old->next;
     }
     old = (state *)malloc(sizeof *old);
     if (old == NULL) {
@@ -173,93 +498,92 @@ static int seen_better(solver *s, const state *at) {
     return 0;
 }
 
-static int64_t slots_in_use(const solver *s, const state *at, int machine) {
-    int64_t used = 0;
-    int i;
-    for (i = 0; i < s->n; i++)
-        if ((at->done & bit(i)) && s->passes[i].machine == machine) used += s->passes[i].takes - s->passes[i].gives;
-    return used;
-}
-
-static int may_run(const solver *s, const state *at, int i) {
-    const pass *p = &s->passes[i];
-    if ((at->done | at->barred) & bit(i) || (p->before & ~at->done)) return 0;
-    return !p->takes || s->slots[p->machine] == 0 || slots_in_use(s, at, p->machine) < s->slots[p->machine];
-}
-
-/* The state after pass i has run as early as it can. Earliest starts of what comes later go up with it. */
-static state after(const solver *s, const state *at, int i) {
-    state next = *at;
-    double end = at->start[i] + s->passes[i].seconds;
-    int j, changed = 1;
-    next.done |= bit(i);
-    for (j = 0; j < s->n; j++) {
-        if (s->passes[j].machine == s->passes[i].machine) next.barred &= ~bit(j);
-        if (next.done & bit(j)) continue;
-        if ((s->passes[j].machine == s->passes[i].machine || (s->passes[j].before & bit(i))) && next.start[j] < end)
-            next.start[j] = end;
+/* A backward takes no place, and a forward that nothing forbids to keep takes none that is missed: one of them that
+   would end before another pass starts may as well run first, unless its transfer then is in the way. Leaves out what
+   starts after such an end. */
+static int leave_out_late(const solver *s, move *moves, int n) {
+    double first_end = 1e300;
+    int first = -1, i, m = 0;
+    for (i = 0; i < n; i++) {
+        const cell *c = &s->cells[moves[i].cell];
+        double end = end_of_move(s, &moves[i]) + sending(s, &moves[i]);
+        if (moves[i].pass == CF_R || (moves[i].pass == CF_F && !c->free_to_keep)) continue;
+        if (moves[i].pass == CF_F ? c->forward_transfer > 0 : c->backward_transfer > 0) continue;
+        if (s->split == 2 && moves[i].pass != CF_W)
+            end += larger(0, larger(c->seconds[CF_B], c->seconds[CF_I]) - c->seconds[moves[i].pass]);
+        if (end >= first_end) continue;
+        first_end = end;
+        first = moves[i].cell;
     }
-    while (changed) {
-        int k;
-        changed = 0;
-        for (j = 0; j < s->n; j++)
-            for (k = 0; k < s->n; k++) {
-                double least = next.start[k] + s->passes[k].seconds;
-                if ((next.done & bit(j)) || (next.done & bit(k)) || !(s->passes[j].before & bit(k))) continue;
-                if (next.start[j] >= least) continue;
-                next.start[j] = least;
-                changed = 1;
-            }
-    }
-    return next;
+    for (i = 0; i < n; i++)
+        if (moves[i].cell == first || moves[i].start < first_end) moves[m++] = moves[i];
+    return m;
 }
 
-static uint64_t all_passes(const solver *s) { return s->n == 64 ? ~(uint64_t)0 : bit(s->n) - 1; }
+/* ---- the search ---- */
 
-/* Makespan of a state in which all has been done: starts stay what they were. */
-static double end_of(const solver *s, const state *at) {
-    double end = 0;
+static void note_schedule(solver *s) {
+    exact_answer *a = s->answer;
+    int64_t first = s->desc->rank * s->plan->n_steps;
     int i;
-    for (i = 0; i < s->n; i++)
-        if (end < at->start[i] + s->passes[i].seconds) end = at->start[i] + s->passes[i].seconds;
-    return end;
+    a->n_actions = s->n_path;
+    for (i = 0; i < s->n_path; i++) {
+        const move *m = &s->path[i];
+        memset(&a->actions[i], 0, sizeof a->actions[i]);
+        a->actions[i].chunk = (int32_t)(first + s->cells[m->cell].chunk);
+        a->actions[i].stage = (int32_t)s->cells[m->cell].v;
+        a->actions[i].pass = (uint8_t)m->pass;
+        a->actions[i].keep = m->pass == CF_R || (m->pass == CF_F && m->to == KEPT);
+    }
+}
+
+static int is_done(const solver *s, const state *at) {
+    int i;
+    for (i = 0; i < s->n_cells; i++)
+        if (at->progress[i] != DONE) return 0;
+    return 1;
+}
+
+static int comes_first(const solver *s, const move *a, const move *b) {
+    if (a->start < b->start) return 1;
+    if (a->start > b->start) return 0;
+    return s->cells[a->cell].tail > s->cells[b->cell].tail;
+}
+
+static void sort_moves(const solver *s, move *moves, int n) {
+    int i, j;
+    for (i = 1; i < n; i++) {
+        move m = moves[i];
+        for (j = i; j > 0 && comes_first(s, &m, &moves[j - 1]); j--) moves[j] = moves[j - 1];
+        moves[j] = m;
+    }
 }
 
 static void branch(solver *s, const state *at) {
-    double first_end = 1e300;
-    int i, first = -1, all_take = 1;
-    uint64_t rivals = 0;
-    state next;
-    if (s->gave_up || bound_of(s, at) >= s->best * (1 - 1e-12) || seen_better(s, at)) return;
+    move moves[4 * EXACT_MOST_CELLS];
+    int n, i;
+    if (s->gave_up || bound_of(s, at) >= s->best * (1 - 1e-12)) return;
+    if (is_done(s, at)) {
+        double end = 0;
+        for (i = 0; i < s->n_path; i++) end = larger(end, end_of_move(s, &s->path[i]));
+        if (end >= s->best) return;
+        s->best = end;
+        note_schedule(s);
+        return;
+    }
+    if (seen_better(s, at)) return;
     if (++s->n_nodes > s->most_nodes) {
         s->gave_up = 1;
         return;
     }
-    for (i = 0; i < s->n; i++) {
-        if (!may_run(s, at, i) || at->start[i] + s->passes[i].seconds >= first_end) continue;
-        first = i;
-        first_end = at->start[i] + s->passes[i].seconds;
-    }
-    if (first < 0) return; /* a dead end: slots, or everything barred */
-    for (i = 0; i < s->n; i++) {
-        if (!may_run(s, at, i) || s->passes[i].machine != s->passes[first].machine) continue;
-        if (i != first && at->start[i] >= first_end) continue;
-        rivals |= bit(i);
-        if (!s->passes[i].takes) all_take = 0;
-    }
-    for (i = 0; i < s->n; i++) {
-        if (!(rivals & bit(i))) continue;
-        next = after(s, at, i);
-        if (next.done == all_passes(s)) {
-            if (end_of(s, &next) < s->best) s->best = end_of(s, &next);
-            continue;
-        }
+    n = leave_out_late(s, moves, collect_moves(s, at, moves));
+    sort_moves(s, moves, n);
+    for (i = 0; i < n; i++) {
+        state next = *at;
+        run(s, &next, &moves[i]);
+        s->path[s->n_path++] = moves[i];
         branch(s, &next);
-    }
-    if (all_take && s->slots[s->passes[first].machine] > 0) {
-        next = *at;
-        next.barred |= rivals;
-        branch(s, &next);
+        s->n_path--;
     }
 }
 
@@ -273,65 +597,52 @@ static void forget(solver *s) {
         }
 }
 
-/* ---- all ways to keep fewer chunks than K ---- */
-
-typedef struct unit_choice {
-    int64_t first;
-    int n, k;
-} unit_choice;
-
-static int solve_choice(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, const unit_choice *units, int n) {
+static void search(solver *s) {
     state root;
-    int i;
-    s->n = 0;
-    for (i = 0; i < n; i++)
-        if (!add_unit(s, plan, desc, units[i].first, units[i].n, units[i].k)) return 0;
-    find_tails(s);
     memset(&root, 0, sizeof root);
-    /* Earliest starts along the graph alone. */
-    for (;;) {
-        int j, changed = 0;
-        for (i = 0; i < s->n; i++)
-            for (j = 0; j < s->n; j++) {
-                double least = root.start[j] + s->passes[j].seconds;
-                if (!(s->passes[i].before & bit(j)) || root.start[i] >= least) continue;
-                root.start[i] = least;
-                changed = 1;
-            }
-        if (!changed) break;
-    }
-    if (s->n > 0 && bound_of(s, &root) < s->best * (1 - 1e-12)) branch(s, &root);
+    branch(s, &root);
     forget(s);
-    return 1;
+}
+
+/* An odometer over the numbers of chunks that the groups keep. Returns 0 after the last setting. */
+static int next_setting(solver *s) {
+    int i, j;
+    for (i = 0; i < s->n; i += s->cells[i].size) {
+        int size = s->cells[i].size, most = size < s->k ? size : (int)s->k;
+        int now = s->kept[i] > 1 ? s->kept[i] - 1 : most;
+        int carries = s->kept[i] == 1;
+        for (j = i; j < i + size; j++) s->kept[j] = now;
+        if (!carries) return 1;
+    }
+    return 0;
+}
+
+static exact_answer solve(const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement, int fixed_rule,
+                          double known, int64_t most_nodes) {
+    static solver s;
+    static exact_answer answer;
+    int limited = desc->limit > 0 || desc->limits != NULL, i;
+    memset(&s, 0, sizeof s);
+    memset(&answer, 0, sizeof answer);
+    answer.makespan = -1;
+    s.answer = &answer;
+    s.best = known;
+    s.most_nodes = most_nodes;
+    s.fixed_rule = fixed_rule;
+    if (!set_up(&s, plan, desc, placement)) return answer;
+    for (i = 0; i < s.n; i++) s.kept[i] = s.cells[i].size < s.k ? s.cells[i].size : (int)s.k;
+    do search(&s);
+    while (fixed_rule && limited && !s.gave_up && next_setting(&s));
+    answer.n_nodes = s.n_nodes;
+    if (!s.gave_up && s.best < EXACT_UNKNOWN) answer.makespan = s.best;
+    return answer;
+}
+
+exact_answer exact_optimum(const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement, double known,
+                           int64_t most_nodes) {
+    return solve(plan, desc, placement, 0, known, most_nodes);
 }
 
 exact_answer exact_makespan(const cf_plan *plan, const cf_schedule_desc *desc, double known, int64_t most_nodes) {
-    static solver s;
-    unit_choice units[EXACT_MOST_PASSES];
-    exact_answer answer = {-1, 0};
-    int64_t id = desc->rank * plan->n_steps, end = id + plan->n_steps, k = desc->k > 0 ? desc->k : 1;
-    int n = 0, i, limited = desc->limit > 0 || desc->limits != NULL;
-    memset(&s, 0, sizeof s);
-    s.best = known;
-    s.most_nodes = most_nodes;
-    s.n_machines = (int)desc->n_stages;
-    if (desc->n_stages > MOST_MACHINES) return answer;
-    for (i = 0; i < s.n_machines; i++) s.slots[i] = desc->limits != NULL ? desc->limits[i] : desc->limit;
-    for (; id < end; id += units[n - 1].n) {
-        if (n == EXACT_MOST_PASSES) return answer;
-        units[n].first = id;
-        units[n].n = plan->chunks[id].group >= 0 ? (int)plan->groups[plan->chunks[id].group].n_chunks : 1;
-        units[n].k = units[n].n < k ? units[n].n : (int)k;
-        n++;
-    }
-    for (;;) { /* an odometer over the k of the units */
-        if (!solve_choice(&s, plan, desc, units, n) || s.gave_up) return answer;
-        if (!limited) break;
-        for (i = 0; i < n && units[i].k == 1; i++) units[i].k = units[i].n < k ? units[i].n : (int)k;
-        if (i == n) break;
-        units[i].k--;
-    }
-    answer.makespan = s.best;
-    answer.n_nodes = s.n_nodes;
-    return answer;
+    return solve(plan, desc, exact_loop, 1, known, most_nodes);
 }
