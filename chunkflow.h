@@ -515,12 +515,32 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
+/* On which stage a virtual stage lies. */
+#define CF_PLACEMENTS(X)                                                                                          \
+    X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
+    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
+    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
+                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
+    X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
+
+CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
+CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
+
+/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below 1
+   or v below 0. */
+CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
+
+/* The virtual stage that lies on a stage in one row of n_stages of them, row 0 being that of virtual stage 0: the other
+   way round. -1 where one of the numbers is out of range. */
+CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage);
+
 /* Zero means default in every member. */
 typedef struct cf_parallel {
     int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
                                 of it (then K and V heads are replicated) */
     int64_t pp;              /* pipeline stages; 0: 1 */
-    int64_t n_virtual;       /* virtual stages of each; 0: 1. Virtual stage v x pp + s is on stage s */
+    int64_t n_virtual;       /* virtual stages of each; 0: 1 */
+    cf_placement placement;  /* on which stage each of them lies; 0: loop */
     int64_t dp;              /* data-parallel ranks; 0: 1 */
     int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
                                 gradients too, 3 parameters too */
@@ -558,7 +578,8 @@ typedef struct cf_shard {
     int64_t vocab;        /* rows of the embedding and of the head, padding included */
     int64_t sequence;     /* over how many GPUs the rows of norms and residuals are split */
     int64_t mlp_matrices; /* 3, or 2 without a gate */
-    int first, last;      /* 1: the stage has the embedding; it has the output head */
+    int first, last;      /* 1: the virtual stage has the embedding; it has the output head */
+    int tied;             /* 1: the head is the embedding, which lies on the same stage */
 } cf_shard;
 
 /* Errors: as cf_stage_layers. *out is untouched on failure. */
@@ -722,21 +743,6 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 CF_ENUM_OF(cf_replay, CF_REPLAYS, CF_REPLAY_COUNT);
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 
-/* On which stage a virtual stage lies. */
-#define CF_PLACEMENTS(X)                                                                                          \
-    X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
-    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
-    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
-                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
-    X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
-
-CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
-CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
-
-/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below 1
-   or v below 0. */
-CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
-
 /* Why a pass waits for another one. */
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
@@ -797,6 +803,7 @@ typedef struct cf_edge {
 typedef struct cf_graph {
     int64_t n_stages;
     int64_t n_virtual;
+    cf_placement placement; /* CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
     int64_t k;
     cf_replay replay;
     int split;              /* 1: I and W in place of B */
@@ -817,6 +824,7 @@ typedef struct cf_graph {
 typedef struct cf_graph_desc {
     int64_t n_stages;        /* 0: 1 */
     int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
+    cf_placement placement;  /* where they lie. 0: loop */
     int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
     cf_replay replay;        /* 0: pipeline */
     int split;               /* 1: I and W in place of B */
@@ -957,8 +965,9 @@ typedef struct cf_schedule_desc {
     cf_schedule_kind kind;       /* 0: paper */
     cf_replay replay;            /* 0: pipeline */
     int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
-                                    interleaved and best */
-    cf_placement placement;      /* where virtual stages lie. 0: loop. v and any only for zero-bubble and best */
+                                    interleaved, zero-bubble and best */
+    cf_placement placement;      /* where virtual stages lie. 0: loop. v only for zero-bubble and best, any only for
+                                    best */
     int64_t k;                   /* 0: 1 */
     int64_t rank;                /* which rank's chunks */
     const cf_timing *timing;     /* NULL: unit costs */
@@ -983,10 +992,9 @@ typedef struct cf_schedule_desc {
    dK and dV of a chunk are complete only when every later chunk has run backward.
 
    Several stages: every kind keeps to the rules above on each virtual stage, and to the memory limits; where a limit is
-   below K, fewer chunks of a group are kept and more are replayed. Virtual stage v x n_stages + s lies on stage s. No
-   kind can deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order. `best` is
-   never longer than a fixed schedule of as many virtual stages under the same limits (than `zero-bubble` only with
-   split_backward); the same budget gives the same schedule.
+   below K, fewer chunks of a group are kept and more are replayed. No kind can deadlock. `1f1b` takes the dearest units
+   first, the other fixed kinds take them in plan order. `best` is never longer than a fixed schedule of as many virtual
+   stages under the same limits (than `zero-bubble` only with split_backward); the same budget gives the same schedule.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS,
    CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
@@ -1116,8 +1124,8 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
    take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
-   chunks adds the bound "memory", and limits on bytes are not looked at. Where `best` may split backwards, the bounds
-   are those of the form, split or whole, whose strongest bound is lower.
+   chunks adds the bound "memory", and limits on bytes are not looked at. Where `best` may split backwards or choose a
+   placement, the bounds are those of the form whose strongest bound is lowest.
 
    bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
    passes; working space comes from desc->allocator. */
@@ -1127,11 +1135,12 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 /* What a stage holds at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
    stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
 
-   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what virtual stage
-   j x n_stages + stage holds while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the chunk
-   in the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers and copies. While
-   rows of state move to host memory or back, they count in both places. Only the order of the list decides, so the
-   loads hold for simulated and for measured times alike: timeline->start[first[stage] + i] says when the moment begins.
+   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what the
+   stage's virtual stage in row j (cf_placement_at) holds while action first[stage] + i runs. chunk_tokens and
+   chunk_scores are those of the chunk in the pass, on the virtual stage that the pass is for; they are 0 on the others,
+   and in transfers and copies. While rows of state move to host memory or back, they count in both places. Only the
+   order of the list decides, so the loads hold for simulated and for measured times alike:
+   timeline->start[first[stage] + i] says when the moment begins.
 
    loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
    needed), CF_ERROR_PLAN, CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that
@@ -1302,11 +1311,12 @@ typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
    callback's number. */
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error);
 
-/* Writes a schedule: format "chunkflow-schedule", version 1, kind, stages, virtual_stages, k, replay, rank, n_chunks,
-   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its
-   timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value},
-   peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each
-   action. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+/* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
+   n_chunks, n_actions, lowered, limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
+   and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
+   without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
+   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. Errors:
+   CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -3753,12 +3763,25 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 /* ---- splitting ---- */
 
 CF__NAMES(cf_recompute_name, cf_recompute, CF_RECOMPUTES, "?")
+CF__NAMES(cf_placement_name, cf_placement, CF_PLACEMENTS, "?")
+
+CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v) {
+    if (n_stages < 1 || v < 0) return -1;
+    if (v < n_stages) return v;
+    return placement == CF_PLACEMENT_V && v / n_stages % 2 == 1 ? n_stages - 1 - v % n_stages : v % n_stages;
+}
+
+CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage) {
+    if (stage < 0 || stage >= n_stages || row < 0 || row > INT64_MAX / n_stages - 1) return -1;
+    return row * n_stages + cf_placement_stage(placement, n_stages, row * n_stages + stage);
+}
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
     cf_parallel full = *parallel;
     if (full.tp == 0) full.tp = 1;
     if (full.pp == 0) full.pp = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
     if (full.dp == 0) full.dp = 1;
     if (full.recompute == CF_RECOMPUTE_DEFAULT) full.recompute = CF_RECOMPUTE_NONE;
     if (full.vocab_multiple == 0) full.vocab_multiple = 1;
@@ -3794,6 +3817,7 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__bounded(full->pp, 1, model->layers, "parallel.pp", "must not be more than layers", error));
     CF__TRY(cf__bounded(full->n_virtual, 1, model->layers / full->pp, "parallel.n_virtual",
                         "must leave each virtual stage a layer", error));
+    CF__TRY(cf__choice((int64_t)full->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "parallel.placement", error));
     CF__TRY(cf__range(full->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
     CF__TRY(cf__choice(full->zero, 0, 3, "parallel.zero", error));
     CF__TRY(cf__choice((int64_t)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
@@ -3835,6 +3859,7 @@ static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parall
     shard.mlp_matrices = model->no_gate ? 2 : 3;
     shard.first = stage == 0;
     shard.last = stage == n_stages - 1;
+    shard.tied = model->tied && shard.last && cf_placement_stage(parallel->placement, parallel->pp, stage) == 0;
     return shard;
 }
 
@@ -3848,7 +3873,7 @@ static int cf__model_count_parameters(const cf_model *model, const cf_shard *sha
     if (model->out_bias) attention += h;
     if (model->mlp_bias) mlp += (shard->mlp_matrices - 1) * shard->ffn + h;
     if (shard->first) out->embedding = shard->vocab * h;
-    if (shard->last && !(model->tied && shard->first)) out->head = shard->vocab * h;
+    if (shard->last && !shard->tied) out->head = shard->vocab * h;
     out->norms = n * (2 * h + (model->qk_norm ? 2 * cf__model_head_dim(model) : 0)) + (shard->last ? h : 0);
     out->total = out->embedding + out->norms + out->head;
     cf__add_product(&out->attention, n, attention, &overflow);
@@ -4085,7 +4110,7 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     int *overflow = &sums.overflow;
     memset(&sums, 0, sizeof sums);
     for (v = 0; v < parallel->n_virtual; v++) {
-        int64_t at = v * parallel->pp + stage;
+        int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, stage);
         cf__memory_add_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
     }
     *out = sums.terms;
@@ -4153,13 +4178,6 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
 CF__NAMES(cf_pass_name, cf_pass, CF_PASSES, "?")
 CF__NAMES(cf_replay_name, cf_replay, CF_REPLAYS, "?")
 CF__NAMES(cf_edge_name, cf_edge_why, CF_EDGES, "?")
-CF__NAMES(cf_placement_name, cf_placement, CF_PLACEMENTS, "?")
-
-CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v) {
-    if (n_stages < 1 || v < 0) return -1;
-    if (v < n_stages) return v;
-    return placement == CF_PLACEMENT_V && v / n_stages % 2 == 1 ? n_stages - 1 - v % n_stages : v % n_stages;
-}
 
 /* ---- passes of a stage ---- */
 
@@ -4428,7 +4446,7 @@ static int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
 
 /* The virtual stage of a stage in one row of them, counted from 0. */
 static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
-    return row * pipe->n_stages + cf__pipe_stage(pipe, row * pipe->n_stages + stage);
+    return cf_placement_at(pipe->placement, pipe->n_stages, row, stage);
 }
 
 static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
@@ -4640,6 +4658,7 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
     if (desc != NULL) full = *desc;
     if (full.n_stages == 0) full.n_stages = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
     if (full.k == 0) full.k = 1;
     if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
     return full;
@@ -4659,6 +4678,7 @@ typedef struct cf__graph_builder {
 static cf_result cf__graph_check_desc(const cf_plan *plan, const cf_graph_desc *desc, cf_error *error) {
     CF__TRY(cf__range(desc->n_stages, 1, INT32_MAX, "n_stages", error));
     CF__TRY(cf__range(desc->n_virtual, 1, INT32_MAX / desc->n_stages, "n_virtual", error));
+    CF__TRY(cf__choice((int64_t)desc->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
     CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
@@ -4682,8 +4702,8 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     g->error = error;
     CF__TRY(cf__graph_check_desc(plan, &g->desc, error));
     CF__TRY(cf__pipe_check_units(plan, g->desc.rank, error));
-    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, CF_PLACEMENT_LOOP, g->desc.k, g->desc.replay,
-                              g->desc.timing);
+    g->pipe = cf__pipe_of(plan, g->desc.rank, g->desc.n_stages, g->desc.n_virtual, g->desc.placement, g->desc.k,
+                          g->desc.replay, g->desc.timing);
     for (i = 0; i < g->pipe.n; i++) {
         g->n_nodes += cf__graph_chunk_nodes(g, i) * g->pipe.n_v;
         if (g->n_nodes > CF_MAX_NODES)
@@ -4727,6 +4747,7 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     memset(&graph, 0, sizeof graph);
     graph.n_stages = g->desc.n_stages;
     graph.n_virtual = g->desc.n_virtual;
+    graph.placement = g->desc.placement;
     graph.k = g->desc.k;
     graph.replay = g->desc.replay;
     graph.split = g->desc.split;
@@ -4788,7 +4809,8 @@ static cf_edge *cf__graph_put_edges(const cf__graph_builder *g, int64_t id, cf_e
         int64_t v = node->stage + needs[i].stage;
         if (v < 0 || v >= pipe->n_v || (g->desc.no_slots && needs[i].why == CF_EDGE_SLOT)) continue;
         memset(next, 0, sizeof *next);
-        if (cf__pipe_crosses(needs[i].why)) next->seconds = cf__pipe_transfer_seconds(pipe, needs[i].chunk);
+        if (cf__pipe_crosses(needs[i].why))
+            next->seconds = cf__pipe_hop_seconds(pipe, needs[i].chunk, v, node->stage);
         next->from = (int32_t)cf_graph_node(g->graph, pass, pipe->first_chunk + needs[i].chunk, v);
         next->to = (int32_t)id;
         next->why = (int32_t)needs[i].why;
@@ -4856,6 +4878,7 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     const cf__member counts[] = {
         {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
         {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
+        {"placement", (int64_t)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
         {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
         {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
         {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
@@ -5571,14 +5594,21 @@ static cf_result cf__schedule_check_bytes(const cf_plan *plan, int64_t rank, con
 }
 
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
-    int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
+    int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
+    int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
+                         : desc->kind == CF_SCHEDULE_ZERO_BUBBLE ? CF_PLACEMENT_V
+                                                                 : CF_PLACEMENT_LOOP;
     CF__TRY(cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
     CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
     CF__TRY(cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error));
     if (desc->n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual,
-                        "only interleaved and best have virtual stages");
+                        "only interleaved, zero-bubble and best have virtual stages");
+    CF__TRY(cf__choice((int64_t)desc->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_COUNT - 1, "placement", error));
+    if ((int64_t)desc->placement > placements)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "placement", -1, placements, (int64_t)desc->placement,
+                        "only zero-bubble and best lay virtual stages in a V, and only best chooses");
     CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
@@ -7555,6 +7585,28 @@ static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass 
 /* keep is 1 or 0, and 0 in all but F and R; reserved is 0. */
 static int cf__check_flags_are_wrong(const cf_action *a) { return (a->keep > (a->pass <= CF_R)) | (a->reserved != 0); }
 
+/* The stage of a virtual stage: in loops they start over after the last stage, in a V they turn and come back. */
+static int64_t cf__check_stage(const cf__checker *k, int64_t v) {
+    uint32_t n = (uint32_t)k->schedule->n_stages, at = (uint32_t)v;
+    if (k->schedule->placement != CF_PLACEMENT_V) return (int64_t)(at % n);
+    at %= 2 * n;
+    return (int64_t)(at < n ? at : 2 * n - 1 - at);
+}
+
+/* Whether there are two virtual stages at this border, v - 1 and v. */
+static int cf__check_borders(const cf__checker *k, int64_t v) { return v > 0 && v < k->pipe->n_v; }
+
+/* Whether they lie on one stage, as they do where a V turns and where there is one stage. */
+static int cf__check_turns(const cf__checker *k, int64_t v) {
+    int64_t n = k->schedule->n_stages;
+    return cf__check_borders(k, v) && (n == 1 || (k->schedule->placement == CF_PLACEMENT_V && v % n == 0));
+}
+
+/* Whether transfers must lead from one to the other. */
+static int cf__check_crosses(const cf__checker *k, int64_t v) {
+    return k->crosses && cf__check_borders(k, v) && !cf__check_turns(k, v);
+}
+
 static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
     int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
@@ -7562,7 +7614,7 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
         return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "not a chunk of this rank");
     if ((uint64_t)a->stage >= (uint64_t)pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", pipe->n_v - 1, a->stage, "there is no such virtual stage");
-    if (a->stage % (int32_t)pipe->n_stages != k->stage)
+    if (cf__check_stage(k, a->stage) != k->stage)
         return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes)
         return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
@@ -7579,7 +7631,9 @@ static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, con
     if (cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes twice");
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
-    if (k->crosses && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
+    if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_F))
+        return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage before it");
+    if (cf__check_crosses(k, a->stage) && !cf__check_has(cell, CF_RECV_F))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_F");
     return CF_OK;
 }
@@ -7590,7 +7644,10 @@ static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, cons
     if (*cell & CF__CHECK_KEPT)
         return cf__check_refuse(k, a, "actions.pass", "is needless, because its F kept the activations");
     if (!a->keep) return cf__check_refuse(k, a, "actions.keep", "keeps nothing");
-    if (k->crosses && !k->pipe->local && a->stage > 0 && !cf__check_has(cell, CF_RECV_R))
+    if (k->pipe->local) return CF_OK;
+    if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_R))
+        return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage before it");
+    if (cf__check_crosses(k, a->stage) && !cf__check_has(cell, CF_RECV_R))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_R");
     return CF_OK;
 }
@@ -7602,7 +7659,9 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__pipe_chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
-    if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
+    if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
+        return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
+    if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
     return CF_OK;
 }
@@ -7616,7 +7675,7 @@ static cf_result cf__check_weight(const cf__checker *k, const cf_action *a, cons
 /* A send or receive must have a stage at its other end. */
 static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
-    if (!k->crosses || !cf__pipe_leads(k->pipe, t->sends ? t->way : -t->way, a->stage))
+    if (!cf__check_crosses(k, a->stage + ((t->sends != 0) == (t->way > 0))))
         return cf__check_refuse(k, a, "actions.pass", "has no other stage to go to or come from");
     if (t->tensor == CF_R && k->pipe->local)
         return cf__check_refuse(k, a, "actions.pass", "has no place in local replay");
@@ -7655,7 +7714,8 @@ static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const
     return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
 }
 
-/* An action whose fields are good. Cells of one virtual stage lie side by side; no others are looked at here. */
+/* An action whose fields are good. Cells of one virtual stage lie side by side, and those of two neighbours on one
+   stage n chunks apart; no others are looked at here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
     CF__TRY(cf__check_state(k, a, cell));
     switch ((cf_pass)a->pass) {
@@ -7723,7 +7783,7 @@ static cf_result cf__check_list(cf__checker *k) {
     return CF_OK;
 }
 
-/* Cells and groups are zero at the start. Transfers take place only in lowered schedules, and only between stages. */
+/* Cells and groups are zero at the start. Transfers take place only in lowered schedules of several stages. */
 static cf_result cf__check_lists(cf__checker *k) {
     k->crosses = k->schedule->lowered && k->schedule->n_stages > 1;
     for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
@@ -7738,7 +7798,7 @@ static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, 
     a.pass = (uint8_t)pass;
     a.chunk = (int32_t)chunk;
     a.stage = (int32_t)stage;
-    k->stage = stage % k->schedule->n_stages;
+    k->stage = cf__check_stage(k, stage);
     k->action = -1;
     return cf__check_refuse(k, &a, "actions", "is missing");
 }
@@ -7747,7 +7807,7 @@ static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, 
 static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) {
     const cf_action *a;
     if (k->desc != NULL) return cf__check_missing(k, CF_R, chunk, stage);
-    k->stage = stage % k->schedule->n_stages;
+    k->stage = cf__check_stage(k, stage);
     k->action = k->schedule->first[k->stage];
     for (a = &k->schedule->actions[k->action]; a->pass != CF_RECV_R || a->chunk != chunk || a->stage != stage; a++)
         k->action++;
@@ -7764,8 +7824,10 @@ static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage
     if (!k->pipe->local && behind != NULL && cf__check_has(behind, CF_R) && !cf__check_has(cell, CF_R))
         return cf__check_missing(k, CF_R, chunk, stage);
     if (!k->crosses) return CF_OK;
+    if (!cf__check_crosses(k, stage + 1)) behind = NULL;
     if (behind != NULL && !cf__check_has(cell, CF_SEND_F)) return cf__check_missing(k, CF_SEND_F, chunk, stage);
-    if (stage > 0 && !cf__check_has(cell, CF_SEND_B)) return cf__check_missing(k, CF_SEND_B, chunk, stage);
+    if (cf__check_crosses(k, stage) && !cf__check_has(cell, CF_SEND_B))
+        return cf__check_missing(k, CF_SEND_B, chunk, stage);
     if (behind != NULL && cf__check_has(cell, CF_SEND_R) && !cf__check_has(behind, CF_RECV_R))
         return cf__check_missing(k, CF_RECV_R, chunk, stage + 1);
     if (behind != NULL && cf__check_has(behind, CF_RECV_R) && !cf__check_has(cell, CF_SEND_R))
@@ -7790,6 +7852,7 @@ static cf_result cf__check_shape(const cf_plan *plan, const cf_schedule *schedul
     const cf__member members[] = {
         {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
         {"n_virtual", schedule->n_virtual, 1, most_virtual, CF_ERROR_SCHEDULE},
+        {"placement", (int64_t)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
         {"k", schedule->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
         {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
         {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
@@ -7875,17 +7938,18 @@ static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
     k->stack[(*n)++] = (int32_t)stage;
 }
 
-/* Runs one list as far as it goes, and wakes the two stages that may have waited for it. */
+/* Runs one list as far as it goes, and wakes the stages that may have waited for it. */
 static void cf__check_advance(cf__checker *k, int64_t stage, int64_t *n) {
-    int64_t n_stages = k->schedule->n_stages;
     for (; k->cursor[stage] < k->schedule->first[stage + 1]; k->cursor[stage]++) {
         const cf_action *a = &k->schedule->actions[k->cursor[stage]];
         const uint16_t *other = NULL;
         int needed = cf__check_waits_for(k, a, &other);
         if (needed != 0 && (*other & needed) == 0) return;
         k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk] |= (uint16_t)(1 << a->pass);
-        if (1 << a->pass & CF__CHECK_FORWARDS) cf__check_wake(k, (stage + 1) % n_stages, n);
-        if (1 << a->pass & CF__CHECK_BACKWARDS) cf__check_wake(k, (stage + n_stages - 1) % n_stages, n);
+        if (1 << a->pass & CF__CHECK_FORWARDS && cf__check_borders(k, a->stage + 1))
+            cf__check_wake(k, cf__check_stage(k, a->stage + 1), n);
+        if (1 << a->pass & CF__CHECK_BACKWARDS && cf__check_borders(k, a->stage))
+            cf__check_wake(k, cf__check_stage(k, a->stage - 1), n);
     }
 }
 
@@ -7898,7 +7962,7 @@ static void cf__check_meet(cf__checker *k, int64_t stage, int64_t *n) {
         int64_t peer;
         if (!cf__pipe_is_transfer(a->pass)) continue;
         other = cf__pipe_other_end(a);
-        peer = other.stage % (int32_t)s->n_stages;
+        peer = cf__check_stage(k, other.stage);
         if (k->cursor[peer] == s->first[peer + 1]) return;
         if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return;
         k->cursor[peer]++;
@@ -7909,7 +7973,7 @@ static void cf__check_meet(cf__checker *k, int64_t stage, int64_t *n) {
 /* Some stage waits for ever: names the action that it waits with. */
 static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *field) {
     const cf_action *a = &k->schedule->actions[action];
-    k->stage = a->stage % k->schedule->n_stages;
+    k->stage = cf__check_stage(k, a->stage);
     k->action = action;
     return cf__check_refuse(k, a, field, "waits for ever: the lists deadlock");
 }
@@ -8226,6 +8290,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
     cf__search search;
     cf__simulation sim;
+    cf_placement asked, placement;
     if (bounds == NULL) return cf__fail_null(error, "bounds");
     if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
     CF__TRY(cf__search_open(&search, plan, desc, error));
@@ -8234,10 +8299,15 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     sim.desc.limit = desc->limit;
     sim.desc.limits = desc->limits;
     sim.error = error;
-    /* Whole backwards, split ones, or both where the schedule may have either. */
-    sim.splits = search.maker.desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
-    for (; sim.splits <= cf__schedule_splits(&search.maker.desc); sim.splits++)
-        CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
+    asked = search.maker.desc.placement;
+    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement = (cf_placement)(placement + 1)) {
+        if (asked != placement && asked != CF_PLACEMENT_ANY) continue;
+        sim.pipe.placement = placement;
+        /* Whole backwards, split ones, or both where the schedule may have either. */
+        sim.splits = search.maker.desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
+        for (; sim.splits <= cf__schedule_splits(&search.maker.desc); sim.splits++)
+            CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
+    }
     memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
     *n_bounds = sim.header.n_bounds;
     return CF_OK;
@@ -8326,9 +8396,9 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
     for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
         CF__TRY(cf__check_fields(k, &schedule->actions[k->action]));
     for (j = 0; j < schedule->n_virtual; j++) /* nothing is written unless all of it can be */
-        CF__TRY(cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, NULL, error));
+        CF__TRY(cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), NULL, error));
     for (j = 0; j < schedule->n_virtual && n > 0; j++)
-        (void)cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, &loads[j], error);
+        (void)cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), &loads[j], error);
     return CF_OK;
 }
 
@@ -8429,17 +8499,17 @@ static void cf__lower_arrive(cf__lowerer *l, int64_t action, double time) {
     const cf_action *a = &l->schedule->actions[action];
     int64_t to = cf__lower_taker(l, a);
     l->arrived[cf__pipe_place(a->pass)][cf__lower_cell(l, a->chunk, to)] = time;
-    cf__lower_push_pass(l, to % l->pipe.n_stages);
+    cf__lower_push_pass(l, cf__pipe_stage(&l->pipe, to));
 }
 
 static void cf__lower_begin_pass(cf__lowerer *l, int64_t action) {
     const cf_action *a = &l->schedule->actions[action];
-    int64_t stage = a->stage % l->pipe.n_stages, to = cf__lower_taker(l, a);
+    int64_t stage = cf__pipe_stage(&l->pipe, a->stage), to = cf__lower_taker(l, a);
     double end = l->start[action] + cf__pipe_pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
     l->end[action] = l->free_at[stage] = end;
     l->cursor[stage]++;
     l->queued[stage] = 0;
-    if (to >= 0 && l->pipe.n_stages > 1) cf__lower_push(l, action, end);
+    if (to >= 0 && cf__pipe_hops(&l->pipe, a->stage, to)) cf__lower_push(l, action, end);
     else if (to >= 0) cf__lower_arrive(l, action, end);
     cf__lower_push_pass(l, stage);
 }
@@ -8524,7 +8594,7 @@ static void cf__lower_find_moves(cf__lowerer *l) {
 /* ---- writing the lists ---- */
 
 static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
-    l->lowered->actions[l->cursor[a->stage % l->pipe.n_stages]++] = *a;
+    l->lowered->actions[l->cursor[cf__pipe_stage(&l->pipe, a->stage)]++] = *a;
 }
 
 /* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
@@ -8553,10 +8623,10 @@ static void cf__lower_measure_lists(cf__lowerer *l) {
     for (i = 0; i <= s->n_stages; i++) first[i] = s->first[i];
     for (i = 0; i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
-        int64_t stage = a->stage % s->n_stages, to = cf__lower_taker(l, a);
-        if (to >= 0 && s->n_stages > 1) {
+        int64_t stage = cf__pipe_stage(&l->pipe, a->stage), to = cf__lower_taker(l, a);
+        if (to >= 0 && cf__pipe_hops(&l->pipe, a->stage, to)) {
             first[stage + 1]++;
-            first[to % s->n_stages + 1]++;
+            first[cf__pipe_stage(&l->pipe, to) + 1]++;
         }
         if (l->desc.offload) first[stage + 1] += 2 * l->moved[i];
     }
@@ -8602,9 +8672,12 @@ static cf_result cf__lower_prepare(void *job) {
 
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
+    l->header.limits = l->schedule->limits; /* whether there are any, for the layout */
     l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
+    if (l->schedule->limits != NULL)
+        memcpy(l->lowered->limits, l->schedule->limits, (size_t)l->pipe.n_stages * sizeof *l->lowered->limits);
     return &l->lowered->block;
 }
 
@@ -8689,7 +8762,7 @@ static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[wh
 static int64_t cf__run_owner(const cf_runner *r, int what, int64_t i, int64_t *stage) {
     int64_t cell = what == CF_RESOURCE_BOUNDARY ? i / CF__RUN_TENSORS : i;
     int64_t chunk = r->pipe.first_chunk + cell % r->pipe.n;
-    *stage = cell / r->pipe.n * r->pipe.n_stages + r->check.stage;
+    *stage = cf__pipe_at(&r->pipe, cell / r->pipe.n, r->check.stage);
     return what == CF_RESOURCE_STATE ? r->pipe.plan->chunks[chunk].group : chunk;
 }
 
@@ -8747,6 +8820,7 @@ static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
     } else if (!out) {
         if (a->pass == CF_R && r->pipe.local) tensor = CF_F; /* it reads once more what its F has read */
         if (!cf__pipe_leads(&r->pipe, r->pipe.takes[tensor], a->stage)) return -1;
+        if (!cf__pipe_hops(&r->pipe, a->stage, a->stage + r->pipe.takes[tensor])) return -1;
     }
     return cf__run_cell(r, a) * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
 }
@@ -8803,7 +8877,7 @@ static cf_step cf__run_step_of(const cf_runner *r, const cf_action *a) {
     step.state_tokens = a->pass == CF_R ? step.chunk->prefix : r->tokens[cell - step.chunk->index];
     step.input = in >= 0 ? boundaries[in] : -1;
     step.output = out >= 0 ? cf__max(-1, boundaries[out]) : -1;
-    step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_other_end(a).stage % r->pipe.n_stages : -1;
+    step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
     step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     return step;
 }
@@ -8894,6 +8968,8 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
 static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
                                   {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
+                                  {"placement", (int64_t)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V,
+                                   CF_ERROR_SCHEDULE},
                                   {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_LIMIT},
                                   {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
@@ -9223,10 +9299,13 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
                                         {"k", s->k},                {"rank", s->rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
                                         {"lowered", s->lowered}};
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\"", cf_schedule_kind_name(s->kind),
-                   cf_replay_name(s->replay));
-    cf__write_members(w, ",\n  ", members, CF__COUNT(members), ", ");
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 2,\n  ");
+    cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),
+                   cf_replay_name(s->replay),
+                   cf_placement_name(s->placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));
+    cf__write_members(w, ",\n  ", members, CF__COUNT(members), "");
+    if (s->limits != NULL) cf__write_counts(w, "limits", s->limits, s->n_stages);
+    cf__write_text(w, ", ");
 }
 
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
