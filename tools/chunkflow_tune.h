@@ -860,7 +860,8 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
         double parameters = 0;
         for (v = 0; v < parallel->n_virtual; v++) {
             cf_parameters counted;
-            CFT__TRY(cf_stage_parameters(desc->model, parallel, v * parallel->pp + s, &counted, error));
+            int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, s);
+            CFT__TRY(cf_stage_parameters(desc->model, parallel, at, &counted, error));
             parameters += (double)counted.total;
         }
         if (parameters > most) most = parameters;
@@ -952,8 +953,9 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     }
     if (full.kinds == NULL) {
         int many = full.parallel.n_virtual > 1;
-        full.kinds = many ? virtual_kinds : kinds;
-        full.n_kinds = many ? CFT__COUNT(virtual_kinds) : CFT__COUNT(kinds);
+        int turns = many && full.parallel.placement == CF_PLACEMENT_V; /* where interleaved does not go */
+        full.kinds = many ? &virtual_kinds[turns] : kinds;
+        full.n_kinds = many ? CFT__COUNT(virtual_kinds) - turns : CFT__COUNT(kinds);
     }
     if (full.replays == NULL) {
         full.replays = replays;
@@ -1156,9 +1158,13 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     for (i = 0; i < desc->n_kinds; i++) {
         cf_schedule_kind kind = desc->kinds[i];
         CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
-        if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
+        if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_ZERO_BUBBLE &&
+            kind != CF_SCHEDULE_BEST)
             return cft__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
                              "cannot use virtual stages");
+        if (desc->parallel.placement == CF_PLACEMENT_V && kind != CF_SCHEDULE_ZERO_BUBBLE && kind != CF_SCHEDULE_BEST)
+            return cft__fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+                             "cannot lay virtual stages in a V");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++)
@@ -1204,6 +1210,9 @@ static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     if (desc->n_gpus != 0) return cft__refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model to split");
     CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
+    if (split.placement != CF_PLACEMENT_LOOP && split.placement != CF_PLACEMENT_V)
+        return cft__fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, CF_PLACEMENT_V, (int64_t)split.placement,
+                         "must be loop or v");
     CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     for (v = 0; v < split.pp * split.n_virtual; v++) {
         const cf_stage_bytes *b = &desc->bytes[v];
@@ -1390,15 +1399,20 @@ static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batc
 
 /* ---- memory ---- */
 
+/* The virtual stage of a stage in one row of them. */
+static int64_t cft__stage_at(const cft__tuner *t, int64_t row, int64_t stage) {
+    return cf_placement_at(t->split->placement, t->split->pp, row, stage);
+}
+
 /* The report of one stage from the caller's bytes. */
 static void cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
                                     &out->inputs,      &out->working, &out->runtime};
-    int64_t v, i;
+    int64_t row, i;
     memset(out, 0, sizeof *out);
-    for (v = stage; v < t->split->pp * t->split->n_virtual; v += t->split->pp) {
-        const cf_stage_bytes *b = &t->desc.bytes[v];
-        const cf_memory_load *load = &t->loads[v];
+    for (row = 0; row < t->split->n_virtual; row++) {
+        const cf_stage_bytes *b = &t->desc.bytes[cft__stage_at(t, row, stage)];
+        const cf_memory_load *load = &t->loads[cft__stage_at(t, row, stage)];
         int64_t working = 0;
         cft__add_product(&out->activations, load->live_tokens, b->held.per_token_activations);
         cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
@@ -1470,7 +1484,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
-        cft__stage *stage = &t->stages[v % t->split->pp];
+        cft__stage *stage = &t->stages[cf_placement_stage(t->split->placement, t->split->pp, v)];
         const int64_t *of = t->weights[v].of;
         CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
         if (cft__max(of[CFT__CHUNK], of[CFT__ACTIVATIONS]) > INT64_MAX / 16 / chunk_size)
@@ -1603,23 +1617,23 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
    action of the stage's list runs. */
 static void cft__note_heaviest(cft__tuner *t, const cf_schedule *schedule, int64_t stage,
                                const cf_memory_load *moments) {
-    int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
+    int64_t n_virtual = schedule->n_virtual, most = -1, passes = 0, id, j;
     cft__stage *own = &t->stages[stage];
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
-    for (j = 0; j < n_virtual; j++) memset(&t->loads[j * pp + stage], 0, sizeof *t->loads);
+    for (j = 0; j < n_virtual; j++) memset(&t->loads[cft__stage_at(t, j, stage)], 0, sizeof *t->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &t->weights[j * pp + stage];
+            const cft__weights *w = &t->weights[cft__stage_at(t, j, stage)];
             weight += cft__weigh(w, &moments[j]) + moments[j].chunk_tokens * w->of[CFT__CHUNK];
         }
         if (weight > most) {
             most = weight;
             own->before = passes;
             own->peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) t->loads[j * pp + stage] = moments[j];
+            for (j = 0; j < n_virtual; j++) t->loads[cft__stage_at(t, j, stage)] = moments[j];
         }
         passes++;
     }
@@ -1674,6 +1688,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.replay = c->replay;
     desc.n_stages = t->split->pp;
     desc.n_virtual = t->split->n_virtual;
+    desc.placement = t->split->placement;
     desc.k = c->k;
     desc.rank = rank;
     desc.timing = &t->timing;

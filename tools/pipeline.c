@@ -232,6 +232,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.replay = what->replay;
     desc.n_stages = p->n_stages;
     desc.n_virtual = what->n_virtual;
+    desc.placement = what->placement;
     desc.k = what->k;
     desc.rank = p->rank;
     desc = cf_schedule_defaults(&desc);

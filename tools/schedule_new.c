@@ -39,19 +39,24 @@ static void *allocate(const cf_allocator *allocator, size_t bytes, cf_error *err
 cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
     const size_t most = SIZE_MAX / 4; /* bytes of an array */
     size_t bytes = sizeof(cf_schedule), n_first = (size_t)header->n_stages + 1, n_actions = (size_t)header->n_actions;
+    size_t n_limits = header->limits ? (size_t)header->n_stages : 0;
     cf_allocator used;
     cf_schedule *schedule;
     cf_result result = choose_allocator(allocator, &used, error);
 
     if (result != CF_OK) return result;
-    if ((uint64_t)header->n_stages >= most / sizeof(int64_t) || (uint64_t)header->n_actions > most / sizeof(cf_action))
+    if ((uint64_t)header->n_stages >= most / 2 / sizeof(int64_t) || (uint64_t)header->n_actions > most / sizeof(cf_action))
         return error_record(error, CF_ERROR_OVERFLOW, "bytes", -1, 0, 0, "bytes: does not fit in memory");
-    bytes += n_first * sizeof(int64_t) + n_actions * sizeof(cf_action);
+    bytes += (n_first + n_limits) * sizeof(int64_t) + n_actions * sizeof(cf_action);
     schedule = (cf_schedule *)allocate(&used, bytes, error);
     if (!schedule) return CF_ERROR_MEMORY;
     *schedule = *header;
     schedule->first = (int64_t *)(schedule + 1);
-    schedule->actions = (cf_action *)(schedule->first + n_first);
+    if (n_limits > 0) {
+        schedule->limits = schedule->first + n_first;
+        memcpy(schedule->limits, header->limits, n_limits * sizeof(int64_t));
+    }
+    schedule->actions = (cf_action *)(schedule->first + n_first + n_limits);
     schedule->block.allocator = used;
     schedule->block.bytes = bytes;
     *out = schedule;
