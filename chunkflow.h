@@ -1201,7 +1201,7 @@ typedef struct cf_step {
 typedef enum cf_resource {
     CF_RESOURCE_ACTIVATIONS = 0,
     CF_RESOURCE_STATE,
-    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another stage: chunk->padded rows at most */
+    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another virtual stage: chunk->padded rows at most */
 } cf_resource;
 
 /* Reported after each action. */
@@ -1253,7 +1253,8 @@ typedef struct cf_run_stats {
 
    A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
-   of its SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need
+   of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of the pass that makes it and the
+   input of the one that reads it, and in use from the start of the first to the end of the second. Both ends of every transfer come in one order for which even sends that block are enough; transfers need
    no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
    schedule of several stages that is not lowered can only be run dry, because nothing would cross between the stages.
 
@@ -1609,7 +1610,7 @@ typedef struct cf_executor_desc {
     int (*progress)(void *user, int64_t stage, const cf_progress *progress); /* when an action has been put on its
                                          stream; non-zero cancels. NULL: none */
     int64_t n_stages;                 /* 0: 1 */
-    int64_t n_virtual;                /* 0: 1 */
+    int64_t n_virtual;                /* 0: 1. On which stage each of them lies, the schedule says */
     const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
     cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
@@ -8810,19 +8811,22 @@ static int64_t cf__run_release_all(cf_runner *r) {
 }
 
 /* The place among the boundary slots of the tensor that an action reads or receives (out 0), or makes or sends (out 1);
-   -1: none that crosses stages. */
+   -1: none. Where a V turns, a pass reads the very tensor that another one on this stage has made. */
 static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
-    int tensor = cf__pipe_place(a->pass);
+    int tensor = cf__pipe_place(a->pass), way;
+    int64_t cell = cf__run_cell(r, a);
     if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return -1;
     if (cf__pipe_is_transfer(a->pass)) {
         tensor = cf__pipe_transfer_of(a)->tensor;
         if (cf__pipe_transfer_of(a)->sends != out) return -1;
     } else if (!out) {
         if (a->pass == CF_R && r->pipe.local) tensor = CF_F; /* it reads once more what its F has read */
-        if (!cf__pipe_leads(&r->pipe, r->pipe.takes[tensor], a->stage)) return -1;
-        if (!cf__pipe_hops(&r->pipe, a->stage, a->stage + r->pipe.takes[tensor])) return -1;
+        way = r->pipe.takes[tensor];
+        if (!cf__pipe_leads(&r->pipe, way, a->stage)) return -1;
+        out = !cf__pipe_hops(&r->pipe, a->stage, a->stage + way);
+        if (out) cell += way * r->pipe.n;
     }
-    return cf__run_cell(r, a) * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
+    return cell * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
 }
 
 /* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
@@ -9013,16 +9017,18 @@ static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error)
     return CF_OK;
 }
 
-/* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
+/* Looks ahead which tensors will be sent, or read where a V turns, so that the passes which make them get a slot for
+   them. */
 static cf_result cf__run_find_sends(cf_runner *r) {
-    int64_t i;
+    int64_t i, tensor;
     for (i = 0; i < r->n_actions && r->check.crosses; i++) {
         const cf_action *a = &r->actions[i];
         r->check.action = a - r->check.schedule->actions;
         CF__TRY(cf__check_fields(&r->check, a));
-        if (!cf__pipe_is_transfer(a->pass) || !cf__pipe_transfer_of(a)->sends) continue;
-        CF__TRY(cf__check_ends(&r->check, a));
-        r->pools[CF_RESOURCE_BOUNDARY].slots[cf__run_tensor(r, a, 1)] = CF__RUN_WANTED;
+        if (cf__pipe_is_transfer(a->pass)) CF__TRY(cf__check_ends(&r->check, a));
+        tensor = cf__run_tensor(r, a, cf__pipe_is_transfer(a->pass));
+        if (tensor >= 0 && tensor % CF__RUN_TENSORS >= CF__PIPE_TENSORS)
+            r->pools[CF_RESOURCE_BOUNDARY].slots[tensor] = CF__RUN_WANTED;
     }
     return CF_OK;
 }

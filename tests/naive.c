@@ -44,6 +44,7 @@ cf_schedule *naive_copy(const cf_schedule *schedule) {
     *s = *schedule;
     s->first = first;
     s->actions = actions;
+    s->limits = NULL; /* they lie in the other's block, and no rule reads them */
     memset(&s->block, 0, sizeof s->block);
     memcpy(first, schedule->first, ((size_t)schedule->n_stages + 1) * sizeof *first);
     if (schedule->n_actions > 0) memcpy(actions, schedule->actions, (size_t)schedule->n_actions * sizeof *actions);

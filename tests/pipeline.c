@@ -71,9 +71,8 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
     desc->n_stages = harness_between(rng, 1, 6);
     if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind > CF_SCHEDULE_INTERLEAVED && harness_chance(rng, 0.3)))
         desc->n_virtual = harness_between(rng, 1, 3);
-    if (desc->kind > CF_SCHEDULE_INTERLEAVED)
-        desc->placement = (cf_placement)harness_between(rng, CF_PLACEMENT_DEFAULT,
-                                                        desc->kind == CF_SCHEDULE_BEST ? CF_PLACEMENT_ANY : CF_PLACEMENT_V);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) desc->placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
+    if (desc->kind == CF_SCHEDULE_BEST) desc->placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_ANY);
     desc->k = harness_between(rng, 1, 5);
     desc->rank = problem->plan->n_ranks - 1;
     desc->split_backward = harness_chance(rng, 0.3);
@@ -86,7 +85,8 @@ void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
     const cf_schedule_desc *d = &problem->desc;
     harness_note("seed %llu: %s, %d stages x %d (%s), K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
                  (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->n_stages, (int)d->n_virtual,
-                 cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit, d->limits ? " (by stage)" : "", (int)d->limit_bytes,
+                 cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
+                 d->limits ? " (by stage)" : "", (int)d->limit_bytes,
                  d->limits_bytes ? " (by stage)" : "", (int)problem->plan->n_chunks, (int)problem->plan->n_groups);
 }
 

@@ -122,7 +122,8 @@ static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
     snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
              (int)p->seed, (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual,
-             cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit, d->limits ? " (by stage)" : "", d->split_backward,
+             cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
+             d->limits ? " (by stage)" : "", d->split_backward,
              d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
              d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
 }
@@ -315,7 +316,8 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
         shortest = try_random_schedules(&rng, &p, 6, &sum);
         exact = exact_optimum(p.plan, &p.desc, placement_of(&p), EXACT_UNKNOWN, most_nodes);
         if (exact.makespan >= 0) {
-            cf_schedule *schedule = random_schedule_from(p.plan, &p.desc, placement_of(&p), exact.actions, exact.n_actions);
+            cf_schedule *schedule =
+                random_schedule_from(p.plan, &p.desc, placement_of(&p), exact.actions, exact.n_actions);
             double makespan = try_schedule(&p, schedule, &sum);
             CHECK(fabs(makespan - exact.makespan) <= 1e-9 * makespan);
             CHECK(exact.makespan <= shortest * (1 + 1e-9));

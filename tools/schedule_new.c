@@ -37,7 +37,7 @@ static void *allocate(const cf_allocator *allocator, size_t bytes, cf_error *err
 
 /* The object first, then its arrays, those with the larger items before the others: so all of them are aligned. */
 cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
-    const size_t most = SIZE_MAX / 4; /* bytes of an array */
+    const size_t most = SIZE_MAX / 8; /* bytes of an array */
     size_t bytes = sizeof(cf_schedule), n_first = (size_t)header->n_stages + 1, n_actions = (size_t)header->n_actions;
     size_t n_limits = header->limits ? (size_t)header->n_stages : 0;
     cf_allocator used;
@@ -45,7 +45,7 @@ cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator,
     cf_result result = choose_allocator(allocator, &used, error);
 
     if (result != CF_OK) return result;
-    if ((uint64_t)header->n_stages >= most / 2 / sizeof(int64_t) || (uint64_t)header->n_actions > most / sizeof(cf_action))
+    if ((uint64_t)header->n_stages >= most / sizeof(int64_t) || (uint64_t)header->n_actions > most / sizeof(cf_action))
         return error_record(error, CF_ERROR_OVERFLOW, "bytes", -1, 0, 0, "bytes: does not fit in memory");
     bytes += (n_first + n_limits) * sizeof(int64_t) + n_actions * sizeof(cf_action);
     schedule = (cf_schedule *)allocate(&used, bytes, error);
