@@ -540,12 +540,32 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
+/* On which stage a virtual stage lies. */
+#define CF_PLACEMENTS(X)                                                                                          \
+    X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
+    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
+    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
+                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
+    X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
+
+CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
+CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
+
+/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below
+   1 or v below 0. */
+CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
+
+/* The virtual stage that lies on a stage in one row of n_stages of them, row 0 being that of virtual stage 0: the other
+   way round. -1 where one of the numbers is out of range. */
+CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage);
+
 /* Zero means default in every member. */
 typedef struct cf_parallel {
     int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
                                 of it (then K and V heads are replicated) */
     int64_t pp;              /* pipeline stages; 0: 1 */
-    int64_t n_virtual;       /* virtual stages of each; 0: 1. Virtual stage v x pp + s is on stage s */
+    int64_t n_virtual;       /* virtual stages of each; 0: 1 */
+    cf_placement placement;  /* on which stage each of them lies; 0: loop */
     int64_t dp;              /* data-parallel ranks; 0: 1 */
     int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
                                 gradients too, 3 parameters too */
@@ -583,7 +603,8 @@ typedef struct cf_shard {
     int64_t vocab;        /* rows of the embedding and of the head, padding included */
     int64_t sequence;     /* over how many GPUs the rows of norms and residuals are split */
     int64_t mlp_matrices; /* 3, or 2 without a gate */
-    int first, last;      /* 1: the stage has the embedding; it has the output head */
+    int first, last;      /* 1: the virtual stage has the embedding; it has the output head */
+    int tied;             /* 1: the head is the embedding, which lies on the same stage */
 } cf_shard;
 
 /* Errors: as cf_stage_layers. *out is untouched on failure. */
@@ -748,21 +769,6 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 CF_ENUM_OF(cf_replay, CF_REPLAYS, CF_REPLAY_COUNT);
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 
-/* On which stage a virtual stage lies. */
-#define CF_PLACEMENTS(X)                                                                                          \
-    X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
-    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
-    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
-                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
-    X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
-
-CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
-CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
-
-/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below
-   1 or v below 0. */
-CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
-
 /* Why a pass waits for another one. */
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
@@ -824,6 +830,7 @@ typedef struct cf_edge {
 typedef struct cf_graph {
     int64_t n_stages;
     int64_t n_virtual;
+    cf_placement placement; /* CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
     int64_t k;
     cf_replay replay;
     int split;              /* 1: I and W in place of B */
@@ -844,6 +851,7 @@ typedef struct cf_graph {
 typedef struct cf_graph_desc {
     int64_t n_stages;        /* 0: 1 */
     int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
+    cf_placement placement;  /* where they lie. 0: loop */
     int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
     cf_replay replay;        /* 0: local */
     int split;               /* 1: I and W in place of B */
@@ -991,8 +999,9 @@ typedef struct cf_schedule_desc {
     cf_schedule_kind kind;       /* 0: best */
     cf_replay replay;            /* 0: local */
     int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
-                                    interleaved and best */
-    cf_placement placement;      /* where virtual stages lie. 0: loop. v and any only for zero-bubble and best */
+                                    interleaved, zero-bubble and best */
+    cf_placement placement;      /* where virtual stages lie. 0: loop. v only for zero-bubble and best, any only for
+                                    best */
     int64_t k;                   /* most chunks of a group that keep their activations at once. 0: 1 */
     int64_t rank;                /* which rank's chunks */
     const cf_timing *timing;     /* NULL: unit costs */
@@ -1167,7 +1176,7 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 /* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
    take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
    chunks, given or by default, adds the bound "memory", and limits on bytes are not looked at. Where `best` may split
-   backwards, the bounds are those of the form, split or whole, whose strongest bound is lower.
+   backwards or choose a placement, the bounds are those of the form whose strongest bound is lowest.
 
    bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
    passes; working space comes from desc->allocator. */
@@ -1177,11 +1186,12 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 /* What a stage holds at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
    stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
 
-   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what virtual stage
-   j x n_stages + stage holds while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the chunk
-   in the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers and copies. While
-   rows of state move to host memory or back, they count in both places. Only the order of the list decides, so the
-   loads hold for simulated and for measured times alike: timeline->start[first[stage] + i] says when the moment begins.
+   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what the
+   stage's virtual stage in row j (cf_placement_at) holds while action first[stage] + i runs. chunk_tokens and
+   chunk_scores are those of the chunk in the pass, on the virtual stage that the pass is for; they are 0 on the others,
+   and in transfers and copies. While rows of state move to host memory or back, they count in both places. Only the
+   order of the list decides, so the loads hold for simulated and for measured times alike:
+   timeline->start[first[stage] + i] says when the moment begins.
 
    loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
    needed), CF_ERROR_PLAN, CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that
@@ -1242,7 +1252,7 @@ typedef struct cf_step {
 typedef enum cf_resource {
     CF_RESOURCE_ACTIVATIONS = 0,
     CF_RESOURCE_STATE,
-    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another stage: chunk->padded rows at most */
+    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another virtual stage: chunk->padded rows at most */
 } cf_resource;
 
 /* Reported after each action. */
@@ -1294,9 +1304,11 @@ typedef struct cf_run_stats {
 
    A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
-   of its SEND. Both ends of every transfer come in one order for which even sends that block are enough; transfers need
-   no numbers of their own. Of rows in host memory, the books count the tokens only while they are on the stage. A
-   schedule of several stages that is not lowered can only be run dry, because nothing would cross between the stages.
+   of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of the pass that makes it and the
+   input of the one that reads it, and in use from the start of the first to the end of the second. Both ends of every
+   transfer come in one order for which even sends that block are enough; transfers need no numbers of their own. Of
+   rows in host memory, the books count the tokens only while they are on the stage. A schedule of several stages that
+   is not lowered can only be run dry, because nothing would cross between the stages.
 
    stats: filled in however the run ends, and untouched if it cannot start (bad arguments, no memory, no list of actions
    where the schedule says that it is). NULL is allowed.
@@ -1352,11 +1364,12 @@ typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
    callback's number. */
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, cf_write_fn write, void *user, cf_error *error);
 
-/* Writes a schedule: format "chunkflow-schedule", version 1, kind, stages, virtual_stages, k, replay, rank, n_chunks,
-   n_actions, lowered, and actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its
-   timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value},
-   peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each
-   action. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+/* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
+   n_chunks, n_actions, lowered, limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
+   and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
+   without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
+   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. Errors:
+   CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -1651,7 +1664,7 @@ typedef struct cf_executor_desc {
     int (*progress)(void *user, int64_t stage, const cf_progress *progress); /* when an action has been put on its
                                          stream; non-zero cancels. NULL: none */
     int64_t n_stages;                 /* 0: 1 */
-    int64_t n_virtual;                /* 0: 1 */
+    int64_t n_virtual;                /* 0: 1. On which stage each of them lies, the schedule says */
     const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
     cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
@@ -3915,12 +3928,25 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 /* ---- splitting ---- */
 
 CF__NAMES(cf_recompute_name, cf_recompute, CF_RECOMPUTES, "?")
+CF__NAMES(cf_placement_name, cf_placement, CF_PLACEMENTS, "?")
+
+CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v) {
+    if (n_stages < 1 || v < 0) return -1;
+    if (v < n_stages) return v;
+    return placement == CF_PLACEMENT_V && v / n_stages % 2 == 1 ? n_stages - 1 - v % n_stages : v % n_stages;
+}
+
+CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage) {
+    if (stage < 0 || stage >= n_stages || row < 0 || row > INT64_MAX / n_stages - 1) return -1;
+    return row * n_stages + cf_placement_stage(placement, n_stages, row * n_stages + stage);
+}
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
     cf_parallel full = *parallel;
     if (full.tp == 0) full.tp = 1;
     if (full.pp == 0) full.pp = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
     if (full.dp == 0) full.dp = 1;
     if (full.recompute == CF_RECOMPUTE_DEFAULT) full.recompute = CF_RECOMPUTE_NONE;
     if (full.vocab_multiple == 0) full.vocab_multiple = 1;
@@ -3956,6 +3982,7 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__bounded(full->pp, 1, model->layers, "parallel.pp", "must not be more than layers", error));
     CF__TRY(cf__bounded(full->n_virtual, 1, model->layers / full->pp, "parallel.n_virtual",
                         "must leave each virtual stage a layer", error));
+    CF__TRY(cf__choice((int64_t)full->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "parallel.placement", error));
     CF__TRY(cf__range(full->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
     CF__TRY(cf__choice(full->zero, 0, 3, "parallel.zero", error));
     CF__TRY(cf__choice((int64_t)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
@@ -3997,6 +4024,7 @@ static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parall
     shard.mlp_matrices = model->no_gate ? 2 : 3;
     shard.first = stage == 0;
     shard.last = stage == n_stages - 1;
+    shard.tied = model->tied && shard.last && cf_placement_stage(parallel->placement, parallel->pp, stage) == 0;
     return shard;
 }
 
@@ -4010,7 +4038,7 @@ static int cf__model_count_parameters(const cf_model *model, const cf_shard *sha
     if (model->out_bias) attention += h;
     if (model->mlp_bias) mlp += (shard->mlp_matrices - 1) * shard->ffn + h;
     if (shard->first) out->embedding = shard->vocab * h;
-    if (shard->last && !(model->tied && shard->first)) out->head = shard->vocab * h;
+    if (shard->last && !shard->tied) out->head = shard->vocab * h;
     out->norms = n * (2 * h + (model->qk_norm ? 2 * cf__model_head_dim(model) : 0)) + (shard->last ? h : 0);
     out->total = out->embedding + out->norms + out->head;
     cf__add_product(&out->attention, n, attention, &overflow);
@@ -4247,7 +4275,7 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     int *overflow = &sums.overflow;
     memset(&sums, 0, sizeof sums);
     for (v = 0; v < parallel->n_virtual; v++) {
-        int64_t at = v * parallel->pp + stage;
+        int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, stage);
         cf__memory_add_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
     }
     *out = sums.terms;
@@ -4315,13 +4343,6 @@ CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_
 CF__NAMES(cf_pass_name, cf_pass, CF_PASSES, "?")
 CF__NAMES(cf_replay_name, cf_replay, CF_REPLAYS, "?")
 CF__NAMES(cf_edge_name, cf_edge_why, CF_EDGES, "?")
-CF__NAMES(cf_placement_name, cf_placement, CF_PLACEMENTS, "?")
-
-CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v) {
-    if (n_stages < 1 || v < 0) return -1;
-    if (v < n_stages) return v;
-    return placement == CF_PLACEMENT_V && v / n_stages % 2 == 1 ? n_stages - 1 - v % n_stages : v % n_stages;
-}
 
 /* ---- passes of a stage ---- */
 
@@ -4590,7 +4611,7 @@ static int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
 
 /* The virtual stage of a stage in one row of them, counted from 0. */
 static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
-    return row * pipe->n_stages + cf__pipe_stage(pipe, row * pipe->n_stages + stage);
+    return cf_placement_at(pipe->placement, pipe->n_stages, row, stage);
 }
 
 static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
@@ -4802,6 +4823,7 @@ CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
     if (desc != NULL) full = *desc;
     if (full.n_stages == 0) full.n_stages = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
     if (full.k == 0) full.k = 1;
     if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
     return full;
@@ -4860,14 +4882,16 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     g->error = error;
     CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
     CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
+    CF__TRY(cf__choice((int64_t)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
     CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice((int64_t)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
     CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
     CF__TRY(cf__pipe_check_units(plan, d->rank, error));
-    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, CF_PLACEMENT_LOOP, d->k, d->replay, d->timing);
+    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, d->placement, d->k, d->replay, d->timing);
     g->header.n_stages = d->n_stages;
     g->header.n_virtual = d->n_virtual;
+    g->header.placement = d->placement;
     g->header.k = d->k;
     g->header.replay = d->replay;
     g->header.split = d->split != 0;
@@ -4995,6 +5019,7 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     const cf__member counts[] = {
         {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
         {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
+        {"placement", (int64_t)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
         {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
         {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
         {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
@@ -5705,14 +5730,21 @@ static cf_result cf__schedule_check_bytes(const cf_plan *plan, int64_t rank, con
 }
 
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
-    int many = desc->kind == CF_SCHEDULE_INTERLEAVED || desc->kind == CF_SCHEDULE_BEST;
+    int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
+    int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
+                         : desc->kind == CF_SCHEDULE_ZERO_BUBBLE ? CF_PLACEMENT_V
+                                                                 : CF_PLACEMENT_LOOP;
     CF__TRY(cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
     CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
     CF__TRY(cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error));
     if (desc->n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual,
-                        "only interleaved and best have virtual stages");
+                        "only interleaved, zero-bubble and best have virtual stages");
+    CF__TRY(cf__choice((int64_t)desc->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_COUNT - 1, "placement", error));
+    if ((int64_t)desc->placement > placements)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "placement", -1, placements, (int64_t)desc->placement,
+                        "only zero-bubble and best lay virtual stages in a V, and only best chooses");
     CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
@@ -7849,6 +7881,28 @@ static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
+/* The stage of a virtual stage: in loops they start over after the last stage, in a V they turn and come back. */
+static int64_t cf__check_stage(const cf__checker *k, int64_t v) {
+    uint32_t n = (uint32_t)k->schedule->n_stages, at = (uint32_t)v;
+    if (k->schedule->placement != CF_PLACEMENT_V) return (int64_t)(at % n);
+    at %= 2 * n;
+    return (int64_t)(at < n ? at : 2 * n - 1 - at);
+}
+
+/* Whether there are two virtual stages at this border, v - 1 and v. */
+static int cf__check_borders(const cf__checker *k, int64_t v) { return v > 0 && v < k->pipe->n_v; }
+
+/* Whether they lie on one stage, as they do where a V turns and where there is one stage. */
+static int cf__check_turns(const cf__checker *k, int64_t v) {
+    int64_t n = k->schedule->n_stages;
+    return cf__check_borders(k, v) && (n == 1 || (k->schedule->placement == CF_PLACEMENT_V && v % n == 0));
+}
+
+/* Whether transfers must lead from one to the other. */
+static int cf__check_crosses(const cf__checker *k, int64_t v) {
+    return k->crosses && cf__check_borders(k, v) && !cf__check_turns(k, v);
+}
+
 static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
     int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
@@ -7856,7 +7910,7 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
         return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "not a chunk of this rank");
     if ((uint64_t)a->stage >= (uint64_t)pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", pipe->n_v - 1, a->stage, "there is no such virtual stage");
-    if (a->stage % (int32_t)pipe->n_stages != k->stage)
+    if (cf__check_stage(k, a->stage) != k->stage)
         return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
     if (a->pass >= passes)
         return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
@@ -7873,7 +7927,9 @@ static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, con
     const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
-    if (k->crosses && a->stage > 0 && !cf__check_has(cell, CF_RECV_F))
+    if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_F))
+        return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage before it");
+    if (cf__check_crosses(k, a->stage) && !cf__check_has(cell, CF_RECV_F))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_F");
     return CF_OK;
 }
@@ -7883,7 +7939,10 @@ static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, cons
     if (*cell & CF__CHECK_KEPT)
         return cf__check_refuse(k, a, "actions.pass", "is needless, because its F kept the activations");
     if (!a->keep) return cf__check_refuse(k, a, "actions.keep", "keeps nothing");
-    if (k->crosses && !k->pipe->local && a->stage > 0 && !cf__check_has(cell, CF_RECV_R))
+    if (k->pipe->local) return CF_OK;
+    if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_R))
+        return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage before it");
+    if (cf__check_crosses(k, a->stage) && !cf__check_has(cell, CF_RECV_R))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_R");
     return CF_OK;
 }
@@ -7894,7 +7953,9 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__pipe_chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
-    if (k->crosses && a->stage + 1 < k->pipe->n_v && !cf__check_has(cell, CF_RECV_B))
+    if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
+        return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
+    if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
         return cf__check_refuse(k, a, "actions.pass", "comes before its RECV_B");
     return CF_OK;
 }
@@ -7902,7 +7963,7 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
 /* A send or receive must have a stage at its other end. */
 static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
-    if (!k->crosses || !cf__pipe_leads(k->pipe, t->sends ? t->way : -t->way, a->stage))
+    if (!cf__check_crosses(k, a->stage + ((t->sends != 0) == (t->way > 0))))
         return cf__check_refuse(k, a, "actions.pass", "has no other stage to go to or come from");
     if (t->tensor == CF_R && k->pipe->local)
         return cf__check_refuse(k, a, "actions.pass", "has no place in local replay");
@@ -7940,7 +8001,8 @@ static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const
     return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
 }
 
-/* An action whose fields are good. Cells of one virtual stage lie side by side; no others are looked at here. */
+/* An action whose fields are good. Cells of one virtual stage lie side by side, and those of two neighbours on one
+   stage n chunks apart; no others are looked at here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
     int moves = a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH;
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
@@ -8014,7 +8076,7 @@ static cf_result cf__check_list(cf__checker *k) {
     return CF_OK;
 }
 
-/* Cells and groups are zero at the start. Transfers take place only in lowered schedules, and only between stages. */
+/* Cells and groups are zero at the start. Transfers take place only in lowered schedules of several stages. */
 static cf_result cf__check_lists(cf__checker *k) {
     k->crosses = k->schedule->lowered && k->schedule->n_stages > 1;
     for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
@@ -8026,7 +8088,7 @@ static cf_result cf__check_lists(cf__checker *k) {
 /* Refuses what is wrong between lists. action: the one to blame, or -1 where it is missing and only described by a. */
 static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action *a, const char *field,
                                  const char *why) {
-    k->stage = a->stage % k->schedule->n_stages;
+    k->stage = cf__check_stage(k, a->stage);
     k->action = action;
     return cf__check_refuse(k, a, field, why);
 }
@@ -8039,7 +8101,7 @@ static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, 
 /* A RECV_R for which no R comes. cf_simulate names the action. */
 static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) {
     const cf_action receive = {(int32_t)chunk, (int32_t)stage, CF_RECV_R, 0, 0}, *actions = k->schedule->actions;
-    int64_t i = k->schedule->first[stage % k->schedule->n_stages];
+    int64_t i = k->schedule->first[cf__check_stage(k, stage)];
     if (k->desc != NULL) return cf__check_missing(k, CF_R, chunk, stage);
     while (!cf__pipe_is_same(&actions[i], &receive)) i++;
     return cf__check_blame(k, i, &receive, "actions", "receives what no R reads");
@@ -8055,8 +8117,10 @@ static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage
     if (!k->pipe->local && behind != NULL && cf__check_has(behind, CF_R) && !cf__check_has(cell, CF_R))
         return cf__check_missing(k, CF_R, chunk, stage);
     if (!k->crosses) return CF_OK;
+    if (!cf__check_crosses(k, stage + 1)) behind = NULL;
     if (behind != NULL && !cf__check_has(cell, CF_SEND_F)) return cf__check_missing(k, CF_SEND_F, chunk, stage);
-    if (stage > 0 && !cf__check_has(cell, CF_SEND_B)) return cf__check_missing(k, CF_SEND_B, chunk, stage);
+    if (cf__check_crosses(k, stage) && !cf__check_has(cell, CF_SEND_B))
+        return cf__check_missing(k, CF_SEND_B, chunk, stage);
     if (behind != NULL && cf__check_has(cell, CF_SEND_R) && !cf__check_has(behind, CF_RECV_R))
         return cf__check_missing(k, CF_RECV_R, chunk, stage + 1);
     if (behind != NULL && cf__check_has(behind, CF_RECV_R) && !cf__check_has(cell, CF_SEND_R))
@@ -8081,6 +8145,7 @@ static cf_result cf__check_shape(const cf_plan *plan, const cf_schedule *schedul
     const cf__member members[] = {
         {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
         {"n_virtual", schedule->n_virtual, 1, most_virtual, CF_ERROR_SCHEDULE},
+        {"placement", (int64_t)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
         {"k", schedule->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
         {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
         {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
@@ -8149,7 +8214,7 @@ static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
 }
 
 /* Runs the next action of a list, and wakes the stage that may have waited for it; 0 if it has to wait itself. */
-static int cf__check_advance(cf__checker *k, int64_t stage, const cf_action *a, int64_t *n) {
+static int cf__check_advance(cf__checker *k, const cf_action *a, int64_t *n) {
     uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
@@ -8158,7 +8223,7 @@ static int cf__check_advance(cf__checker *k, int64_t stage, const cf_action *a, 
         !(own[way * k->pipe->n] & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass)))
         return 0;
     *own |= (uint16_t)(1 << a->pass);
-    if (way != 0) cf__check_wake(k, (stage - way + k->schedule->n_stages) % k->schedule->n_stages, n);
+    if (cf__pipe_leads(k->pipe, -way, a->stage)) cf__check_wake(k, cf__check_stage(k, a->stage - way), n);
     return 1;
 }
 
@@ -8169,7 +8234,7 @@ static int cf__check_meet(cf__checker *k, const cf_action *a, int64_t *n) {
     int64_t peer;
     if (!cf__pipe_is_transfer(a->pass)) return 1;
     other = cf__pipe_other_end(a);
-    peer = other.stage % (int32_t)s->n_stages;
+    peer = cf__check_stage(k, other.stage);
     if (k->cursor[peer] == s->first[peer + 1]) return 0;
     if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return 0;
     k->cursor[peer]++;
@@ -8196,7 +8261,7 @@ static int64_t cf__check_run(cf__checker *k, int meeting) {
         k->queued[stage] = 0;
         for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
             const cf_action *a = &s->actions[k->cursor[stage]];
-            if (!(meeting ? cf__check_meet(k, a, &n) : cf__check_advance(k, stage, a, &n))) break;
+            if (!(meeting ? cf__check_meet(k, a, &n) : cf__check_advance(k, a, &n))) break;
         }
     }
     for (stage = 0; stage < s->n_stages; stage++)
@@ -8603,9 +8668,9 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
     for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
         CF__TRY(cf__check_fields(k, &schedule->actions[k->action]));
     for (j = 0; j < schedule->n_virtual; j++) /* nothing is written unless all of it can be */
-        CF__TRY(cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, NULL, error));
+        CF__TRY(cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), NULL, error));
     for (j = 0; j < schedule->n_virtual && n > 0; j++)
-        (void)cf__simulate_walk_loads(&sim, stage, j * schedule->n_stages + stage, &loads[j], error);
+        (void)cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), &loads[j], error);
     return CF_OK;
 }
 
@@ -8703,17 +8768,17 @@ static void cf__lower_arrive(cf__lowerer *l, int64_t action, double time) {
     const cf_action *a = &l->schedule->actions[action];
     int64_t to = cf__lower_taker(l, a);
     l->arrived[cf__pipe_place(a->pass)][cf__lower_cell(l, a->chunk, to)] = time;
-    cf__lower_push_pass(l, to % l->pipe.n_stages);
+    cf__lower_push_pass(l, cf__pipe_stage(&l->pipe, to));
 }
 
 static void cf__lower_begin_pass(cf__lowerer *l, int64_t action) {
     const cf_action *a = &l->schedule->actions[action];
-    int64_t stage = a->stage % l->pipe.n_stages, to = cf__lower_taker(l, a);
+    int64_t stage = cf__pipe_stage(&l->pipe, a->stage), to = cf__lower_taker(l, a);
     double end = l->start[action] + cf__pipe_pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
     l->end[action] = l->free_at[stage] = end;
     l->cursor[stage]++;
     l->queued[stage] = 0;
-    if (to >= 0 && l->pipe.n_stages > 1) cf__lower_push(l, action, end);
+    if (to >= 0 && cf__pipe_hops(&l->pipe, a->stage, to)) cf__lower_push(l, action, end);
     else if (to >= 0) cf__lower_arrive(l, action, end);
     cf__lower_push_pass(l, stage);
 }
@@ -8798,7 +8863,7 @@ static void cf__lower_find_moves(cf__lowerer *l) {
 
 /* Until there are lists, cursor[] only counts. */
 static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
-    int64_t *cursor = &l->cursor[a->stage % l->pipe.n_stages];
+    int64_t *cursor = &l->cursor[cf__pipe_stage(&l->pipe, a->stage)];
     if (l->lowered != NULL) l->lowered->actions[*cursor] = *a;
     ++*cursor;
 }
@@ -8958,7 +9023,7 @@ static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[wh
 static int64_t cf__run_owner(const cf_runner *r, int what, int64_t i, int64_t *stage) {
     int64_t cell = what == CF_RESOURCE_BOUNDARY ? i / CF__RUN_TENSORS : i;
     int64_t chunk = r->pipe.first_chunk + cell % r->pipe.n;
-    *stage = cell / r->pipe.n * r->pipe.n_stages + r->check.stage;
+    *stage = cf__pipe_at(&r->pipe, cell / r->pipe.n, r->check.stage);
     return what == CF_RESOURCE_STATE ? r->pipe.plan->chunks[chunk].group : chunk;
 }
 
@@ -9006,18 +9071,22 @@ static int64_t cf__run_release_all(cf_runner *r) {
 }
 
 /* The place among the boundary slots of the tensor that an action reads or receives (out 0), or makes or sends (out 1);
-   -1: none that crosses stages. */
+   -1: none. Where a V turns, a pass reads the very tensor that another one on this stage has made. */
 static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
-    int tensor = cf__pipe_place(a->pass);
+    int tensor = cf__pipe_place(a->pass), way;
+    int64_t cell = cf__run_cell(r, a);
     if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return -1;
     if (cf__pipe_is_transfer(a->pass)) {
         tensor = cf__pipe_transfer_of(a)->tensor;
         if (cf__pipe_transfer_of(a)->sends != out) return -1;
     } else if (!out) {
         if (a->pass == CF_R && r->pipe.local) tensor = CF_F; /* it reads once more what its F has read */
-        if (!cf__pipe_leads(&r->pipe, r->pipe.takes[tensor], a->stage)) return -1;
+        way = r->pipe.takes[tensor];
+        if (!cf__pipe_leads(&r->pipe, way, a->stage)) return -1;
+        out = !cf__pipe_hops(&r->pipe, a->stage, a->stage + way);
+        if (out) cell += way * r->pipe.n;
     }
-    return cf__run_cell(r, a) * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
+    return cell * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
 }
 
 /* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
@@ -9067,7 +9136,7 @@ static cf_step cf__run_step_of(const cf_runner *r, const cf_action *a) {
     step.state_tokens = a->pass == CF_R ? step.chunk->prefix : r->tokens[cell - step.chunk->index];
     step.input = in >= 0 ? boundaries[in] : -1;
     step.output = out >= 0 ? cf__max(-1, boundaries[out]) : -1;
-    step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_other_end(a).stage % r->pipe.n_stages : -1;
+    step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
     step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     return step;
 }
@@ -9156,6 +9225,8 @@ static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *sc
     int64_t most_stages = INT32_MAX / cf__max(1, schedule->n_virtual);
     const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
                                   {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
+                                  {"placement", (int64_t)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V,
+                                   CF_ERROR_SCHEDULE},
                                   {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT},
                                   {"n_stages", schedule->n_stages, 1, most_stages, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
@@ -9195,16 +9266,18 @@ static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error)
     return CF_OK;
 }
 
-/* Looks ahead which tensors will be sent, so that the passes which make them get a slot for them. */
+/* Looks ahead which tensors will be sent, or read where a V turns, so that the passes which make them get a slot for
+   them. */
 static cf_result cf__run_find_sends(cf_runner *r) {
-    int64_t i;
+    int64_t i, tensor;
     for (i = 0; i < r->n_actions && r->check.crosses; i++) {
         const cf_action *a = &r->actions[i];
         r->check.action = a - r->check.schedule->actions;
         CF__TRY(cf__check_fields(&r->check, a));
-        if (!cf__pipe_is_transfer(a->pass) || !cf__pipe_transfer_of(a)->sends) continue;
-        CF__TRY(cf__check_ends(&r->check, a));
-        r->pools[CF_RESOURCE_BOUNDARY].slots[cf__run_tensor(r, a, 1)] = CF__RUN_WANTED;
+        if (cf__pipe_is_transfer(a->pass)) CF__TRY(cf__check_ends(&r->check, a));
+        tensor = cf__run_tensor(r, a, cf__pipe_is_transfer(a->pass));
+        if (tensor >= 0 && tensor % CF__RUN_TENSORS >= CF__PIPE_TENSORS)
+            r->pools[CF_RESOURCE_BOUNDARY].slots[tensor] = CF__RUN_WANTED;
     }
     return CF_OK;
 }
@@ -9477,10 +9550,13 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
                                         {"k", s->k},                {"rank", s->rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
                                         {"lowered", s->lowered}};
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 1,\n  ");
-    cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\"", cf_schedule_kind_name(s->kind),
-                   cf_replay_name(s->replay));
-    cf__write_members(w, ",\n  ", members, CF__COUNT(members), ", ");
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 2,\n  ");
+    cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),
+                   cf_replay_name(s->replay),
+                   cf_placement_name(s->placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));
+    cf__write_members(w, ",\n  ", members, CF__COUNT(members), "");
+    if (s->limits != NULL) cf__write_counts(w, "limits", s->limits, s->n_stages);
+    cf__write_text(w, ", ");
 }
 
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,

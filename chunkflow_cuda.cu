@@ -4757,6 +4757,17 @@ int64_t position_of(const executor *e, int kind, int64_t virtual_stage, int64_t 
     return e->at[kind * e->n_virtual_stages * e->n_steps + cell_of(e, virtual_stage, chunk)];
 }
 
+/* The virtual stage of a stage in one row of them. */
+int64_t virtual_stage_at(const executor *e, int64_t row, int64_t stage_number) {
+    return cf_placement_at(e->schedule->placement, e->desc.n_stages, row, stage_number);
+}
+
+/* The stage at the other end of a transfer. */
+int64_t peer_of(const executor *e, const cf_action &a) {
+    const bool behind = a.pass == CF_SEND_F || a.pass == CF_SEND_R || a.pass == CF_RECV_B;
+    return cf_placement_stage(e->schedule->placement, e->desc.n_stages, a.stage + (behind ? 1 : -1));
+}
+
 /* Index of a stage among the local ones. */
 int32_t local_stage(const executor *e, int64_t number) { return (int32_t)(number - e->first_stage); }
 
@@ -5060,11 +5071,11 @@ bool record_state(recording *r) {
     executor *e = r->e;
     int64_t next = 0;
     std::sort(r->moves.data, r->moves.data + r->moves.n);
-    for (int64_t v = r->s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
+    for (int64_t row = 0; row < e->desc.n_virtual; row++)
         for (int64_t chunk = e->first_chunk, n; chunk < e->first_chunk + e->n_steps; chunk += n) {
             const int64_t group = e->plan->chunks[chunk].group;
             n = group >= 0 ? e->plan->groups[group].n_chunks : 1;
-            if (!record_group(r, v, chunk, n, &next)) return false;
+            if (!record_group(r, virtual_stage_at(e, row, r->s->number), chunk, n, &next)) return false;
         }
     return true;
 }
@@ -5338,8 +5349,7 @@ bool start_plan(executor *e, stage *s) {
             s->n_events += each;
         }
         if (!is_transfer(a.pass)) continue;
-        const bool up = a.pass == CF_SEND_F || a.pass == CF_SEND_R || a.pass == CF_RECV_B;
-        const int64_t peer = (a.stage + (up ? 1 : -1)) % e->desc.n_stages;
+        const int64_t peer = peer_of(e, a);
         p->peer = has_nccl(e) ? (int32_t)peer : local_stage(e, peer);
         p->partner = is_send(a.pass) ? receiver_of(e, a) : maker_of(e, a);
     }
@@ -5409,7 +5419,7 @@ bool start_planes(recording *r) {
         return false;
     for (int64_t i = 0; i < e->desc.n_virtual && e->has_state; i++) {
         plane_set *state = &r->s->state[i], *gradient = &r->s->gradient[i];
-        state->n_layers = gradient->n_layers = e->stage_descs[i * e->desc.n_stages + r->s->number].n_layers;
+        state->n_layers = gradient->n_layers = e->stage_descs[virtual_stage_at(e, i, r->s->number)].n_layers;
         state->row_bytes = number * width;
         gradient->row_bytes = 4 * width;
         r->spaces[FIRST_STATE + 2 * i].unit = 256 / greatest_divisor(256, state->row_bytes);
@@ -5597,7 +5607,8 @@ cf_result upload_set(const executor *e, const metadata_set &set, const stage *s,
 /* The most workspace that a pass asks for. */
 cf_result most_workspace(const executor *e, const stage *s, int64_t *most, cf_error *error) {
     *most = 0;
-    for (int64_t v = s->number; v < e->n_virtual_stages; v += e->desc.n_stages)
+    for (int64_t row = 0; row < e->desc.n_virtual; row++) {
+        const int64_t v = virtual_stage_at(e, row, s->number);
         for (int64_t i = 0; i < e->n_steps; i++) {
             const int64_t fixed = e->stage_descs[v].workspace_bytes, each = e->stage_descs[v].workspace_bytes_per_token;
             const int64_t n = e->plan->chunks[e->first_chunk + i].padded, bytes = item_bytes(fixed, each, n);
@@ -5607,6 +5618,7 @@ cf_result most_workspace(const executor *e, const stage *s, int64_t *most, cf_er
                             v, MOST_BYTES, -1, "the workspace is too large");
             *most = std::max(*most, bytes);
         }
+    }
     return CF_OK;
 }
 
@@ -6119,8 +6131,7 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
         if (!is_send(a.pass)) continue;
-        const int64_t peer = (a.stage + (a.pass == CF_SEND_B ? -1 : 1)) % e->desc.n_stages;
-        const int64_t receive = s->first[peer] + receiver_of(e, a);
+        const int64_t receive = s->first[peer_of(e, a)] + receiver_of(e, a);
         times[i] = times[receive] = std::max(times[i], times[receive]);
         times[n + i] = times[n + receive] = std::max(times[receive], times[n + receive]);
     }

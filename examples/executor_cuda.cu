@@ -90,6 +90,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"stages", INTEGER, &s->order.n_stages, 1, CF_MAX_STAGES, NULL, "stages of the pipeline"},
         {"virtual", INTEGER, &s->order.n_virtual, 0, CF_MAX_STAGES, NULL, "parts of the model a stage, 0: as is usual"},
+        {"placement", CHOICE, &s->order.placement, 0, 0, "loop v", "in which order those parts lie on the stages"},
         {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
@@ -179,7 +180,12 @@ typedef struct trainer {
 
 static int runs_here(const trainer *t, int64_t stage_index) { return t->rank < 0 || t->rank == stage_index; }
 static part *part_here(const trainer *t, int64_t v) { return t->parts[v].config ? &t->parts[v] : NULL; }
-static cudaStream_t stream_of(const trainer *t, int64_t v) { return cf_executor_stream(t->executor, v % t->n_stages); }
+static int64_t stage_of_part(const trainer *t, int64_t v) {
+    return cf_placement_stage(t->settings->order.placement, t->n_stages, v);
+}
+static cudaStream_t stream_of(const trainer *t, int64_t v) {
+    return cf_executor_stream(t->executor, stage_of_part(t, v));
+}
 
 /* The callbacks: which part of the model is meant stands in the step. */
 template <typename T> static int on_forward(void *user, const cf_cuda_step *step) {
@@ -439,11 +445,12 @@ template <typename T> static int check_batch(trainer *t) {
     cf_plan_stats stats;
     cf_plan_measure(t->plan, NULL, &stats);
     printf("check %s: %lld sequences, %lld tokens in %lld chunks of %lld (%lld hybrid), largest group %lld, K %lld; "
-           "%s, %lld stages x %lld; %lld replays, %lld split backwards, %lld offloads\n",
+           "%s, %lld stages x %lld (%s); %lld replays, %lld split backwards, %lld offloads\n",
            types[s->type], (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
            (long long)s->packing.chunk_size, (long long)stats.n_hybrid, (long long)stats.largest_group,
            (long long)s->order.k, cf_schedule_kind_name(t->schedule->kind), (long long)t->n_stages,
-           (long long)s->order.n_virtual, (long long)count_passes(t->schedule, CF_R),
+           (long long)s->order.n_virtual, cf_placement_name(t->schedule->placement),
+           (long long)count_passes(t->schedule, CF_R),
            (long long)count_passes(t->schedule, CF_W), (long long)count_passes(t->schedule, CF_OFFLOAD));
     int ok = compare_gradients("a second run, bit by bit:", &again, &own, owned, losses[1], losses[0], 0);
     const int device = t->devices[max_of(t->rank, 0)];
@@ -509,7 +516,7 @@ template <typename T> static void trainer_begin(trainer *t) {
         MUST_CUBLAS(cublasCreate(&t->cublas[i]));
     }
     for (int64_t v = 0; v < t->n_parts; v++) {
-        const int64_t stage_index = v % t->n_stages;
+        const int64_t stage_index = stage_of_part(t, v);
         const stage range = stage_of(&s->model, v, t->n_parts);
         part without_memory;
         memset(&without_memory, 0, sizeof without_memory);

@@ -1,12 +1,13 @@
 /* pipeline.h - one stage of a pipeline: what cf_run calls back, however tensors travel - MIT or public domain
 
-   A stage has one part of the model, or several (virtual stages: part v x n_stages + s lies on stage s), and runs a
-   lowered schedule. cf_run numbers the buffers and says in every step which of them to use:
+   A stage has one part of the model, or several (virtual stages; the schedule says which lie where), and runs a lowered
+   schedule. cf_run numbers the buffers and says in every step which of them to use:
 
        slot             activations that a forward keeps for its backward; in use until B, or until W
        state            K, V, dK and dV of a group's tokens, in all layers of one part
        input, output    boundary tensors, (rows, hidden): residual stream on its way up, its gradient on its way down.
-                        A receive fills the one that a pass will read, a send takes the one that a pass has made. With
+                        A receive fills the one that a pass will read, a send takes the one that a pass has made. Where
+                        a V turns, the part behind reads what the part before it has made, on the same stage. With
                         local replay the stage's input stays in its buffer from F to R
        host             rows of a state that are away from it, from OFFLOAD to PREFETCH
 
@@ -41,7 +42,7 @@ typedef struct stage_runner {
 
     int64_t live_slots;          /* activation slots in use now */
     int64_t n_offloads;
-    double loss_sum;             /* last stage only */
+    double loss_sum;             /* only where the head is */
     cf_error feed_error;         /* why a callback failed, where it was the library that said so */
 } stage_runner;
 
@@ -50,11 +51,16 @@ static inline stage part_of(const model_config *config, const cf_schedule *sched
     return stage_of(config, virtual_stage, schedule->n_stages * schedule->n_virtual);
 }
 
+/* The part that a stage has in one row of virtual stages. */
+static inline stage part_at(const model_config *config, const cf_schedule *schedule, int64_t row, int64_t stage_index) {
+    return part_of(config, schedule, cf_placement_at(schedule->placement, schedule->n_stages, row, stage_index));
+}
+
 /* A part that is as large as any of those on this stage, for buffers which all of them use in turn. */
 static inline stage largest_part(const model_config *config, const cf_schedule *schedule, int64_t stage_index) {
     stage largest = {0, 0, 0, 0};
-    for (int64_t v = 0; v < schedule->n_virtual; v++) {
-        stage part = part_of(config, schedule, v * schedule->n_stages + stage_index);
+    for (int64_t row = 0; row < schedule->n_virtual; row++) {
+        stage part = part_at(config, schedule, row, stage_index);
         largest.end_layer = max_of(largest.end_layer, part.end_layer - part.first_layer);
         largest.has_embedding |= part.has_embedding;
         largest.has_head |= part.has_head;
@@ -180,9 +186,9 @@ static inline void move_rows(real *here, real *there, int64_t count, int leaves)
 /* OFFLOAD and PREFETCH. */
 static inline int stage_move_state(void *user, const cf_step *step) {
     stage_runner *r = (stage_runner *)user;
-    int64_t part = step->action.stage / r->schedule->n_stages, kv = kv_width_of(r->config);
+    int64_t row = step->action.stage / r->schedule->n_stages, kv = kv_width_of(r->config);
     int64_t first = step->chunk->prefix * kv, count = cf_chunk_state_tokens(r->plan, step->action.chunk) * kv;
-    real **host = &r->host[part * r->plan->n_chunks + step->action.chunk];
+    real **host = &r->host[row * r->plan->n_chunks + step->action.chunk];
     stage s = part_of(r->config, r->schedule, step->action.stage);
     int64_t n_layers = s.end_layer - s.first_layer;
     int leaves = step->action.pass == CF_OFFLOAD;
@@ -236,8 +242,8 @@ static inline int part_has_tensor(const model_config *c, const stage *part, cons
 
 static inline int stage_has_tensor(const model_config *c, const cf_schedule *schedule, int64_t stage_index,
                                    const weights *w, const tensor *t) {
-    for (int64_t v = 0; v < schedule->n_virtual; v++) {
-        stage part = part_of(c, schedule, v * schedule->n_stages + stage_index);
+    for (int64_t row = 0; row < schedule->n_virtual; row++) {
+        stage part = part_at(c, schedule, row, stage_index);
         if (part_has_tensor(c, &part, w, t)) return 1;
     }
     return 0;

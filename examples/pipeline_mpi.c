@@ -156,6 +156,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
         {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"virtual", INTEGER, &s->order.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
+        {"placement", CHOICE, &s->order.placement, 0, 0, "loop v any", "in which order those parts lie on the stages"},
         {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
@@ -498,11 +499,18 @@ static cf_run_stats run_stage(stage_process *p) {
     return stats;
 }
 
-/* A tied embedding is the first stage's table and the last one's head: both need the sum of the two gradients. */
-static void sum_tied_embedding(const model_config *config, weights *gradient) {
-    if (config->untied || n_processes == 1 || (process > 0 && process < n_processes - 1)) return;
+/* The process that has the head. In a V there and back it is the one that has the embedding, too. */
+static int head_process(const cf_schedule *schedule) {
+    int64_t last = schedule->n_stages * schedule->n_virtual - 1;
+    return (int)cf_placement_stage(schedule->placement, schedule->n_stages, last);
+}
+
+/* A tied embedding is the table of one process and the head of another: both need the sum of the two gradients. */
+static void sum_tied_embedding(const model_config *config, const cf_schedule *schedule, weights *gradient) {
+    int head = head_process(schedule);
+    if (config->untied || head == 0 || (process > 0 && process != head)) return;
     int64_t count = config->vocabulary * config->hidden;
-    int peer = process == 0 ? n_processes - 1 : 0;
+    int peer = process == 0 ? head : 0;
     real *other = TAKE(real, count);
     MPI_Sendrecv(gradient->embedding, (int)count, MPI_REAL_NUMBER, peer, 0, other, (int)count, MPI_REAL_NUMBER, peer, 0,
                  MPI_COMM_WORLD, MPI_STATUS_IGNORE);
@@ -621,11 +629,15 @@ static cf_timeline *simulate_as_measured(const stage_process *p) {
     cf_stage_cost *own = TAKE(cf_stage_cost, n_virtual), *all = TAKE(cf_stage_cost, n_virtual * n_processes);
     cf_stage_cost *ordered = TAKE(cf_stage_cost, n_virtual * n_processes);
     cf_timing timing = {0};
-    for (int64_t v = 0; v < n_virtual; v++) own[v] = measured_cost(p, v * n_processes + process);
+    for (int64_t row = 0; row < n_virtual; row++) {
+        own[row] = measured_cost(p, cf_placement_at(schedule->placement, n_processes, row, process));
+    }
     int bytes = (int)((size_t)n_virtual * sizeof *own);
     MPI_Allgather(own, bytes, MPI_BYTE, all, bytes, MPI_BYTE, MPI_COMM_WORLD);
-    for (int64_t v = 0; v < n_virtual; v++) {
-        for (int64_t s = 0; s < n_processes; s++) ordered[v * n_processes + s] = all[s * n_virtual + v];
+    for (int64_t s = 0; s < n_processes; s++) {
+        for (int64_t row = 0; row < n_virtual; row++) {
+            ordered[cf_placement_at(schedule->placement, n_processes, row, s)] = all[s * n_virtual + row];
+        }
     }
     timing.stages = ordered;
     cf_timeline *timeline = simulate(p->runner.plan, schedule, &timing);
@@ -696,9 +708,9 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
         int process;
     } own = {0, process}, worst;
     verdict v = {p->runner.loss_sum * batch_loss_weight(p->runner.batch), 0, -1, 0, 0, 0};
-    int64_t n_wanted = gradient->n_tensors + (!config->untied && n_processes > 1);
+    int64_t n_wanted = gradient->n_tensors + (!config->untied && head_process(p->schedule) > 0);
     int moves = count_actions(p->runner.schedule, CF_OFFLOAD) > 0; /* the simulation leaves the state where it is */
-    MPI_Bcast(&v.loss, 1, MPI_DOUBLE, n_processes - 1, MPI_COMM_WORLD);
+    MPI_Bcast(&v.loss, 1, MPI_DOUBLE, head_process(p->schedule), MPI_COMM_WORLD);
     own.difference = relative_difference_of_losses(v.loss, right->loss);
     for (int64_t i = 0; i < gradient->n_tensors; i++) {
         const tensor *t = &gradient->tensors[i];
@@ -740,11 +752,12 @@ static void print_plan(const settings *s, const cf_plan *plan, const batch *b) {
 static void print_schedule(const cf_schedule *schedule, const cf_schedule *lowered) {
     int64_t n_sends = count_actions(lowered, CF_SEND_F) + count_actions(lowered, CF_SEND_R) +
                       count_actions(lowered, CF_SEND_B);
-    printf("schedule %s, %s replay, K %lld, %lld virtual stages on each: %lld passes, %lld replays, %lld tensors sent, "
-           "%lld times rows of state leave and return\n",
+    printf("schedule %s, %s replay, K %lld, %lld virtual stages on each%s: %lld passes, %lld replays, %lld tensors "
+           "sent, %lld times rows of state leave and return\n",
            cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay), (long long)schedule->k,
-           (long long)schedule->n_virtual, (long long)schedule->n_actions, (long long)count_actions(schedule, CF_R),
-           (long long)n_sends, (long long)count_actions(lowered, CF_OFFLOAD));
+           (long long)schedule->n_virtual, schedule->placement == CF_PLACEMENT_V ? " in a V" : "",
+           (long long)schedule->n_actions, (long long)count_actions(schedule, CF_R), (long long)n_sends,
+           (long long)count_actions(lowered, CF_OFFLOAD));
 }
 
 static void print_timeline(const char *name, const cf_timeline *t, const char *unit) {
@@ -782,10 +795,11 @@ static void print_verdict(const verdict *v, const reference *right) {
 /* A schedule of a sweep. */
 static void print_line(const stage_process *p, const verdict *v, const timelines *t) {
     const cf_schedule *schedule = p->schedule;
-    printf("%-6s %-11s %-8s K %lld  virtual %lld  %3lld replays  %3lld offloads  difference %.1e  peaks %s  "
+    printf("%-6s %-11s %-8s K %lld  virtual %lld %s  %3lld replays  %3lld offloads  difference %.1e  peaks %s  "
            "bubble: unit costs %5.1f %%, costs as measured %5.1f %%, measured %5.1f %% (%.3f ms)\n",
            v->ok ? "ok" : "NOT OK", cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay),
-           (long long)schedule->k, (long long)schedule->n_virtual, (long long)count_actions(schedule, CF_R),
+           (long long)schedule->k, (long long)schedule->n_virtual, cf_placement_name(schedule->placement),
+           (long long)count_actions(schedule, CF_R),
            (long long)count_actions(p->runner.schedule, CF_OFFLOAD), v->difference, v->peaks_agree ? "agree" : "DIFFER",
            100 * t->unit->bubble_useful, 100 * t->fitted->bubble_useful, 100 * t->measured->bubble_useful,
            1e3 * t->measured->makespan);
@@ -899,7 +913,7 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
         weights_clear(&t->gradient);
         stats = run_stage(&p);
     }
-    sum_tied_embedding(&s->model, &t->gradient);
+    sum_tied_embedding(&s->model, p.schedule, &t->gradient);
     lines.unit = simulate(t->plan, schedule, NULL);
     lines.fitted = simulate_as_measured(&p);
     lines.measured = measured_timeline(&p, &stats);
@@ -946,22 +960,33 @@ static int run_sweep_item(task *t, const cf_schedule_desc *order) {
     return ok;
 }
 
-/* Every kind of schedule, both replays, K from 1 to that of the options. */
-static int run_sweep(task *t) {
+/* One kind of schedule with both replays, K from 1 to that of the options. */
+static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_placement placement) {
     const settings *s = t->settings;
+    cf_schedule_desc order = s->order;
     int ok = 1;
-    for (int kind = CF_SCHEDULE_PAPER; kind < CF_SCHEDULE_COUNT; kind++) {
-        cf_schedule_desc order = s->order;
-        order.kind = (cf_schedule_kind)kind;
-        order.n_virtual = kind == CF_SCHEDULE_INTERLEAVED ? virtual_stages(s, order.kind) : 1;
-        if (order.n_virtual > 1 && (n_processes == 1 || order.n_virtual > s->model.layers / n_processes)) {
-            if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(order.kind));
-            continue;
-        }
-        for (int replay = CF_REPLAY_PIPELINE; replay < CF_REPLAY_COUNT; replay++) {
-            order.replay = (cf_replay)replay;
-            for (order.k = 1; order.k <= s->order.k; order.k++) ok = run_sweep_item(t, &order) && ok;
-        }
+    order.kind = kind;
+    order.n_virtual = n_virtual;
+    order.placement = placement;
+    if (n_virtual > 1 && (n_processes == 1 || n_virtual > s->model.layers / n_processes)) {
+        if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(kind));
+        return 1;
+    }
+    for (int replay = CF_REPLAY_PIPELINE; replay < CF_REPLAY_COUNT; replay++) {
+        order.replay = (cf_replay)replay;
+        for (order.k = 1; order.k <= s->order.k; order.k++) ok = run_sweep_item(t, &order) && ok;
+    }
+    return ok;
+}
+
+/* Every kind of schedule; those that can also on two virtual stages in a V. */
+static int run_sweep(task *t) {
+    int ok = 1;
+    for (int i = CF_SCHEDULE_PAPER; i < CF_SCHEDULE_COUNT; i++) {
+        cf_schedule_kind kind = (cf_schedule_kind)i;
+        int64_t n_virtual = kind == CF_SCHEDULE_INTERLEAVED ? virtual_stages(t->settings, kind) : 1;
+        ok = run_sweep_of(t, kind, n_virtual, CF_PLACEMENT_LOOP) && ok;
+        if (kind > CF_SCHEDULE_INTERLEAVED) ok = run_sweep_of(t, kind, 2, CF_PLACEMENT_V) && ok;
     }
     return ok;
 }

@@ -793,7 +793,7 @@ for number, group in enumerate(plan["groups"]):
           group["n_chunks"])) and group["tokens"] == lengths[group["sequence"]] > size, "groups")
 
 for rank, schedule in enumerate(schedules):
-    check(schedule["format"] == "chunkflow-schedule" and schedule["version"] == 1, "schedule format")
+    check(schedule["format"] == "chunkflow-schedule" and schedule["version"] == 2, "schedule format")
     check(schedule["kind"] == "paper" and schedule["stages"] == 1 and schedule["rank"] == rank, "schedule head")
     actions = schedule["actions"][0]
     check(len(schedule["actions"]) == 1 and len(actions) == schedule["n_actions"], "n_actions")

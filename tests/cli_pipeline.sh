@@ -54,8 +54,12 @@ test_usage() {
     set -- --chunk-size 2 --k 1 --stages 4
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
     refuses pipeline/usage/stages 2 "--stages: got '0', wanted a whole number 1 \.\. 65536" plan "$@" --stages 0 example
-    refuses pipeline/usage/virtual 2 'n_virtual: only interleaved and best' plan "$@" --schedule paper --virtual 2 example
+    refuses pipeline/usage/virtual 2 'n_virtual: only interleaved, zero-bubble and best' plan "$@" --schedule paper --virtual 2 example
     refuses pipeline/usage/virtual/many 2 'n_virtual' plan "$@" --virtual 65536 --schedule interleaved example
+    refuses pipeline/usage/placement 2 'placement: only zero-bubble and best lay virtual stages in a V' \
+        plan "$@" --virtual 2 --schedule interleaved --placement v example
+    refuses pipeline/usage/placement/any 2 'placement: .* only best chooses' \
+        plan "$@" --virtual 2 --schedule zero-bubble --placement any example
     refuses pipeline/usage/limits/count 2 '--limits: got 3 numbers, wanted one for each of 4 stages' \
         plan "$@" --limits 1,2,3 example
     refuses pipeline/usage/limits/both 2 '--limit and --limits exclude each other' \
@@ -750,6 +754,40 @@ test_check() {
             succeeds "check/$kind/$replay" check --plan p.json --lengths lengths k.json
         done
     done
+    # Placements: version 2 carries them and the limits; what version 1 holds is loops.
+    for placement in loop v any; do
+        for kind in zero-bubble best; do
+            [ $kind$placement = zero-bubbleany ] && continue
+            cf plan "$@" --schedule $kind --virtual 2 --placement $placement --replay local --budget 20 --limit 3 \
+                --json k.json --csv k.csv --csv-extensions --trace k.trace --lower lengths
+            succeeds "check/$placement/$kind" check --plan p.json --lengths lengths --chart k.json
+            succeeds "check/$placement/$kind/csv" check --plan p.json --replay local k.csv
+        done
+    done
+    cf plan "$@" --schedule zero-bubble --virtual 2 --placement v --replay local --json v.json --csv v.csv \
+        --csv-extensions --dot v.dot --trace v.trace --max-nodes 5000 lengths
+    cf check --plan p.json v.json
+    same check/v/said 1 "$(grep -c '3 stages of 2 virtual stages in a V' out)"
+    cf check --plan p.json --replay local v.csv
+    same check/v/csv/said 1 "$(grep -c '3 stages of 2 virtual stages in a V' out)"
+    same check/v/rows '0 5 1 4 2 3' "$(for row in 1 2 3; do
+        sed -n ${row}p v.csv | tr ',' '\n' | sed -n 's/^\([0-9]\)F.*/\1/p' | sort -u
+    done | xargs)"
+    same check/v/trace 'virtual stage 0 virtual stage 5' "$(sed -n 's/.*"pid": 1.*"name": "\(virtual stage .\)".*/\1/p' \
+        v.trace | xargs)"
+    same check/v/dot '5' "$(sed -n '/cluster_s0/,/}/s/.* @ \([1-9]\)".*/\1/p' v.dot | sort -u)"
+    sed 's/"version": 2/"version": 1/' v.json >v1.json
+    refuses check/v/version/1 1 'this virtual stage lies on another stage' check --plan p.json v1.json
+    sed 's/, "placement": "v"//' v.json >v2.json
+    refuses check/v/missing 2 'placement is missing' check --plan p.json v2.json
+    sed 's/"placement": "v"/"placement": "any"/' v.json >v3.json
+    refuses check/v/any 1 'placement: ' check --plan p.json v3.json
+    cf plan "$@" --schedule 1f1b --limit 3 --json o.json lengths
+    same check/limits/saved '"limits": [3, 3, 3],' "$(sed -n 's/ *\("limits".*\],\).*/\1/p' o.json)"
+    sed 's/"version": 2/"version": 1/; s/, "placement": "loop"//; /"limits"/s/.*/  /' o.json >o1.json
+    succeeds check/version/1 check --plan p.json o1.json
+    sed 's/"limits": \[3, 3, 3\]/"limits": [3, 3]/' o.json >o2.json
+    refuses check/limits/few 1 'stages: says 3, there are 2' check --plan p.json o2.json
     cf plan "$@" --ranks 2 --rank 1 --plan-json p2.json --json s2.json --csv s2.csv --csv-extensions lengths
     succeeds check/rank check --plan p2.json s2.json
     succeeds check/rank/csv check --plan p2.json --rank 1 s2.csv

@@ -21,7 +21,7 @@ typedef struct state {
     struct state *next;              /* in the same bucket */
     double last;                     /* start of the latest pass; nothing starts earlier from here on */
     double free_at[MOST_MACHINES];
-    double queue[MOST_MACHINES][2];  /* when the way to the next and to the previous virtual stage is free */
+    double queue[MOST_MACHINES][2];  /* when the way to the next and to the previous stage is free */
     double output[EXACT_MOST_CELLS]; /* when the activations of F are where they are needed */
     double replay[EXACT_MOST_CELLS]; /* of R */
     double gradient[EXACT_MOST_CELLS];
@@ -31,6 +31,7 @@ typedef struct state {
 
 typedef struct cell {
     int chunk, v, machine;
+    int returns;            /* 1: in its row a V leads back, so that activations go to the previous stage */
     int index, size;        /* in its group */
     int twin;               /* the first chunk of a unit just like this one, whose F starts first; -1: none */
     int free_to_keep;       /* nothing forbids to keep it, so it is never dropped */
@@ -152,6 +153,7 @@ static void add_cell(solver *s, exact_placement placement, int v, int i) {
     c->chunk = i;
     c->v = v;
     c->machine = (int)placement(v, s->n_machines);
+    c->returns = placement(v - v % s->n_machines, s->n_machines) != 0;
     c->size = chunk->group >= 0 ? (int)s->plan->groups[chunk->group].n_chunks : 1;
     c->index = chunk->group >= 0 ? (int)chunk->index : 0;
     c->free_to_keep = !s->fixed_rule && s->slots[c->machine] == 0 && c->size <= s->k;
@@ -341,11 +343,11 @@ static void run(const solver *s, state *at, const move *m) {
     double end = end_of_move(s, m);
     at->progress[m->cell] = (unsigned char)m->to;
     at->free_at[c->machine] = end + sending(s, m);
-    if (m->pass == CF_F) at->output[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
+    if (m->pass == CF_F) at->output[m->cell] = arrival(at, c->machine, c->returns, end, c->forward_transfer);
     if (m->pass == CF_R && m->to == REPLAYED)
-        at->replay[m->cell] = arrival(at, c->machine, 0, end, c->forward_transfer);
+        at->replay[m->cell] = arrival(at, c->machine, c->returns, end, c->forward_transfer);
     if (m->pass == CF_B || m->pass == CF_I)
-        at->gradient[m->cell] = arrival(at, c->machine, 1, end, c->backward_transfer);
+        at->gradient[m->cell] = arrival(at, c->machine, !c->returns, end, c->backward_transfer);
     note_needs(s, at, m);
     at->last = m->start;
     raise_all(at->free_at, s->n_machines, at->last);

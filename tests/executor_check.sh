@@ -143,7 +143,7 @@ for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
     for replay in pipeline local; do
         layers=2
         if [ $schedule = interleaved ]; then layers=4; fi
-        gradients "$schedule, $replay replay, 2 stages" "$schedule, 2 stages x [12]; [1-9][0-9]* replays" \
+        gradients "$schedule, $replay replay, 2 stages" "$schedule, 2 stages x [12] ([a-z]*); [1-9][0-9]* replays" \
             --schedule $schedule --replay $replay --layers $layers --stages 2 --k 1
     done
 done
@@ -154,6 +154,8 @@ gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-b
 gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
 gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved --stages 2 \
     --virtual 2 --k 2
+gradients "two virtual stages on each of 2 in a V" '2 stages x 2 (v)' --layers 5 --schedule best --stages 2 --virtual 2 \
+    --placement v --split-backward --k 2
 gradients "two virtual stages on one" '1 stages x 2' --layers 3 --schedule interleaved --k 2
 gradients "odd sizes" 'chunks of 13' --hidden 24 --heads 3 --kv-heads 1 --ffn 40 --chunk-size 13 --stages 2 --k 2 \
     --reference

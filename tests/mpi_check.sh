@@ -53,7 +53,7 @@ expect_lines() {
 
 tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
 
-# ---- gradients: every schedule x both replays x K 1 .. 3 (6 x 2 x 3 runs each) ----
+# ---- gradients: every schedule x both replays x K 1 .. 3 (6 kinds and two of them in a V: 8 x 2 x 3 runs each) ----
 
 # sweep NAME PROGRAM PROCESSES LARGEST_GROUP OPTIONS...
 sweep() {
@@ -64,7 +64,7 @@ sweep() {
     shift 4
     # shellcheck disable=SC2086
     run "$processes" "$program" $tiny --sweep --k 3 --layers $((2 * processes)) "$@"
-    expect_lines "$name" 36
+    expect_lines "$name" 48
     if [ "$largest_group" != "$wanted" ]; then fail "$name" "the largest group has $largest_group chunks"; fi
 }
 
@@ -97,7 +97,7 @@ if grep -q ' 0 offloads' "$work/out"; then fail "state that waits in host memory
 
 # shellcheck disable=SC2086
 run 2 "$build/pipeline_mpi" $tiny --sweep --k 2 --layers 4 --synthetic 100,5,33,7,16,2
-expect_lines "gradients: float32, 2 processes" 24
+expect_lines "gradients: float32, 2 processes" 32
 if ! grep -q 'pipeline float32' "$work/out"; then fail "gradients: float32, 2 processes" "that was no float32"; fi
 
 common="$tiny --k 2 --layers 8 --synthetic 100,5,33,7,16,2"

@@ -1,5 +1,7 @@
 #include "naive.h"
 
+#include "exact.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +44,7 @@ cf_schedule *naive_copy(const cf_schedule *schedule) {
     *s = *schedule;
     s->first = first;
     s->actions = actions;
+    s->limits = NULL; /* they lie in the other's block, and no rule reads them */
     memset(&s->block, 0, sizeof s->block);
     memcpy(first, schedule->first, ((size_t)schedule->n_stages + 1) * sizeof *first);
     if (schedule->n_actions > 0) memcpy(actions, schedule->actions, (size_t)schedule->n_actions * sizeof *actions);
@@ -163,11 +166,16 @@ naive_shape naive_draw_shape(harness_rng *rng) {
     memset(&shape, 0, sizeof shape);
     shape.n_stages = harness_between(rng, 1, 5);
     shape.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
+    shape.placement = harness_chance(rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
     shape.k = harness_between(rng, 1, 4);
     shape.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     shape.split = (int)harness_between(rng, 0, 2);
     shape.uneven = harness_chance(rng, 0.5);
     return shape;
+}
+
+int64_t naive_stage(const cf_schedule *schedule, int64_t v) {
+    return (schedule->placement == CF_PLACEMENT_V ? exact_v : exact_loop)(v, schedule->n_stages);
 }
 
 cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_shape *shape) {
@@ -211,12 +219,13 @@ cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_s
     schedule->kind = CF_SCHEDULE_PAPER;
     schedule->replay = shape->replay;
     schedule->n_virtual = shape->n_virtual;
+    schedule->placement = shape->placement;
     schedule->k = shape->k;
     schedule->rank = shape->rank;
     schedule->n_chunks = plan->n_chunks;
     for (s = 0, n = 0; s < shape->n_stages; s++) {
         for (i = 0; i < schedule->n_actions; i++)
-            if (order[i].stage % shape->n_stages == s) schedule->actions[n++] = order[i];
+            if (naive_stage(schedule, order[i].stage) == s) schedule->actions[n++] = order[i];
         schedule->first[s + 1] = n;
     }
     free(order);
@@ -239,7 +248,7 @@ typedef struct places {
 } places;
 
 static places find(const cf_schedule *s, int64_t chunk, int64_t v) {
-    int64_t stage = v % s->n_stages, i;
+    int64_t stage = naive_stage(s, v), i;
     places p;
     memset(&p, 0, sizeof p);
     for (i = 0; i < CF_PASS_COUNT; i++) p.at[i] = -1;
@@ -262,7 +271,8 @@ static const char *fields_fault(const cf_plan *plan, const cf_schedule *s) {
             if (a->reserved) return "reserved";
             if (a->pass >= (s->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT)) return "pass";
             if (a->chunk < 0 || a->chunk >= plan->n_chunks || a->chunk / plan->n_steps != s->rank) return "chunk";
-            if (a->stage < 0 || a->stage >= s->n_stages * s->n_virtual || a->stage % s->n_stages != stage) return "stage";
+            if (a->stage < 0 || a->stage >= s->n_stages * s->n_virtual) return "stage";
+            if (naive_stage(s, a->stage) != stage) return "stage";
             if (a->keep > 1 || (a->keep && a->pass != CF_F && a->pass != CF_R)) return "keep";
             if (a->pass == CF_R && !a->keep) return "R that keeps nothing";
         }
@@ -348,7 +358,7 @@ static const char *rows_fault(const cf_plan *plan, const cf_schedule *s) {
 
 static int done_on(const cf_schedule *s, const int64_t *pc, int64_t chunk, int64_t v, int pass) {
     places p = find(s, chunk, v);
-    return p.at[pass] >= 0 && p.at[pass] < pc[v % s->n_stages];
+    return p.at[pass] >= 0 && p.at[pass] < pc[naive_stage(s, v)];
 }
 
 /* Runs the lists with every finished pass visible everywhere, sweep after sweep. */
@@ -401,12 +411,17 @@ static int kind_of(int pass) {
     return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R ? 1 : 2;
 }
 
+/* Whether there is another virtual stage next to v, and on another stage. */
+static int leads_away(const cf_schedule *s, int64_t v, int64_t next) {
+    return next >= 0 && next < s->n_stages * s->n_virtual && naive_stage(s, v) != naive_stage(s, next);
+}
+
 static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
 static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
 
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
-    int64_t pc[64], stage, n = plan->n_steps, v = s->n_stages * s->n_virtual, i;
-    tensors *all = (tensors *)calloc((size_t)(v * n) + 1, sizeof *all);
+    int64_t pc[64], stage, n = plan->n_steps, i;
+    tensors *all = (tensors *)calloc((size_t)(s->n_stages * s->n_virtual * n) + 1, sizeof *all);
     const char *fault = NULL;
     int moved = 1;
     if (!all) abort();
@@ -424,8 +439,10 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
             kind = kind_of(a->pass);
             if (!is_send(a->pass)) {
                 int forward = a->pass == CF_F || a->pass == CF_R;
-                int reads = (forward && a->stage > 0) || ((a->pass == CF_B || a->pass == CF_I) && a->stage + 1 < v);
-                if (s->n_stages == 1 || (a->pass == CF_R && s->replay == CF_REPLAY_LOCAL)) reads = 0;
+                int backward = a->pass == CF_B || a->pass == CF_I;
+                int reads = (forward && leads_away(s, a->stage, a->stage - 1)) ||
+                            (backward && leads_away(s, a->stage, a->stage + 1));
+                if (a->pass == CF_R && s->replay == CF_REPLAY_LOCAL) reads = 0;
                 if (reads && !t->there[kind]) fault = "a pass without its input";
                 if (a->pass < CF_COMPUTE_PASS_COUNT && a->pass != CF_W) t->made[kind] = 1;
                 pc[stage]++;
@@ -433,12 +450,12 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
                 continue;
             }
             to = a->pass == CF_SEND_B ? a->stage - 1 : a->stage + 1;
-            if (s->n_stages == 1 || to < 0 || to >= v) {
+            if (!leads_away(s, a->stage, to)) {
                 fault = "a send to nowhere";
                 break;
             }
             if (t->made[kind] != 1) fault = "a send of nothing, or twice";
-            other = to % s->n_stages;
+            other = naive_stage(s, to);
             b = &s->actions[pc[other]];
             if (pc[other] == s->first[other + 1] || b->pass != a->pass + 1 || b->chunk != a->chunk || b->stage != to) continue;
             u = &all[to * n + a->chunk % n];
@@ -467,20 +484,20 @@ int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t sta
     int64_t i, j, most = 0, first = s->rank * plan->n_steps;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         int64_t held = 0;
-        for (j = 0; j < s->n_virtual; j++)
-            held += held_at(plan, s, j * s->n_stages + stage, first, first + plan->n_steps, i);
+        for (j = 0; j < s->n_stages * s->n_virtual; j++)
+            if (naive_stage(s, j) == stage) held += held_at(plan, s, j, first, first + plan->n_steps, i);
         most = held > most ? held : most;
     }
     return most;
 }
 
 int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
-    int64_t i, j, chunk, most = 0, first = s->rank * plan->n_steps;
+    int64_t i, v, chunk, most = 0, first = s->rank * plan->n_steps;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         int64_t sum = 0;
-        for (j = 0; j < s->n_virtual; j++) {
-            for (chunk = first; chunk < first + plan->n_steps; chunk++) {
-                int64_t v = j * s->n_stages + stage, size = group_size(plan, chunk);
+        for (v = 0; v < s->n_stages * s->n_virtual; v++) {
+            for (chunk = first; chunk < first + plan->n_steps && naive_stage(s, v) == stage; chunk++) {
+                int64_t size = group_size(plan, chunk);
                 const cf_chunk *c = &plan->chunks[chunk];
                 places p = find(s, chunk, v), last = find(s, chunk - c->index + size - 1, v);
                 int64_t rows = c->group < 0 ? 0 : plan->slices[c->first_slice].length;

@@ -13,12 +13,16 @@ cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks);
 
 typedef struct naive_shape {
     int64_t n_stages, n_virtual, k, rank;
+    cf_placement placement;
     cf_replay replay;
     int split;  /* 0: B; 1: I and W; 2: either, chunk by chunk and stage by stage */
     int uneven; /* 1: some groups keep fewer than K chunks on some stages */
 } naive_shape;
 
 naive_shape naive_draw_shape(harness_rng *rng);
+
+/* The stage that a virtual stage of the schedule lies on. */
+int64_t naive_stage(const cf_schedule *schedule, int64_t v);
 
 /* A sound schedule: runs all passes in a random order that keeps to every rule, and notes which stage ran what. NULL, and a
    failure of the test, where it gets stuck. To be given to naive_free. */

@@ -1,5 +1,7 @@
 #include "pipeline.h"
 
+#include "naive.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,8 +70,10 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
     desc->kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_BEST);
     desc->replay = (cf_replay)harness_between(rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
     desc->n_stages = harness_between(rng, 1, 6);
-    if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind == CF_SCHEDULE_BEST && harness_chance(rng, 0.3)))
+    if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind > CF_SCHEDULE_INTERLEAVED && harness_chance(rng, 0.3)))
         desc->n_virtual = harness_between(rng, 1, 3);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) desc->placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
+    if (desc->kind == CF_SCHEDULE_BEST) desc->placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_ANY);
     desc->k = harness_between(rng, 1, 5);
     desc->rank = problem->plan->n_ranks - 1;
     desc->split_backward = harness_chance(rng, 0.3);
@@ -80,9 +84,10 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
 
 void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
     const cf_schedule_desc *d = &problem->desc;
-    harness_note("seed %llu: %s, %d stages x %d, K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
-                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->n_stages, (int)d->n_virtual, (int)d->k,
-                 cf_replay_name(d->replay), (int)d->limit, d->limits ? " (by stage)" : "", (int)d->limit_bytes,
+    harness_note("seed %llu: %s, %d stages x %d (%s), K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
+                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->n_stages, (int)d->n_virtual,
+                 cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
+                 d->limits ? " (by stage)" : "", (int)d->limit_bytes,
                  d->limits_bytes ? " (by stage)" : "", (int)problem->plan->n_chunks, (int)problem->plan->n_groups);
 }
 
@@ -142,7 +147,7 @@ static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const c
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
         int64_t of_group = 0, group = plan->chunks[a->chunk].group;
-        if (a->stage % s->n_stages != stage) return "an action on the wrong stage";
+        if (naive_stage(s, a->stage) != stage) return "an action on the wrong stage";
         live += a->keep;
         if (limit > 0 && live > limit) return "more chunks than the limit";
         for (j = s->first[stage]; j <= i && a->keep && group >= 0; j++) {
@@ -187,7 +192,7 @@ static int64_t cell_bytes(const cf_plan *plan, const cf_schedule *s, const cf_by
     int started_f = happened(s, first, now + 1, chunk, v, CF_F), started_r = happened(s, first, now + 1, chunk, v, CF_R);
     int ended = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_I);
     int freed = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_W);
-    int dropped = happened(s, first, s->first[v % s->n_stages + 1], chunk, v, CF_R);
+    int dropped = happened(s, first, s->first[naive_stage(s, v) + 1], chunk, v, CF_R);
     if ((dropped ? started_r : started_f) && !freed) sum += c->padded * bytes->per_token_activations;
     if (dropped && started_f && !started_r && s->replay == CF_REPLAY_LOCAL) sum += c->padded * bytes->per_token_boundary;
     if (c->group >= 0 && started_f && !ended) {
@@ -204,8 +209,8 @@ int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *s, const cf_
     for (now = s->first[stage]; now < s->first[stage + 1]; now++) {
         int64_t sum = 0;
         for (chunk = s->rank * plan->n_steps; chunk < (s->rank + 1) * plan->n_steps; chunk++)
-            for (v = stage; v < s->n_stages * s->n_virtual; v += s->n_stages)
-                sum += cell_bytes(plan, s, bytes, s->first[stage], now, chunk, v);
+            for (v = 0; v < s->n_stages * s->n_virtual; v++)
+                if (naive_stage(s, v) == stage) sum += cell_bytes(plan, s, bytes, s->first[stage], now, chunk, v);
         if (sum > peak) peak = sum;
     }
     return peak;
@@ -276,6 +281,13 @@ static int64_t receiver_of(const cf_schedule *s, int64_t id, int *direction) {
     return -1;
 }
 
+/* Seconds of what an action sends on to action `to`. */
+static double transfer_of(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, int64_t id, int64_t to) {
+    const cf_action *a = &s->actions[id];
+    if (timing == NULL || to < 0 || naive_stage(s, a->stage) == naive_stage(s, s->actions[to].stage)) return 0;
+    return timing->latency + timing->seconds_per_token * (double)plan->chunks[a->chunk].padded;
+}
+
 /* Nodes: n actions, then a transfer for each. Without overlap a receiver's node begins with the receiving. */
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start, double *end) {
     int64_t n = s->n_actions, i, j, stage, round;
@@ -285,10 +297,8 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
     int block = timing != NULL && timing->no_overlap, changed = 1, d;
     for (i = 0; i < n; i++) {
         const cf_chunk *c = &plan->chunks[s->actions[i].chunk];
-        double transfer = timing == NULL || s->n_stages == 1
-                              ? 0
-                              : timing->latency + timing->seconds_per_token * (double)c->padded;
         int64_t to = receiver_of(s, i, &d);
+        double transfer = transfer_of(plan, s, timing, i, to);
         own[i] += pipeline_seconds(timing, s->actions[i].stage, c, s->actions[i].pass);
         if (to < 0) continue;
         if (block && transfer > 0) {
@@ -299,12 +309,10 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
     }
     for (stage = 0; stage < s->n_stages; stage++) {
         int64_t last[2] = {-1, -1};
+        double last_transfer[2] = {0, 0};
         for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-            const cf_chunk *c = &plan->chunks[s->actions[i].chunk];
-            double transfer = timing == NULL || s->n_stages == 1
-                                  ? 0
-                                  : timing->latency + timing->seconds_per_token * (double)c->padded;
             int64_t to = receiver_of(s, i, &d);
+            double transfer = transfer_of(plan, s, timing, i, to);
             double sending = to >= 0 && block ? transfer : 0;
             if (i + 1 < s->first[stage + 1]) add_edge(&e, i, i + 1, wait[i] + own[i] + sending);
             if (to < 0) continue;
@@ -313,14 +321,11 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
                 add_edge(&e, i, to, wait[i] + own[i]);
                 continue;
             }
-            if (last[d] >= 0) {
-                const cf_chunk *b = &plan->chunks[s->actions[last[d]].chunk];
-                add_edge(&e, n + last[d], n + i,
-                         timing == NULL || s->n_stages == 1
-                             ? 0
-                             : timing->latency + timing->seconds_per_token * (double)b->padded);
-            }
+            if (naive_stage(s, s->actions[i].stage) == naive_stage(s, s->actions[to].stage)) continue; /* no way */
+            if (s->placement == CF_PLACEMENT_V) d = naive_stage(s, s->actions[to].stage) < stage;
+            if (last[d] >= 0) add_edge(&e, n + last[d], n + i, last_transfer[d]);
             last[d] = i;
+            last_transfer[d] = transfer;
         }
     }
     for (round = 0; changed && round <= 2 * n + 1; round++) {

@@ -327,6 +327,7 @@ cf_schedule *random_schedule_from(const cf_plan *plan, const cf_schedule_desc *d
     cf_schedule *schedule = naive_new(n_stages, n);
     schedule->replay = desc->replay == CF_REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
     schedule->n_virtual = desc->n_virtual > 0 ? desc->n_virtual : 1;
+    schedule->placement = placement == exact_v ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     schedule->k = desc->k > 0 ? desc->k : 1;
     schedule->rank = desc->rank;
     schedule->n_chunks = plan->n_chunks;

@@ -93,7 +93,8 @@ static void draw_options(harness_rng *rng, problem *p, int64_t most_stages, int 
     memset(p->stages, 0, sizeof p->stages);
     p->desc.kind = CF_SCHEDULE_BEST;
     p->desc.n_stages = harness_between(rng, 1, most_stages);
-    p->desc.n_virtual = harness_chance(rng, 0.8) ? 1 : 2;
+    p->desc.n_virtual = harness_chance(rng, 0.7) ? 1 : 2;
+    p->desc.placement = harness_chance(rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
     p->desc.k = harness_between(rng, 1, 4);
     p->desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     p->desc.rank = p->plan->n_ranks - 1;
@@ -112,12 +113,17 @@ typedef struct tally {
     char example[CF_MAX_BOUNDS][256]; /* the worst */
 } tally;
 
+static exact_placement placement_of(const problem *p) {
+    return p->desc.placement == CF_PLACEMENT_V ? exact_v : exact_loop;
+}
+
 /* The problem at hand, for a report at the end. */
 static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
-    snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d, K %d, %s, limit %d%s, split %d, %s costs%s",
-             (int)p->seed, (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual, (int)d->k,
-             cf_replay_name(d->replay), (int)d->limit, d->limits ? " (by stage)" : "", d->split_backward,
+    snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
+             (int)p->seed, (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual,
+             cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
+             d->limits ? " (by stage)" : "", d->split_backward,
              d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
              d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
 }
@@ -167,7 +173,7 @@ static double try_random_schedules(harness_rng *rng, const problem *p, int n, ta
     double shortest = -1;
     int i;
     for (i = 0; i < n; i++) {
-        cf_schedule *schedule = random_schedule(rng, p->plan, &p->desc, exact_loop, i % 3 != 2);
+        cf_schedule *schedule = random_schedule(rng, p->plan, &p->desc, placement_of(p), i % 3 != 2);
         double makespan;
         CHECK(schedule != NULL);
         if (schedule == NULL) return -1;
@@ -216,8 +222,8 @@ static void report_broken(const tally *sum) {
 /* The exact solver finds the optimum, as a schedule that is sound and takes so long, and no bound is above it. */
 static void check_optimum(problem *p, double optimum) {
     tally sum;
-    exact_answer exact = exact_optimum(p->plan, &p->desc, exact_loop, EXACT_UNKNOWN, 100000);
-    cf_schedule *schedule = random_schedule_from(p->plan, &p->desc, exact_loop, exact.actions, exact.n_actions);
+    exact_answer exact = exact_optimum(p->plan, &p->desc, placement_of(p), EXACT_UNKNOWN, 100000);
+    cf_schedule *schedule = random_schedule_from(p->plan, &p->desc, placement_of(p), exact.actions, exact.n_actions);
     memset(&sum, 0, sizeof sum);
     CHECK_INT(exact.makespan, optimum);
     CHECK_INT(try_schedule(p, schedule, &sum), optimum);
@@ -308,9 +314,10 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
         tell(text, sizeof text, &p);
         harness_note("%s", text);
         shortest = try_random_schedules(&rng, &p, 6, &sum);
-        exact = exact_optimum(p.plan, &p.desc, exact_loop, EXACT_UNKNOWN, most_nodes);
+        exact = exact_optimum(p.plan, &p.desc, placement_of(&p), EXACT_UNKNOWN, most_nodes);
         if (exact.makespan >= 0) {
-            cf_schedule *schedule = random_schedule_from(p.plan, &p.desc, exact_loop, exact.actions, exact.n_actions);
+            cf_schedule *schedule =
+                random_schedule_from(p.plan, &p.desc, placement_of(&p), exact.actions, exact.n_actions);
             double makespan = try_schedule(&p, schedule, &sum);
             CHECK(fabs(makespan - exact.makespan) <= 1e-9 * makespan);
             CHECK(exact.makespan <= shortest * (1 + 1e-9));

@@ -149,6 +149,61 @@ TEST(rules_between_stages) {
     cf_plan_free(plan);
 }
 
+/* What the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the other. */
+static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const char *const *lists, cf_error *error) {
+    cf_schedule *s = schedule_of(plan, 2, 2, replay, lists, 2);
+    const char *fault;
+    cf_result result;
+    s->placement = CF_PLACEMENT_V;
+    result = validate(plan, s, error);
+    fault = naive_fault(plan, s);
+    if ((result == CF_OK) != (fault == NULL)) FAIL("validator: %s; judge: %s", error->text, fault ? fault : "sound");
+    naive_free(s);
+    return result == CF_OK ? NULL : error->field;
+}
+
+TEST(rules_where_a_v_turns) {
+    cf_plan *plan = plan_of(2, 0);
+    static const char *const good[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
+    static const char *const loops[] = {"F0@0 F1@0 F0@2 F1@2 B1@2 B0@2 B1@0 B0@0", "F0@1 F1@1 F0@3 F1@3 B1@3 B0@3 B1@1 B0@1"};
+    static const char *const early_f[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@2 F0@1 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
+    static const char *const early_b[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@1 B1@2 B0@2 B0@1"};
+    static const char *const replayed[] = {"F0*@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 R0@0 B0@0",
+                                           "F0*@1 F0*@2 F1@1 F1@2 B1@2 B1@1 R0@1 R0@2 B0@2 B0@1"};
+    static const char *const early_r[] = {"F0*@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 R0@0 B0@0",
+                                          "F0*@1 F0*@2 F1@1 F1@2 B1@2 B1@1 R0@2 R0@1 B0@2 B0@1"};
+    static const char *const lowered[] = {
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 SEND_B0@1"};
+    static const char *const sent[] = {
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 SEND_F0@1 RECV_F0@2 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 "
+        "SEND_B1@1 B0@1 SEND_B0@1"};
+    static const char *const unsent[] = {
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 SEND_B0@1"};
+    cf_error error;
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, good, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, loops, &error), "actions.stage");
+    CHECK_INT(error.item, 2);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_f, &error), "actions");
+    CHECK(strstr(error.text, "stage 1: F of chunk 0 on virtual stage 2 comes before that of the virtual stage before") != NULL);
+    CHECK_INT(error.item, 0);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_b, &error), "actions");
+    CHECK(strstr(error.text, "stage 1: B of chunk 1 on virtual stage 1 comes before that of the virtual stage behind") != NULL);
+    CHECK_INT(error.item, 4);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, replayed, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_r, &error), "actions");
+    CHECK(strstr(error.text, "R of chunk 0 on virtual stage 2 comes before") != NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_LOCAL, early_r, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, lowered, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, sent, &error), "actions.pass");
+    CHECK(strstr(error.text, "SEND_F of chunk 0 on virtual stage 1 has no other stage") != NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, unsent, &error), "actions");
+    CHECK(strstr(error.text, "SEND_B of chunk 0 on virtual stage 3 is missing") != NULL);
+    cf_plan_free(plan);
+}
+
 TEST(rules_of_lowered_lists) {
     cf_plan *plan = plan_of(1, 1); /* two chunks that stand alone */
     static const char *const good[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 B0 RECV_F1 SEND_B0 F1 B1 SEND_B1"};
@@ -409,6 +464,8 @@ TEST(damaged_members_are_named) {
     DAMAGE(t->n_virtual = 0, "n_virtual");
     DAMAGE(t->n_virtual = INT32_MAX, "n_virtual");
     DAMAGE(t->n_virtual = 2, "n_actions");
+    DAMAGE(t->placement = CF_PLACEMENT_ANY, "placement");
+    DAMAGE(t->placement = (cf_placement)-1, "placement");
     DAMAGE(t->k = 0, "k");
     DAMAGE(t->k = INT64_MIN, "k");
     DAMAGE(t->rank = 1, "rank");
@@ -498,7 +555,8 @@ TEST(generated_schedules_are_accepted) {
         desc.n_stages = harness_between(&rng, 1, 5);
         desc.k = harness_between(&rng, 1, 5);
         desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        if (desc.kind == CF_SCHEDULE_INTERLEAVED || desc.kind == CF_SCHEDULE_BEST) desc.n_virtual = harness_between(&rng, 0, 3);
+        if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.n_virtual = harness_between(&rng, 0, 3);
+        if (desc.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) desc.placement = CF_PLACEMENT_V;
         if (desc.kind == CF_SCHEDULE_BEST) {
             desc.budget = 5;
             desc.split_backward = harness_chance(&rng, 0.5);
@@ -584,7 +642,7 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
     harness_note("%s", "");
 }
 
-SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
+SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
       CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),

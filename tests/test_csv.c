@@ -65,6 +65,46 @@ static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) 
 
 /* ---- goldens ---- */
 
+/* As PyTorch's ZBV files have it: of 2 ranks, rank r has the virtual stages r and 3 - r, and nothing is sent where the V
+   turns. */
+TEST(reads_and_writes_rows_in_a_v) {
+    static const char csv[] = "0F0,0F1,3F0,3I0,3F1,3I1,0I0,3W0,3W1,0I1,0W0,0W1\r\n"
+                              "1F0,2F0,1F1,2F1,2I0,1I0,2I1,1I1,2W0,1W0,2W1,1W1\r\n";
+    static const char *const elsewhere = "0F0,0F1,3F0,3I0,3F1,3I1,0I0,3W0,3W1,0I1,0W0,0W1\n"
+                                         "1F0,1F1,2F0,0F1,2I0,1I0,2I1,1I1,2W0,1W0,2W1,1W1\n";
+    static const char *const both = "0F0,0F1,3F0,3I0,3F1,3I1,0I0,3W0,3W1,0I1,0W0,0W1\n"
+                                    "1F0,1F1,3F0,3F1,3I0,1I0,3I1,1I1,3W0,1W0,3W1,1W1\n";
+    cf_plan *plan = plan_of(0, 2);
+    cf_schedule *s = read(plan, csv, NULL), *low = NULL, *again = NULL;
+    text t = {NULL, 0, 0, -1};
+    cf_error error;
+    REQUIRE(s != NULL);
+    CHECK(s->n_stages == 2 && s->n_virtual == 2 && s->placement == CF_PLACEMENT_V && s->lowered == 0);
+    check_list(s, 0, "F0@0 F1@0 F0@3 I0@3 F1@3 I1@3 I0@0 W0@3 W1@3 I1@0 W0@0 W1@0");
+    check_list(s, 1, "F0@1 F0@2 F1@1 F1@2 I0@2 I0@1 I1@2 I1@1 W0@2 W0@1 W1@2 W1@1");
+    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, csv);
+    REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
+    t.n = 0;
+    CHECK_INT(schedule_csv_write(plan, low, NULL, collect, &t, &error), CF_OK);
+    CHECK(strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL && strstr(t.at, "2SEND_B") == NULL);
+    again = read(plan, t.at, NULL);
+    REQUIRE(again != NULL);
+    CHECK(again->placement == CF_PLACEMENT_V && again->lowered == 1 && again->n_actions == low->n_actions);
+    CHECK(memcmp(again->actions, low->actions, (size_t)low->n_actions * sizeof *low->actions) == 0);
+    cf_schedule_free(again);
+    again = NULL;
+    CHECK_INT(schedule_csv_read(elsewhere, strlen(elsewhere), plan, NULL, &again, &error), CF_ERROR_TEXT);
+    CHECK(error.item == 2 && error.got == 13 && strstr(error.text, "another row") != NULL);
+    CHECK_INT(schedule_csv_read(both, strlen(both), plan, NULL, &again, &error), CF_ERROR_TEXT);
+    CHECK(error.item == 2 && error.got == 9 && strstr(error.text, "\"3F0\"") != NULL);
+    CHECK(again == NULL);
+    free(t.at);
+    cf_schedule_free(low);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
 /* As PyTorch's zero-bubble files begin (two ranks, two stages each, empty cells), with B for the gradient of the inputs. */
 TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     static const char csv[] = "0F0,0F1,2F0,,2F1,2B0,2W0,2B1,0B0,0W0,2W1,0B1,0W1\r\n"
@@ -438,6 +478,7 @@ TEST(round_trips) {
         CHECK(again->n_stages == s->n_stages && again->n_actions == s->n_actions && again->k == s->k && again->rank == s->rank);
         CHECK(again->replay == s->replay && again->kind == s->kind && again->lowered == s->lowered);
         if (s->n_actions > 0) CHECK_INT(again->n_virtual, s->n_virtual);
+        if (s->n_actions > 0 && s->n_stages > 1 && s->n_virtual > 1) CHECK_INT(again->placement, s->placement);
         CHECK(memcmp(again->first, s->first, ((size_t)s->n_stages + 1) * sizeof *s->first) == 0);
         CHECK(s->n_actions == 0 || memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
         cf_schedule_free(again);
@@ -521,7 +562,7 @@ TEST(damaged_text_is_survived) {
     harness_report("%d of %d damaged texts were still sound", accepted, round);
 }
 
-SUITE(csv, CASE(reads_a_zero_bubble_file_of_the_older_kind), CASE(bw_is_the_whole_backward_of_older_files),
+SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_the_older_kind), CASE(bw_is_the_whole_backward_of_older_files),
       CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension), CASE(line_ends_blanks_and_empty_cells),
       CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place),
       CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),

@@ -49,6 +49,13 @@ static cf_memory_load load_at(const cf_plan *plan, const cf_schedule *schedule, 
     return load;
 }
 
+/* The virtual stage of a stage in row j: the one of n_stages that lies on it. */
+static int64_t in_row(const cf_schedule *schedule, int64_t j, int64_t stage) {
+    int64_t v = j * schedule->n_stages;
+    while (naive_stage(schedule, v) != stage) v++;
+    return v;
+}
+
 /* Compares all stages; returns how many loads had rows in host memory. */
 static int64_t check_loads(const cf_plan *plan, const cf_schedule *schedule) {
     int64_t s, i, j, away = 0;
@@ -63,7 +70,7 @@ static int64_t check_loads(const cf_plan *plan, const cf_schedule *schedule) {
         for (i = 0; i < n; i++)
             for (j = 0; j < schedule->n_virtual; j++) {
                 cf_memory_load wanted =
-                    load_at(plan, schedule, s, schedule->first[s] + i, j * schedule->n_stages + s);
+                    load_at(plan, schedule, s, schedule->first[s] + i, in_row(schedule, j, s));
                 away += wanted.offloaded_tokens > 0;
                 if (memcmp(&loads[i * schedule->n_virtual + j], &wanted, sizeof wanted) != 0)
                     FAIL("stage %d, action %d, virtual stage %d", (int)s, (int)i, (int)j);
@@ -275,6 +282,7 @@ TEST(bounds_of_either_form) {
         p.desc.limits = p.desc.limits_bytes = NULL;
         p.desc.limit_bytes = 0;
         p.desc.n_virtual = 1;
+        p.desc.placement = CF_PLACEMENT_LOOP;
         p.desc.kind = CF_SCHEDULE_PAPER;
         REQUIRE(cf_schedule_bounds(p.plan, &p.desc, whole, &n_whole, NULL) == CF_OK);
         p.desc.kind = CF_SCHEDULE_ZERO_BUBBLE;

@@ -28,12 +28,20 @@ static void notes_start(notes *all) {
         for (j = 0; j < 512; j++) all->owner[i][j] = -1;
 }
 
+/* The virtual stage that the slot of an input is for: the pass's own, and where a V turns, that of the pass which has
+   made the tensor. */
+static int64_t maker_of_input(const cf_step *step) {
+    int64_t v = step->action.stage, from = step->action.pass == CF_B || step->action.pass == CF_I ? v + 1 : v - 1;
+    if (step->action.pass > CF_W || naive_stage(step->schedule, from) != naive_stage(step->schedule, v)) return v;
+    return from;
+}
+
 /* What a slot is said to be for must be what the action at hand is about. */
 static int check_slot(const notes *all, const cf_step *step) {
     int64_t input = step->input, output = step->output, virtual_stage = step->action.stage;
     if (step->slot >= 0 && all->stage_of[CF_RESOURCE_ACTIVATIONS][step->slot] != virtual_stage) return 0;
     if (step->state >= 0 && all->stage_of[CF_RESOURCE_STATE][step->state] != virtual_stage) return 0;
-    if (input >= 0 && all->stage_of[CF_RESOURCE_BOUNDARY][input] != virtual_stage) return 0;
+    if (input >= 0 && all->stage_of[CF_RESOURCE_BOUNDARY][input] != maker_of_input(step)) return 0;
     return output < 0 || all->stage_of[CF_RESOURCE_BOUNDARY][output] == virtual_stage;
 }
 

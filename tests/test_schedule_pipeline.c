@@ -252,6 +252,7 @@ TEST(limits_at_the_peak_and_below) {
         desc.limits = desc.limits_bytes = NULL;
         desc.kind = (cf_schedule_kind)harness_between(&rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B);
         desc.n_virtual = 1;
+        desc.placement = CF_PLACEMENT_LOOP;
         schedule = make(problem.plan, &desc);
         REQUIRE(schedule != NULL);
         for (step = 0; step < 3; step++) {

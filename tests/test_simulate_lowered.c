@@ -63,6 +63,13 @@ static double transfer_of(const slow *c, const cf_chunk *chunk) {
     return c->timing == NULL ? 0 : c->timing->latency + c->timing->seconds_per_token * (double)chunk->padded;
 }
 
+/* Which way a SEND goes: to the stage above, or to the one below. In loops the stage above the last one is the first. */
+static int goes_up(const cf_schedule *s, const cf_action *a) {
+    int forward = a->pass != CF_SEND_B;
+    if (s->placement != CF_PLACEMENT_V) return forward;
+    return naive_stage(s, a->stage + (forward ? 1 : -1)) > naive_stage(s, a->stage);
+}
+
 /* One stage's list once more, with the times of all others as they are known now. */
 static void sweep(slow *c, int64_t stage) {
     const cf_schedule *s = c->s;
@@ -75,8 +82,8 @@ static void sweep(slow *c, int64_t stage) {
         int blocks = c->timing != NULL && c->timing->no_overlap && transfer > 0;
         if (is_send(a->pass)) {
             begin = blocks ? compute : c->end[maker_of(s, a)];
-            for (j = s->first[stage]; j < i && !blocks; j++) /* the same way: both up, or both down */
-                if (is_send(s->actions[j].pass) && (s->actions[j].pass == CF_SEND_B) == (a->pass == CF_SEND_B))
+            for (j = s->first[stage]; j < i && !blocks; j++)
+                if (is_send(s->actions[j].pass) && goes_up(s, &s->actions[j]) == goes_up(s, a))
                     begin = fmax(begin, c->end[j]);
             set(c, i, begin, transfer);
             if (blocks) compute = c->end[i];

@@ -1051,9 +1051,10 @@ TEST(no_memory) {
 /* What cf_schedule_memory reports is the largest of the estimates of all moments, stage by stage. */
 TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
-    const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE};
+    const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE,
+                                       CF_SCHEDULE_ZERO_BUBBLE};
     int64_t which, stage, i, n;
-    for (which = 0; which < 3; which++) {
+    for (which = 0; which < 4; which++) { /* the last one in a V */
         cf_pack_desc pack;
         cf_schedule_desc order;
         cf_memory_desc memory;
@@ -1071,7 +1072,8 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
         order.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
         memory.model = cf_model_find("qwen2.5-0.5b");
         memory.parallel.pp = 2;
-        memory.parallel.n_virtual = which == 1 ? 2 : 1;
+        memory.parallel.n_virtual = order.n_virtual = which % 2 + 1;
+        memory.parallel.placement = order.placement = which == 3 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         CHECK_INT(cf_pack(lengths, 7, &pack, &plan, NULL), CF_OK);
         CHECK_INT(cf_schedule_make(plan, &order, &schedule, NULL), CF_OK);
         REQUIRE(plan != NULL && schedule != NULL);
@@ -1083,7 +1085,8 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
             CHECK_INT(cf_schedule_loads(plan, schedule, stage, loads, 400, NULL), CF_OK);
             for (i = 0; i < n; i++) {
                 memset(all, 0, sizeof all);
-                for (v = 0; v < n_virtual; v++) all[v * 2 + stage] = loads[i * n_virtual + v];
+                for (v = 0; v < n_virtual; v++)
+                    all[which == 3 && v == 1 ? 3 - stage : v * 2 + stage] = loads[i * n_virtual + v];
                 CHECK_INT(cf_memory_estimate(&memory, all, 2 * n_virtual, moment, 2, NULL), CF_OK);
                 if (moment[stage].total > most) most = moment[stage].total;
             }
@@ -1095,6 +1098,9 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
         memory.parallel.pp = 2;
         CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 1, NULL, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, "n_reports");
+        memory.parallel.placement = which == 3 ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.placement");
         memory.parallel.n_virtual = 3;
         CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, "parallel.n_virtual");

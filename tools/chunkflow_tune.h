@@ -177,7 +177,8 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
 /* What a schedule needs at most: the report of each stage at its heaviest pass, by cf_schedule_loads and
-   cf_memory_estimate. Of desc->parallel, pp and n_virtual must be those of the schedule; unfused_attention must be 0.
+   cf_memory_estimate. Of desc->parallel, pp, n_virtual and placement must be those of the schedule; unfused_attention
+   must be 0.
 
    reports: (pp), n_reports of them; untouched on failure. Working space comes from `allocator` (NULL: malloc). Errors:
    CF_ERROR_ARGUMENT with the member, those of the two functions, CF_ERROR_MEMORY. */
@@ -772,7 +773,8 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
         double parameters = 0;
         for (v = 0; v < parallel->n_virtual; v++) {
             cf_parameters counted;
-            CFT__TRY(cf_stage_parameters(desc->model, parallel, v * parallel->pp + s, &counted, error));
+            int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, s);
+            CFT__TRY(cf_stage_parameters(desc->model, parallel, at, &counted, error));
             parameters += (double)counted.total;
         }
         if (parameters > most) most = parameters;
@@ -864,8 +866,9 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     }
     if (full.kinds == NULL) {
         int many = full.parallel.n_virtual > 1;
-        full.kinds = many ? virtual_kinds : kinds;
-        full.n_kinds = many ? CFT__COUNT(virtual_kinds) : CFT__COUNT(kinds);
+        int turns = many && full.parallel.placement == CF_PLACEMENT_V; /* where interleaved does not go */
+        full.kinds = many ? &virtual_kinds[turns] : kinds;
+        full.n_kinds = many ? CFT__COUNT(virtual_kinds) - turns : CFT__COUNT(kinds);
     }
     if (full.replays == NULL) {
         full.replays = replays;
@@ -1063,9 +1066,13 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     for (i = 0; i < desc->n_kinds; i++) {
         cf_schedule_kind kind = desc->kinds[i];
         CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
-        if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_BEST)
+        if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_ZERO_BUBBLE &&
+            kind != CF_SCHEDULE_BEST)
             return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
                            "cannot use virtual stages");
+        if (desc->parallel.placement == CF_PLACEMENT_V && kind != CF_SCHEDULE_ZERO_BUBBLE && kind != CF_SCHEDULE_BEST)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+                           "cannot lay virtual stages in a V");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++)
@@ -1111,6 +1118,9 @@ static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     if (desc->n_gpus != 0) return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1, "needs a model to split");
     CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
+    if (split.placement != CF_PLACEMENT_LOOP && split.placement != CF_PLACEMENT_V)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, CF_PLACEMENT_V, (int64_t)split.placement,
+                       "must be loop or v");
     CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     for (v = 0; v < split.pp * split.n_virtual; v++) {
         const cf_stage_bytes *b = &desc->bytes[v];
@@ -1297,15 +1307,20 @@ static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batc
 
 /* ---- memory ---- */
 
+/* The virtual stage of a stage in one row of them. */
+static int64_t cft__stage_at(const cft__tuner *t, int64_t row, int64_t stage) {
+    return cf_placement_at(t->split->placement, t->split->pp, row, stage);
+}
+
 /* The report of one stage from the caller's bytes. Returns 0 where they do not fit in 64 bits. */
 static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
                                     &out->inputs,      &out->working, &out->runtime};
-    int64_t v, i;
+    int64_t row, i;
     memset(out, 0, sizeof *out);
-    for (v = stage; v < t->split->pp * t->split->n_virtual; v += t->split->pp) {
-        const cf_stage_bytes *b = &t->desc.bytes[v];
-        const cf_memory_load *load = &t->loads[v];
+    for (row = 0; row < t->split->n_virtual; row++) {
+        const cf_stage_bytes *b = &t->desc.bytes[cft__stage_at(t, row, stage)];
+        const cf_memory_load *load = &t->loads[cft__stage_at(t, row, stage)];
         int64_t working = 0;
         cft__add_product(&out->activations, load->live_tokens, b->held.per_token_activations);
         cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
@@ -1372,7 +1387,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
-        cft__stage *stage = &t->stages[v % t->split->pp];
+        cft__stage *stage = &t->stages[cf_placement_stage(t->split->placement, t->split->pp, v)];
         const int64_t *of = t->weights[v].of;
         CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
         if (cft__max(of[CFT__CHUNK], of[CFT__ACTIVATIONS]) > INT64_MAX / 16 / chunk_size)
@@ -1515,20 +1530,25 @@ typedef struct cft__scale {
     cf_error *error;
 } cft__scale;
 
+/* The virtual stage that lies on a stage in one row of them. */
+static int64_t cft__listed_at(const cf_schedule *schedule, int64_t row, int64_t stage) {
+    return cf_placement_at(schedule->placement, schedule->n_stages, row, stage);
+}
+
 /* Puts what is held during the heaviest pass of one stage into scale->loads; own: which pass it is. moments: what is
    held while each action of the stage's list runs. */
 static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_memory_load *moments,
                                cft__stage *own) {
     const cf_schedule *schedule = scale->schedule;
-    int64_t n_virtual = schedule->n_virtual, pp = schedule->n_stages, most = -1, passes = 0, id, j;
+    int64_t n_virtual = schedule->n_virtual, most = -1, passes = 0, id, j;
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
-    for (j = 0; j < n_virtual; j++) memset(&scale->loads[j * pp + stage], 0, sizeof *scale->loads);
+    for (j = 0; j < n_virtual; j++) memset(&scale->loads[cft__listed_at(schedule, j, stage)], 0, sizeof *scale->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &scale->weights[j * pp + stage];
+            const cft__weights *w = &scale->weights[cft__listed_at(schedule, j, stage)];
             cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
             cft__add_product(&weight, moments[j].chunk_tokens, w->of[CFT__CHUNK]);
         }
@@ -1536,7 +1556,7 @@ static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_
             most = weight;
             own->before = passes;
             own->peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) scale->loads[j * pp + stage] = moments[j];
+            for (j = 0; j < n_virtual; j++) scale->loads[cft__listed_at(schedule, j, stage)] = moments[j];
         }
         passes++;
     }
@@ -1577,6 +1597,9 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_sched
     if (parallel.n_virtual != schedule->n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.n_virtual", -1, schedule->n_virtual, parallel.n_virtual,
                          "is not that of the schedule");
+    if ((parallel.placement == CF_PLACEMENT_V) != (schedule->placement == CF_PLACEMENT_V))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, (int64_t)schedule->placement,
+                         (int64_t)parallel.placement, "is not that of the schedule");
     if (n_reports == parallel.pp) return CF_OK;
     return cf_fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, parallel.pp, n_reports, "must be one for each stage");
 }
@@ -1648,6 +1671,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.replay = c->replay;
     desc.n_stages = t->split->pp;
     desc.n_virtual = t->split->n_virtual;
+    desc.placement = t->split->placement;
     desc.k = c->k;
     desc.rank = rank;
     desc.timing = &t->timing;

@@ -173,9 +173,10 @@ static int validate_schedule(const check_options *asked, const pipeline *pipe, c
 static int say_schedule(const source *file, const cf_schedule *s, const char *times) {
     const char *kind = s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind";
 
-    printf("%s: sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages, %s actions%s\n",
+    printf("%s: sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages%s, %s actions%s\n",
            cli_input_name(file->path), kind, cli_commas(s->k), cf_replay_name(s->replay), cli_commas(s->rank),
-           cli_commas(s->n_stages), cli_commas(s->n_virtual), cli_commas(s->n_actions), times);
+           cli_commas(s->n_stages), cli_commas(s->n_virtual), s->placement == CF_PLACEMENT_V ? " in a V" : "",
+           cli_commas(s->n_actions), times);
     return CLI_OK;
 }
 

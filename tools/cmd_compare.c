@@ -13,6 +13,7 @@ typedef struct compare_options {
     pipeline_options pipeline;
     const char *k;
     int64_t n_virtual;
+    int64_t placement;
     int64_t replay;
     const char *json;
 } compare_options;
@@ -28,6 +29,9 @@ static const cli_option options[] = {
      "default 1. More than one number: a row for each"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(compare_options, n_virtual), .min = 1,
      .max = CF_MAX_STAGES, .help = "virtual stages of each stage, for interleaved; default 2"},
+    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(compare_options, placement),
+     .help = "zero-bubble and best have virtual stages, too: in loops, in a\n"
+     "V, or (best) in whichever is faster"},
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
      .offset = offsetof(compare_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"
@@ -50,6 +54,7 @@ typedef struct row {
     cf_result result;
     char why[200];        /* where it failed */
     int64_t n_virtual;    /* from here on: where it did not */
+    cf_placement placement;
     double makespan, bubble_useful, bubble_busy, bound;
     const char *strongest;
     int64_t peak_live, peak_tokens, peak_bytes; /* the most of all stages */
@@ -73,6 +78,7 @@ static void measure(const table *t, const pipeline_run *run, row *r) {
     int64_t i;
 
     r->n_virtual = run->schedule->n_virtual;
+    r->placement = run->schedule->placement;
     r->makespan = timeline->makespan;
     r->bubble_useful = timeline->bubble_useful;
     r->bubble_busy = timeline->bubble_busy;
@@ -124,6 +130,16 @@ static void fill_baseline(const table *t, row *r) {
     cf_plan_free(plan);
 }
 
+/* Of zero-bubble's own choice there is none: with `any` it takes the V that it was made for. */
+static void place_row(const compare_options *asked, row *r) {
+    if (r->what.kind == CF_SCHEDULE_INTERLEAVED) r->what.n_virtual = asked->n_virtual;
+    if (asked->placement == CF_PLACEMENT_DEFAULT || r->what.kind <= CF_SCHEDULE_INTERLEAVED) return;
+    r->what.n_virtual = asked->n_virtual > 0 ? asked->n_virtual : 2;
+    r->what.placement = (cf_placement)asked->placement;
+    if (r->what.kind == CF_SCHEDULE_ZERO_BUBBLE && r->what.placement == CF_PLACEMENT_ANY)
+        r->what.placement = CF_PLACEMENT_V;
+}
+
 /* Every kind, with every K and form of replay; best twice, with whole backwards and with cut ones. */
 static int add_rows(table *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
@@ -147,7 +163,7 @@ static int add_rows(table *t, const int64_t *k, int64_t n_k) {
                 r->what.replay = (cf_replay)replay;
                 r->what.k = k[i];
                 r->what.split_backward = kind == CF_SCHEDULE_COUNT;
-                if (kind == CF_SCHEDULE_INTERLEAVED) r->what.n_virtual = t->asked->n_virtual;
+                place_row(t->asked, r);
             }
     return CLI_OK;
 }
@@ -177,8 +193,12 @@ static double ratio(double value, double to) {
 }
 
 static const char *row_name(const row *r) {
+    int turns = r->result == CF_OK && r->placement == CF_PLACEMENT_V && r->n_virtual > 1;
+
     if (r->unsplit) return r->unsplit == PACKED ? "1f1b, packed" : "1f1b, unsplit";
-    return r->what.split_backward ? "best, I + W" : cf_schedule_kind_name(r->what.kind);
+    if (r->what.split_backward) return turns ? "best, I + W, V" : "best, I + W";
+    if (turns) return r->what.kind == CF_SCHEDULE_BEST ? "best, V" : "zero-bubble, V";
+    return cf_schedule_kind_name(r->what.kind);
 }
 
 static void print_row(const table *t, const row *r) {
@@ -298,6 +318,7 @@ static void write_row(json_writer *w, const table *t, const row *r) {
         json_text_member(w, "why", r->why);
     } else {
         json_integer_member(w, "virtual_stages", r->n_virtual);
+        json_text_member(w, "placement", cf_placement_name(r->placement));
         json_number_member(w, "makespan", r->makespan);
         json_number_member(w, "ratio", ratio(r->makespan, t->best));
         json_number_member(w, "bubble_useful", r->bubble_useful);

@@ -20,6 +20,7 @@ typedef struct plan_options {
     int64_t k;
     int64_t kind;
     int64_t n_virtual;
+    int64_t placement;
     int64_t replay;
     int split_backward;
     int lower;
@@ -43,8 +44,11 @@ static const cli_option options[] = {
      .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
      .max = CF_MAX_STAGES,
-     .help = "virtual stages of each stage, for interleaved (default 2)\n"
-     "and best (default 1)"},
+     .help = "virtual stages of each stage, for interleaved (default 2),\n"
+     "zero-bubble and best (default 1)"},
+    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(plan_options, placement),
+     .help = "where they lie: in loops (the default), or there and back in a\n"
+     "V (zero-bubble and best); any (best): whichever is faster"},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(plan_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"
      "or on each stage alone (the default)"},
@@ -191,7 +195,9 @@ static void print_input(const planned *made) {
     printf("schedule          %s, K = %s, %s replay, rank %s, %s stage%s", cf_schedule_kind_name(schedule->kind),
            cli_commas(schedule->k), cf_replay_name(schedule->replay), cli_commas(schedule->rank),
            cli_commas(schedule->n_stages), schedule->n_stages == 1 ? "" : "s");
-    if (schedule->n_virtual > 1) printf(" of %s virtual stages", cli_commas(schedule->n_virtual));
+    if (schedule->n_virtual > 1)
+        printf(" of %s virtual stages%s", cli_commas(schedule->n_virtual),
+               schedule->placement == CF_PLACEMENT_V ? " in a V" : "");
     putchar('\n');
     print_limits(made);
     print_counts(schedule);
@@ -303,6 +309,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     memset(&desc, 0, sizeof desc);
     desc.n_stages = schedule->n_stages;
     desc.n_virtual = schedule->n_virtual;
+    desc.placement = schedule->placement;
     desc.k = schedule->k;
     desc.replay = schedule->replay;
     desc.rank = schedule->rank;
@@ -386,6 +393,7 @@ static int make(planned *made) {
     what.kind = (cf_schedule_kind)asked->kind;
     what.replay = (cf_replay)asked->replay;
     what.n_virtual = asked->n_virtual;
+    what.placement = (cf_placement)asked->placement;
     what.k = asked->k;
     what.split_backward = asked->split_backward;
     what.lower = asked->lower;

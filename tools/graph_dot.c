@@ -52,7 +52,8 @@ static void write_stage(text_out *to, const cf_graph *graph, int64_t stage) {
 
     text_out_put(to, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
     for (i = 0; i < graph->n_nodes; i++)
-        if (graph->nodes[i].stage % graph->n_stages == stage) write_node(to, graph, i);
+        if (cf_placement_stage(graph->placement, graph->n_stages, graph->nodes[i].stage) == stage)
+            write_node(to, graph, i);
     text_out_put(to, "  }\n");
 }
 

@@ -76,6 +76,7 @@ int modelling_make(const char *command, const modelling_options *asked, modellin
     out->parallel.tp = asked->tp;
     out->parallel.pp = asked->pp;
     out->parallel.n_virtual = asked->n_virtual;
+    out->parallel.placement = (cf_placement)asked->placement;
     out->parallel.dp = asked->dp;
     out->parallel.zero = asked->zero;
     out->parallel.no_sequence = asked->no_sequence;
@@ -137,7 +138,9 @@ void modelling_print(const modelling *m) {
 
     modelling_print_model(m);
     printf("split             tensor %s, pipeline %s", cli_commas(p->tp), cli_commas(p->pp));
-    if (p->n_virtual > 1) printf(" with %s virtual stages each", cli_commas(p->n_virtual));
+    if (p->n_virtual > 1)
+        printf(" with %s virtual stages each%s", cli_commas(p->n_virtual),
+               p->placement == CF_PLACEMENT_V ? ", in a V" : "");
     printf(", data %s (ZeRO %s): %s GPUs\n", cli_commas(p->dp), cli_commas(p->zero), cli_commas(p->tp * p->pp * p->dp));
     printf("recompute         %s%s\n", cf_recompute_name(p->recompute),
            p->tp > 1 ? p->no_sequence ? ", no sequence parallelism" : ", sequence parallelism" : "");
@@ -159,6 +162,7 @@ void modelling_write_split(json_writer *w, const cf_parallel *parallel) {
     json_integer_member(w, "tensor_parallel", parallel->tp);
     json_integer_member(w, "pipeline_parallel", parallel->pp);
     json_integer_member(w, "virtual_stages", parallel->n_virtual);
+    json_text_member(w, "placement", cf_placement_name(parallel->placement));
     json_integer_member(w, "data_parallel", parallel->dp);
 }
 

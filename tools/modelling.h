@@ -13,7 +13,7 @@ typedef struct modelling_options {
     const char *config;
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab; /* 0: not given */
     int tied, qkv_bias, qk_norm, no_gate;
-    int64_t tp, pp, n_virtual, dp, zero;
+    int64_t tp, pp, n_virtual, placement, dp, zero;
     int no_sequence;
     int64_t recompute;
     const char *stage_layers;
@@ -73,6 +73,9 @@ typedef struct modelling_options {
      .max = CF_MAX_LAYERS, .help = "pipeline stages; default 1"},                                                  \
     {.name = "--virtual", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.n_virtual), .min = 1,  \
      .max = CF_MAX_LAYERS, .help = "virtual stages of each stage; default 1"},                                     \
+    {.name = "--placement", .value = "loop|v", .kind = CLI_CHOICE, .offset = offsetof(type, member.placement),     \
+     .help = "where they lie: in loops (the default), or there and back in a\n"                                    \
+     "V, so that embedding and head share a stage"},                                                              \
     {.name = "--dp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,              \
      .max = CF_MAX_RANKS, .help = "data-parallel ranks; default 1"},                                               \
     MODELLING_SPLIT_OPTIONS(type, member)

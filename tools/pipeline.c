@@ -424,6 +424,7 @@ static cf_result weigh(const pipeline *p, const cf_plan *plan, const cf_schedule
     if (!p->has_model) return CF_OK;
     desc.model = &p->model.model;
     desc.parallel = parallel_of(p, schedule->n_virtual, recompute);
+    desc.parallel.placement = schedule->placement;
     run->memory = (cf_memory_report *)calloc((size_t)p->n_stages, sizeof *run->memory);
     if (!run->memory) return no_memory(error);
     result = cf_schedule_memory(&desc, plan, schedule, run->memory, p->n_stages, NULL, error);
@@ -486,6 +487,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.replay = what->replay;
     desc.n_stages = p->n_stages;
     desc.n_virtual = what->n_virtual;
+    desc.placement = what->placement;
     desc.k = what->k;
     desc.rank = p->rank;
     desc = cf_schedule_defaults(&desc);

@@ -138,6 +138,7 @@ typedef struct pipeline_case {
     cf_schedule_kind kind;
     cf_replay replay;
     int64_t n_virtual;
+    cf_placement placement;
     int64_t k;
     int split_backward; /* best may cut backwards into I and W */
     int lower;          /* add the transfers between stages */

@@ -39,8 +39,9 @@ int saved_format_of(const json_document *document, saved_format *out) {
     int code = json_read_object(document, 0, header_fields, &head, NULL);
 
     if (code != CLI_OK) return code;
-    if (head.version != 1)
-        return json_wrong(document, 0, "version: got %lld, wanted 1", (long long)head.version);
+    if (head.version != 1 && (head.version != 2 || head.format != SAVED_SCHEDULE))
+        return json_wrong(document, 0, "version: got %lld, wanted 1%s", (long long)head.version,
+                          head.format == SAVED_SCHEDULE ? " or 2" : "");
     *out = (saved_format)head.format;
     return CLI_OK;
 }
@@ -229,13 +230,14 @@ void saved_plan_free(saved_plan *saved) {
 
 static const char *kind_word(int64_t place) { return cf_schedule_kind_name((cf_schedule_kind)place); }
 static const char *replay_word(int64_t place) { return cf_replay_name((cf_replay)place); }
+static const char *placement_word(int64_t place) { return cf_placement_name((cf_placement)place); }
 static const char *pass_word(int64_t place) { return cf_pass_name((cf_pass)place); }
 
 typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
-    int64_t kind, replay, lowered;
-    uint32_t actions, peak_live, bounds, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
+    int64_t version, kind, replay, placement, lowered; /* placement: 0 where the file has none */
+    uint32_t actions, limits, peak_live, bounds, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
 } schedule_object;
 
 #define SCHEDULE_COUNT(key, member) {.name = key, .type = JSON_INT, .offset = offsetof(schedule_object, member)}
@@ -250,11 +252,15 @@ static const json_field schedule_fields[] = {
     SCHEDULE_TIME(bubble_busy), SCHEDULE_PEAK(peak_live),
     {.name = "kind", .type = JSON_WORD, .offset = offsetof(schedule_object, kind), .word = kind_word},
     {.name = "replay", .type = JSON_WORD, .offset = offsetof(schedule_object, replay), .word = replay_word},
-    SCHEDULE_COUNT("stages", schedule.n_stages), SCHEDULE_COUNT("virtual_stages", schedule.n_virtual),
+    {.name = "placement", .type = JSON_WORD, .offset = offsetof(schedule_object, placement), .word = placement_word,
+     .optional = 1},
+    SCHEDULE_COUNT("version", version), SCHEDULE_COUNT("stages", schedule.n_stages),
+    SCHEDULE_COUNT("virtual_stages", schedule.n_virtual),
     SCHEDULE_COUNT("k", schedule.k), SCHEDULE_COUNT("rank", schedule.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
     {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
+    {.name = "limits", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, limits), .optional = 1},
     {.name = "bounds", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, bounds), .optional = 1},
     SCHEDULE_PEAK(peak_tokens), SCHEDULE_PEAK(peak_state_tokens), SCHEDULE_PEAK(peak_bytes),
     {.name = NULL}};
@@ -323,8 +329,8 @@ static int read_lists(const json_document *document, uint32_t array, saved_sched
 }
 
 /* A number for each stage, into a new array; NULL where the file has none. */
-static int read_peaks(const json_document *document, uint32_t array, const char *name, int64_t n_stages,
-                      int64_t **out) {
+static int read_counts(const json_document *document, uint32_t array, const char *name, int64_t n_stages,
+                       int64_t **out) {
     uint32_t node;
     int64_t stage = 0;
     int code = CLI_OK;
@@ -378,7 +384,7 @@ static int read_summary(const json_document *document, const schedule_object *ob
     int code = read_bounds(document, object->bounds, timeline), i;
 
     for (i = 0; i < 4 && code == CLI_OK; i++)
-        code = read_peaks(document, peaks[i].array, peaks[i].name, saved->schedule->n_stages, peaks[i].out);
+        code = read_counts(document, peaks[i].array, peaks[i].name, saved->schedule->n_stages, peaks[i].out);
     return code;
 }
 
@@ -399,10 +405,23 @@ static int check_lists(const json_document *document, const schedule_object *obj
     return CLI_OK;
 }
 
-static int allocate_schedule(const json_document *document, const cf_schedule *schedule, saved_schedule *saved) {
+/* The schedule without its lists. */
+static int make_schedule(const json_document *document, const schedule_object *object, cf_schedule **out) {
+    cf_schedule bare = object->schedule;
+    int code = read_counts(document, object->limits, "limits", bare.n_stages, &bare.limits);
+
+    bare.kind = (cf_schedule_kind)object->kind;
+    bare.replay = (cf_replay)object->replay;
+    bare.placement = object->version == 1 ? CF_PLACEMENT_LOOP : (cf_placement)object->placement;
+    bare.lowered = (int)object->lowered;
+    if (code == CLI_OK && schedule_new(&bare, NULL, out, NULL) != CF_OK) code = no_memory(document);
+    free(bare.limits);
+    return code;
+}
+
+static int make_timeline(const json_document *document, const cf_schedule *schedule, saved_schedule *saved) {
     cf_timeline *timeline = &saved->timeline;
 
-    if (schedule_new(schedule, NULL, &saved->schedule, NULL) != CF_OK) return no_memory(document);
     if (!saved->has_times) return CLI_OK;
     timeline->n_actions = schedule->n_actions;
     timeline->n_stages = schedule->n_stages;
@@ -430,12 +449,12 @@ int saved_schedule_read(const json_document *document, saved_schedule *out) {
         return json_wrong(document, 0, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
     code = check_lists(document, &object);
     if (code != CLI_OK) return code;
-    object.schedule.kind = (cf_schedule_kind)object.kind;
-    object.schedule.replay = (cf_replay)object.replay;
-    object.schedule.lowered = (int)object.lowered;
+    if (object.version > 1 && object.placement == CF_PLACEMENT_DEFAULT)
+        return json_wrong(document, 0, "placement is missing");
     fresh.timeline = object.timeline;
     fresh.has_times = (seen & all_times) != 0;
-    code = allocate_schedule(document, &object.schedule, &fresh);
+    code = make_schedule(document, &object, &fresh.schedule);
+    if (code == CLI_OK) code = make_timeline(document, fresh.schedule, &fresh);
     if (code == CLI_OK) code = read_lists(document, object.actions, &fresh);
     if (code == CLI_OK && fresh.has_times) code = read_summary(document, &object, &fresh);
     if (code == CLI_OK) *out = fresh;

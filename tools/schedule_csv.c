@@ -281,21 +281,25 @@ static cf_result finish_header(const reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* Second time: the actions, which could be read the first time, with chunks as the plan numbers them. */
+/* Second time: the actions, which could be read the first time, with chunks as the plan numbers them. Rows that loops
+   and a V explain alike are loops. */
 static cf_result fill_actions(reader *r, cf_schedule *schedule) {
-    int64_t n, stage;
-    int more;
+    int64_t n, stage, n_stages = schedule->n_stages;
+    int more, loops = 1, turns = 1;
 
     rewind_text(r);
     for (n = 0; n < schedule->n_actions; n++) {
         cf_action *action = &schedule->actions[n];
         TRY(next_action(r, action, &more));
-        if (action->stage % schedule->n_stages != r->cell.line - 1)
-            return bad_cell(r, &r->cell, "this virtual stage lies on another row (v mod rows)");
+        loops &= cf_placement_stage(CF_PLACEMENT_LOOP, n_stages, action->stage) == r->cell.line - 1;
+        turns &= cf_placement_stage(CF_PLACEMENT_V, n_stages, action->stage) == r->cell.line - 1;
+        if (!loops && !turns)
+            return bad_cell(r, &r->cell, "this virtual stage lies on another row, in loops (v mod rows) as in a V");
         action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
         schedule->first[r->cell.line]++;
     }
-    for (stage = 0; stage < schedule->n_stages; stage++) schedule->first[stage + 1] += schedule->first[stage];
+    for (stage = 0; stage < n_stages; stage++) schedule->first[stage + 1] += schedule->first[stage];
+    schedule->placement = loops ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
     return CF_OK;
 }
 

@@ -39,8 +39,8 @@ cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, c
 
 /* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one
    action from its first character to its last, spaces and tabs around it apart. The number of rows is the number of
-   stages, the virtual stages lie on them in loops (v on row v mod rows); an F keeps its activations unless R of that
-   chunk is in the row.
+   stages. The virtual stages lie on them in loops (v on row v mod rows) or in a V (0, 1, .. and back again), which the
+   rows show. An F keeps its activations unless R of that chunk is in the row.
 
    *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; untouched on failure.
    Errors: CF_ERROR_TEXT with the line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of

@@ -6,8 +6,8 @@
 
 #include "../chunkflow.h"
 
-/* A schedule with the counts and labels of `header` and room for its lists, all of it zero. *out: to be given to
-   cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT (half an allocator), CF_ERROR_OVERFLOW,
+/* A schedule with the counts, labels and limits of `header` and room for its lists, all of it zero. *out: to be given
+   to cf_schedule_free; untouched on failure. Errors: CF_ERROR_ARGUMENT (half an allocator), CF_ERROR_OVERFLOW,
    CF_ERROR_MEMORY. */
 cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator, cf_schedule **out, cf_error *error);
 

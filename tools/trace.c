@@ -27,20 +27,22 @@ static const char *const ways[] = {"to the next stage", "from the previous stage
                                    "from the next stage", "host memory"};
 #define N_WAYS 5
 
-/* The place in ways[] of a transfer or copy. */
-static int64_t way_of(int pass) {
-    switch (pass) {
-    case CF_SEND_F: case CF_SEND_R: return 0;
-    case CF_RECV_F: case CF_RECV_R: return 1;
-    case CF_SEND_B: return 2;
-    case CF_RECV_B: return 3;
+/* The place in ways[] of a transfer or copy. Where a V leads back, activations go to the previous stage. */
+static int64_t way_of(const trace *t, const cf_action *a) {
+    int back = t->schedule->placement == CF_PLACEMENT_V && a->stage / t->schedule->n_stages % 2 == 1 ? 2 : 0;
+
+    switch (a->pass) {
+    case CF_SEND_F: case CF_SEND_R: return back;
+    case CF_RECV_F: case CF_RECV_R: return 1 + back;
+    case CF_SEND_B: return 2 - back;
+    case CF_RECV_B: return 3 - back;
     default: return 4;
     }
 }
 
 static int64_t thread_of(const trace *t, const cf_action *a) {
     if (a->pass < CF_COMPUTE_PASS_COUNT) return a->stage / t->schedule->n_stages + 1;
-    return t->schedule->n_virtual + way_of(a->pass) + 1;
+    return t->schedule->n_virtual + way_of(t, a) + 1;
 }
 
 static void print_thread_name(const trace *t, int64_t stage, int64_t thread, const char *name) {
@@ -56,7 +58,7 @@ static void print_way_names(const trace *t, int64_t stage) {
     int64_t i;
 
     for (i = t->schedule->first[stage]; i < t->schedule->first[stage + 1]; i++)
-        if (t->schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) seen[way_of(t->schedule->actions[i].pass)] = 1;
+        if (t->schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) seen[way_of(t, &t->schedule->actions[i])] = 1;
     for (way = 0; way < N_WAYS; way++)
         if (seen[way]) print_thread_name(t, stage, t->schedule->n_virtual + way + 1, ways[way]);
 }
@@ -73,7 +75,8 @@ static void print_names(const trace *t, int64_t stage) {
             "  {\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"sort_index\": %lld}}",
             (long long)stage + 1, (long long)stage);
     for (v = 0; v < t->schedule->n_virtual; v++) {
-        snprintf(name, sizeof name, "virtual stage %lld", (long long)(v * t->schedule->n_stages + stage));
+        snprintf(name, sizeof name, "virtual stage %lld",
+                 (long long)cf_placement_at(t->schedule->placement, t->schedule->n_stages, v, stage));
         print_thread_name(t, stage, v + 1, name);
     }
     print_way_names(t, stage);

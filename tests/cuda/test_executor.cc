@@ -263,9 +263,17 @@ static bool make_batch(const setting &x, batch *b) {
 
 /* ---- the same on the host, one pass after the other ---- */
 
+/* The stage that a virtual stage lies on: a V turns after every row of them. */
+static int64_t stage_of(const cf_schedule *s, int64_t v) {
+    const int64_t at = v % s->n_stages;
+    const bool back = s->placement == CF_PLACEMENT_V && v / s->n_stages % 2 == 1;
+    return back ? s->n_stages - 1 - at : at;
+}
+
 struct host_model {
     const setting &x;
     const cf_plan *plan;
+    const cf_schedule *made;
     uint64_t seed;
     int64_t first, n, n_virtual_stages;
     std::vector<word> results; /* (virtual stages x chunks x RESULTS) */
@@ -274,7 +282,7 @@ struct host_model {
     std::vector<word> work;
 
     host_model(const setting &x_, const batch &b, uint64_t seed_)
-        : x(x_), plan(b.plan), seed(seed_), first(b.made->rank * plan->n_steps), n(plan->n_steps),
+        : x(x_), plan(b.plan), made(b.made), seed(seed_), first(b.made->rank * plan->n_steps), n(plan->n_steps),
           n_virtual_stages(b.made->n_stages * b.made->n_virtual) {
         results.assign((size_t)(n_virtual_stages * n * RESULTS), 0);
         for (int64_t i = first; i < first + n; i++) {
@@ -405,7 +413,7 @@ struct device_model {
         const cf_chunk &c = *step->step->chunk;
         const cf_cuda_stage &d = x.stages[(size_t)a.stage];
         const int64_t first = b.made->rank * b.plan->n_steps, last = n_virtual_stages() - 1;
-        const int64_t stage = a.stage % n_stages();
+        const int64_t stage = stage_of(b.made, a.stage);
         int current = -1;
         if (note) seen.push_back({stage, step->step->position, a, *step});
         if (before) before(step);
@@ -513,8 +521,8 @@ struct device_model {
             cudaSetDevice(device(i));
             CHECK(cudaMemcpy(one.data(), results[(size_t)i], result_words() * 4, cudaMemcpyDeviceToHost) ==
                   cudaSuccess);
-            for (int64_t v = i; v < n_virtual_stages(); v += n_stages())
-                std::copy(one.begin() + v * n, one.begin() + (v + 1) * n, all.begin() + v * n);
+            for (int64_t v = 0; v < n_virtual_stages(); v++)
+                if (stage_of(b.made, v) == i) std::copy(one.begin() + v * n, one.begin() + (v + 1) * n, all.begin() + v * n);
         }
         cudaSetDevice(0);
         return all;
@@ -523,14 +531,13 @@ struct device_model {
 
 /* Compares with the host, number by number; of one stage only where one is given. An R must give what F gave; where
    there was none its result is untouched. */
-static bool same_results(const std::vector<word> &got, const host_model &host, int64_t n_stages = 1,
-                         int64_t stage = 0) {
+static bool same_results(const std::vector<word> &got, const host_model &host, int64_t stage = -1) {
     const int64_t n = host.n * RESULTS;
     for (size_t i = 0; i < got.size(); i++) {
         const bool replay = i % RESULTS == 1;
         const word wanted = host.results[replay ? i - 1 : i];
         if (got[i] == wanted || (replay && got[i] == 0xFFFFFFFFu)) continue;
-        if ((int64_t)i / n % n_stages != stage) continue;
+        if (stage >= 0 && stage_of(host.made, (int64_t)i / n) != stage) continue;
         FAIL("virtual stage %d, chunk %d: result %d differs", (int)((int64_t)i / n),
              (int)((int64_t)i % n / RESULTS + host.first), (int)(i % RESULTS));
         return false;
@@ -543,9 +550,10 @@ static bool same_results(const std::vector<word> &got, const host_model &host, i
 static const char *describe(setting *x) {
     char text[300];
     (void)snprintf(text, sizeof text,
-                   "seed %llu: %s, %s, %d x %d stages, k %d, align %d, ranks %d, offload %d/%d, devices %d, n %d",
+                   "seed %llu: %s, %s, %d x %d stages (%s), k %d, align %d, ranks %d, offload %d/%d, devices %d, n %d",
                    (unsigned long long)x->seed, cf_schedule_kind_name(x->order.kind), cf_replay_name(x->order.replay),
-                   (int)x->order.n_stages, (int)x->order.n_virtual, (int)x->order.k, (int)x->pack.align,
+                   (int)x->order.n_stages, (int)x->order.n_virtual, cf_placement_name(x->order.placement),
+                   (int)x->order.k, (int)x->pack.align,
                    (int)x->pack.n_ranks, x->offload, x->offload_gradients,
                    x->devices.empty() ? 1 : 1 + *std::max_element(x->devices.begin(), x->devices.end()),
                    (int)x->lengths.size());
@@ -585,6 +593,10 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.order.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
     x.order.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
     if (x.order.kind == CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.2)) x.order.n_virtual = 3;
+    if (x.order.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) {
+        x.order.n_virtual = harness_between(&rng, 2, 3);
+        x.order.placement = CF_PLACEMENT_V;
+    }
     x.order.k = harness_between(&rng, 1, 3);
     x.order.rank = x.pack.n_ranks - 1;
     x.order.split_backward = harness_chance(&rng, 0.5);
@@ -737,6 +749,11 @@ static void claim_chunk_rows(claims *to, const device_model &m, const positions 
     claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.group < 0 ? "shared" : "gradient", chunk);
 }
 
+/* Whether two virtual stages hand tensors to each other on the spot. */
+static bool on_one_stage(const device_model &m, int64_t v, int64_t other) {
+    return stage_of(m.b.made, v) == stage_of(m.b.made, other);
+}
+
 /* Where a tensor that a pass reads begins and ends to be needed on this stage. */
 static void claim_input(claims *to, const device_model &m, const positions &p, const seen_pass &s,
                         const std::map<const void *, int64_t> &made) {
@@ -747,7 +764,8 @@ static void claim_input(claims *to, const device_model &m, const positions &p, c
     if (!s.step.input) return;
     if (a.pass == CF_F && !a.keep && local) end = at(p, CF_R, a.stage, a.chunk) + 1;
     if (a.pass == CF_R && local) return; /* its F has claimed it */
-    if (m.n_stages() == 1) begin = made.count(s.step.input) ? made.at(s.step.input) + 1 : -1;
+    if (on_one_stage(m, a.stage, a.stage + (receive == CF_RECV_B ? 1 : -1)))
+        begin = made.count(s.step.input) ? made.at(s.step.input) + 1 : -1;
     if (!CHECK(begin >= 0)) return;
     to->add(s.step.input, s.step.boundary_bytes, begin, end, "arena: input", a.chunk);
 }
@@ -757,7 +775,8 @@ static void claim_output(claims *to, const device_model &m, const positions &p, 
     const int send = a.pass == CF_F ? CF_SEND_F : a.pass == CF_R ? CF_SEND_R : CF_SEND_B;
     int64_t end = at(p, send, a.stage, a.chunk) + 1;
     if (!s.step.output) return;
-    if (m.n_stages() == 1) end = s.position + 1; /* then it is the reader's input */
+    if (on_one_stage(m, a.stage, a.stage + (send == CF_SEND_B ? -1 : 1)))
+        end = s.position + 1; /* then it is the reader's input */
     if (!CHECK(end > s.position)) return;
     to->add(s.step.output, s.step.boundary_bytes, s.position, end, "arena: output", a.chunk);
 }
@@ -778,7 +797,7 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
     const int64_t n = s->first[stage + 1] - s->first[stage];
     std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> moves;
-    std::map<const void *, int64_t> made; /* one stage: which action made what lies there now */
+    std::map<const void *, int64_t> made; /* which action made what lies there now */
     positions p;
     claims all;
     for (int64_t i = 0; i < n; i++) {
@@ -1830,7 +1849,7 @@ TEST(too_little_device_memory) {
 /* With passes and transfers that take what the simulator is told, the measured timeline is the simulated one. All times
    are multiples of 1/64 s, so no rounding gets in the way. */
 static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_stages, int64_t n_virtual,
-                           double seconds_per_token) {
+                           cf_placement placement, double seconds_per_token) {
     setting x;
     harness_rng rng = {17};
     cf_timing timing = {};
@@ -1846,6 +1865,7 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
     x.order.replay = replay;
     x.order.n_stages = n_stages;
     x.order.n_virtual = n_virtual;
+    x.order.placement = placement;
     x.order.timing = lower.timing = simulate.timing = &timing;
     x.order.budget = 2;
     x.order.split_backward = 1;
@@ -1871,7 +1891,11 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
     REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_OK));
     REQUIRE(CHECK_INT(cf_executor_timeline(m.executor, nullptr, &measured, &error), CF_OK));
     REQUIRE(CHECK_INT(cf_simulate(b.plan, b.made, &simulate, &simulated, &error), CF_OK));
-    CHECK(measured->makespan == simulated->makespan);
+    /* Both rows of a V send in both directions. Here each row has streams of its own, where the simulation has one queue
+       for each direction, and a tensor may take the place of one that is still being copied: where transfers cost, a
+       pass may come a transfer earlier or later. */
+    const bool may_differ = placement == CF_PLACEMENT_V && seconds_per_token > 0;
+    CHECK(std::fabs(measured->makespan - simulated->makespan) <= (may_differ ? 0.01 * simulated->makespan : 0.0));
     CHECK(measured->busy == simulated->busy && measured->replayed == simulated->replayed);
     const cf_schedule *s = cf_executor_schedule(m.executor);
     int64_t next = 0, n_wrong = 0;
@@ -1881,7 +1905,7 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
         next++;
     }
     CHECK_INT(next, b.made->n_actions);
-    CHECK_INT(n_wrong, 0);
+    if (!may_differ) CHECK_INT(n_wrong, 0);
     cf_timeline_free(measured);
     cf_timeline_free(simulated);
     cuda_emu_defaults();
@@ -1892,9 +1916,13 @@ TEST(timelines_are_the_simulated_ones) {
                                              CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE};
     for (int i = 0; i < 5; i++)
         for (int64_t n_stages = 1; n_stages <= 4; n_stages++)
-            for (int costly = 0; costly < 2; costly++)
-                check_timeline(kinds[i], n_stages % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE, n_stages,
-                               kinds[i] == CF_SCHEDULE_INTERLEAVED ? 2 : 1, costly * 0.25);
+            for (int costly = 0; costly < 2; costly++) {
+                const cf_replay replay = n_stages % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+                const int64_t n_virtual = kinds[i] == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
+                check_timeline(kinds[i], replay, n_stages, n_virtual, CF_PLACEMENT_LOOP, costly * 0.25);
+                if (kinds[i] == CF_SCHEDULE_ZERO_BUBBLE)
+                    check_timeline(kinds[i], replay, n_stages, 2, CF_PLACEMENT_V, costly * 0.25);
+            }
 }
 
 /* State leaves and arrives on streams of their own: where moves take long, one of each is under way at a time, and the
@@ -2010,7 +2038,7 @@ static bool run_rank(const rank_context &c, device_model *m, const host_model &h
         fprintf(stderr, "rank %d: %s: %s\n", c.rank, m->x.name.c_str(), error.text);
         return false;
     }
-    return RANK_CHECK(same_results(m->fetch(), host, c.n, c.rank));
+    return RANK_CHECK(same_results(m->fetch(), host, c.rank));
 }
 
 static setting rank_setting(uint64_t seed, int n) {
@@ -2194,7 +2222,7 @@ static bool stumbling_rank(const rank_context &c) {
     const bool failed = c.rank == 1 && cuda_emu_failed();
     cuda_emu_fail_call(0, cudaSuccess);
     if (c.rank == 1 && code != CF_OK && !RANK_CHECK(failed)) return false;
-    if (code == CF_OK) return RANK_CHECK(same_results(m.fetch(), host, c.n, c.rank));
+    if (code == CF_OK) return RANK_CHECK(same_results(m.fetch(), host, c.rank));
     return RANK_CHECK(code == CF_ERROR_DEVICE || (code == CF_ERROR_CALLBACK && (error.got == 6 || c.rank != 1)));
 }
 
@@ -2211,7 +2239,9 @@ static bool timed_rank(const rank_context &c) {
     x.lengths = {24, 8, 8, 16, 8, 32, 8, 8};
     x.pack.chunk_size = 8;
     x.order.n_stages = c.n;
-    x.order.n_virtual = 1;
+    x.order.n_virtual = c.n > 2 ? 2 : 1;
+    x.order.kind = c.n > 2 ? CF_SCHEDULE_ZERO_BUBBLE : CF_SCHEDULE_PAPER;
+    x.order.placement = c.n > 2 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     x.timeline = 1;
     set_stages(&x, &rng);
     (void)describe(&x);
