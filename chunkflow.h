@@ -783,8 +783,9 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
-/* The passes of one virtual stage. All zero: F = R = rows, B = 2 x rows, I = W = rows, where the rows of a chunk are its
-   tokens with padding: the unit costs of the paper's figures. Otherwise a member that is all zero is derived: R = F, B = I + W or 2 x F, I = W = B / 2. */
+/* The passes of one virtual stage. All zero: F = R = rows, B = 2 x rows, I = W = rows, where the rows of a chunk are
+   its tokens with padding: the unit costs of the paper's figures. Otherwise a member that is all zero is derived:
+   R = F, B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
@@ -1013,8 +1014,8 @@ typedef struct cf_schedule_desc {
     int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: not given. CF_NO_LIMIT: any number */
     const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
-    int64_t budget;              /* only for best: candidates to try in each search; there is one for each smaller K, for
-                                    tighter limits and so on. 0: what takes about a tenth of a second */
+    int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
+                                    smaller K, for tighter limits and so on. 0: all take about a tenth of a second */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1031,11 +1032,11 @@ typedef struct cf_schedule_desc {
    memory limits; where a limit is below K, fewer chunks of a group are kept and more are replayed. No kind can
    deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order.
 
-   `best` searches among all schedules that cf_schedule_validate accepts. K is a cap to it: it may drop and replay any
-   chunk, a standalone one too, with local replay also on some stages only (with pipeline replay, on the first ones).
-   Where no limit of either kind is given, stage s keeps at most (min(K, chunks of the longest group) + n_stages - 1 - s)
-   x n_virtual chunks, which is the most that `paper` keeps there when it runs a constant number ahead; CF_NO_LIMIT as
-   `limit` asks for the shortest schedule, whatever it keeps. `best` is never longer than a fixed schedule of as many
+   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays, and a standalone chunk
+   is dropped and replayed where that pays, on any stages with local replay, on the first ones with pipeline replay.
+   Where no limit of either kind is given, stage s keeps at most (min(K, chunks of the longest group) + n_stages - 1 -
+   s) x n_virtual chunks, which is the most that `paper` keeps there when it runs a constant number ahead; CF_NO_LIMIT
+   as `limit` asks for the shortest schedule, whatever it keeps. `best` is never longer than a fixed schedule of as many
    virtual stages under the same limits (than `zero-bubble` only with split_backward). Under the same limits it is never
    longer than with a smaller budget; at the same budget, neither than with a K that is a power of two below this one,
    than without split_backward, or than under limits half as large. The same budget gives the same schedule.
