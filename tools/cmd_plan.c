@@ -217,7 +217,7 @@ static void print_times(const planned *made) {
         printf("gap               %.2f %% above the strongest bound, %s\n",
                100 * (timeline->makespan / timeline->bound - 1), pipeline_strongest(timeline));
     if (made->run.schedule->kind == CF_SCHEDULE_BEST)
-        printf("search            %s candidates of %s tried, %s better than all before; best fixed schedule: %s, %s\n",
+        printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: %s, %s\n",
                cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
                cf_schedule_kind_name(report->best_fixed), pipeline_time(report->fixed_makespan));
 }
