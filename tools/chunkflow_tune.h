@@ -1795,9 +1795,10 @@ static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, doub
     return CF_OK;
 }
 
-/* The least memory and time that the candidates of a point need for the batch at hand. first: the first of them. */
-static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch) {
-    const cf_tune_candidate *point = &t->tuning->candidates[first];
+/* The least memory and time that the candidates of a point need for the batch at hand: those with one of the replays, of
+   the candidates with one K, which begin with `first`. */
+static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch) {
+    const cf_tune_candidate *point = &t->tuning->candidates[first + replay * t->strides[CFT__REPLAY]];
     int timed = batch < t->desc.n_batches;
     int local = point->replay == CF_REPLAY_LOCAL, best;
     int64_t id, stage[2], bytes[2];
@@ -1827,7 +1828,7 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (replay = 0; replay < t->desc.n_replays; replay++)
         for (k = 0; k < t->desc.n_ks && !t->stop; k++)
-            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch));
+            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K], replay, batch));
     return CF_OK;
 }
 
