@@ -1795,8 +1795,8 @@ static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, doub
     return CF_OK;
 }
 
-/* The least memory and time that the candidates of a point need for the batch at hand: those with one of the replays, of
-   the candidates with one K, which begin with `first`. */
+/* The least memory and time that the candidates of a point need for the batch at hand: those with one of the replays,
+   of the candidates with one K, which begin with `first`. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch) {
     const cf_tune_candidate *point = &t->tuning->candidates[first + replay * t->strides[CFT__REPLAY]];
     int timed = batch < t->desc.n_batches;
