@@ -146,7 +146,7 @@ static void bench_best(void) {
             cf_schedule_free(schedule);
         }
         printf("%-10s %-17s %8.1f %10lld %12.4f %12.4f\n", variant % 2 ? "groups," : "no groups,",
-               desc.limit ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3, (long long)report.n_tried,
+               desc.limit > 0 ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3, (long long)report.n_tried,
                report.makespan / report.bound, report.fixed_makespan / report.makespan);
         cf_plan_free(plan);
     }
