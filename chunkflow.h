@@ -6506,7 +6506,8 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
 
 /* Where passes wait on a stage: those that are not ready yet, by the time at which they are; by urgency, those of each
    place by themselves: forwards that need no leave, replays, backwards, W; and forwards that start a unit or may take
-   places, by the order of units, those of each row of virtual stages by themselves. */
+   places, those of each row of virtual stages by themselves: in the first row by the order of units, in the others by
+   urgency. */
 enum {
     CF__DISPATCH_COMING = 0,
     CF__DISPATCH_BEGUN, /* the first of four, by place */
@@ -6662,8 +6663,10 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    if (place == CF_F && cf__dispatch_asks(d, chunk, v))
-        cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, (int32_t)chunk, d->place);
+    if (place == CF_F && cf__dispatch_asks(d, chunk, v) && v < d->pipe->n_stages)
+        cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
+    else if (place == CF_F && cf__dispatch_asks(d, chunk, v))
+        cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, id, d->urgency);
     else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
 }
 
@@ -7006,10 +7009,12 @@ static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     int32_t best = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
     int64_t row;
     for (row = 0; row < d->maker->desc.n_virtual; row++) {
-        int32_t chunk = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
-        int64_t v = cf__pipe_at(d->pipe, row, stage);
-        if (chunk >= 0 && cf__dispatch_fit(d, stage, chunk, v) != CF__DISPATCH_NOT_STARTED)
-            best = cf__dispatch_prefer(d, best, cf__dispatch_id(v * d->pipe->n + chunk, CF_F));
+        int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
+        int64_t v = cf__pipe_at(d->pipe, row, stage), chunk;
+        if (id < 0) continue;
+        if (row == 0) id = cf__dispatch_id(v * d->pipe->n + id, CF_F); /* in the first row chunks stand for it */
+        (void)cf__dispatch_stage(d, id, &chunk);
+        if (cf__dispatch_fit(d, stage, chunk, v) != CF__DISPATCH_NOT_STARTED) best = cf__dispatch_prefer(d, best, id);
     }
     return best;
 }
@@ -7035,7 +7040,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
         return;
     }
     v = cf__dispatch_stage(d, id, &chunk);
-    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, d->place);
+    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, v < d->pipe->n_stages ? d->place : d->urgency);
     cf__dispatch_grant(d, stage, chunk, v);
 }
 
