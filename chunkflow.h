@@ -1015,7 +1015,7 @@ typedef struct cf_schedule_desc {
     const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
-                                    smaller K, for tighter limits and so on. 0: all take about a tenth of a second */
+                                    smaller K, for tighter limits and so on. 0: some tenths of a second at most in all */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1177,7 +1177,8 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 /* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
    take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
    chunks, given or by default, adds the bound "memory", and limits on bytes are not looked at. Where `best` may split
-   backwards or choose a placement, the bounds are those of the form whose strongest bound is lowest.
+   backwards, they hold for schedules that split some; where it may choose the placement, they are those of the one
+   whose strongest bound is lower.
 
    bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
    passes; working space comes from desc->allocator. */
@@ -1430,14 +1431,14 @@ typedef struct cf_attention_desc {
                                      j > i + Sk - Sq - window). 0: no limit */
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
-    int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (MMA);
+    int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (not unfused);
                                      everything else always has, for the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
     int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
                                      device's */
     int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
                                      is given, as many as a usual device of it has */
-    int64_t cache_bytes;          /* MMA: key heads are worked on in sections whose arrays fit into so much of the
+    int64_t cache_bytes;          /* not unfused: key heads are worked on in sections whose arrays fit into so much of the
                                      second-level cache. 0: 32 MB in the forward, all heads together in the backward */
 } cf_attention_desc;
 
@@ -7128,8 +7129,8 @@ typedef struct cf__search {
 
 enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */, CF__SEARCH_DRAWS = 20 };
 
-/* Candidates of one core search, of which there may be a dozen under limits, so that all of them take about a tenth of
-   a second: dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
+/* Candidates of one core search, of which there may be a dozen under limits, so that all of them take some tenths of
+   a second at most: dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
