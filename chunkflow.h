@@ -1015,7 +1015,7 @@ typedef struct cf_schedule_desc {
     const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
-                                    smaller K, for tighter limits and so on. 0: some tenths of a second at most in all */
+                                    smaller K, for tighter limits and so on. 0: some tenths of a second in all */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1431,15 +1431,15 @@ typedef struct cf_attention_desc {
                                      j > i + Sk - Sq - window). 0: no limit */
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
-    int deterministic;            /* 1: dq has the same bits in every run, for seven products instead of five (not unfused);
-                                     everything else always has, for the same n_processors */
+    int deterministic;            /* 1: dq has the same bits in every run, on the fused paths for seven products instead
+                                     of five; everything else always has, for the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
     int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
                                      device's */
     int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
                                      is given, as many as a usual device of it has */
-    int64_t cache_bytes;          /* not unfused: key heads are worked on in sections whose arrays fit into so much of the
-                                     second-level cache. 0: 32 MB in the forward, all heads together in the backward */
+    int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
+                                     the second-level cache. 0: 32 MB forwards, all heads together backwards */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
