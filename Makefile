@@ -1,4 +1,4 @@
-# chunkflow. Everything is built under $(BUILD); nothing is written outside it.
+# chunkflow. Everything is built under $(BUILD); only `make install` writes outside it.
 #
 #   make            the command (build/chunkflow) and the examples; the pipeline of processes where there is MPI
 #   make demo       trains a small model through chunks on real text and proves that nothing changed (under a minute)
@@ -9,6 +9,7 @@
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
+#   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make clean
 #
 # Useful variables: CC, CXX, NVCC, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
@@ -48,7 +49,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu clean
+.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -260,6 +261,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
+	    "sh tests/install_check.sh $(BUILD)" \
 	    $(CUDA_SUITE) \
 	    "sh tests/executor_check.sh" \
 	    "sh tests/cuda_compile.sh"
@@ -285,6 +287,46 @@ $(BUILD)/bench_fit: tools/bench/bench_fit.c $(TRAIN_HEADERS) | $(BUILD)
 
 bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh
+
+# ---- installing ----
+#
+# For those who do not vendor: `cc $(pkg-config --cflags chunkflow)` finds the headers. zsh reads the completion for bash.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+PLACE   := $(DESTDIR)$(PREFIX)
+VERSION := $(shell sed -n 's/^.define CHUNKFLOW_VERSION "\(.*\)"/\1/p' chunkflow.h)
+INSTALL ?= install
+
+INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h share/chunkflow/chunkflow_cuda.cu \
+             share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
+             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish
+
+define PKG_CONFIG
+prefix=$(PREFIX)
+includedir=$${prefix}/include
+cuda_source=$${prefix}/share/chunkflow/chunkflow_cuda.cu
+
+Name: chunkflow
+Description: Chunks, schedules and memory estimates for training on long-tailed sequences; a C99 header
+Version: $(VERSION)
+Cflags: -I$${includedir}
+Libs: -lm
+endef
+export PKG_CONFIG
+
+install: $(BUILD)/chunkflow
+	$(INSTALL) -d $(sort $(dir $(addprefix $(PLACE)/,$(INSTALLED))))
+	$(INSTALL) -m 755 $(BUILD)/chunkflow $(PLACE)/bin/chunkflow
+	$(INSTALL) -m 644 chunkflow.h tools/chunkflow_tune.h $(PLACE)/include
+	$(INSTALL) -m 644 chunkflow_cuda.cu $(PLACE)/share/chunkflow/chunkflow_cuda.cu
+	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
+	$(BUILD)/chunkflow help man >$(PLACE)/share/man/man1/chunkflow.1
+	$(BUILD)/chunkflow help bash >$(PLACE)/share/bash-completion/completions/chunkflow
+	$(BUILD)/chunkflow help fish >$(PLACE)/share/fish/vendor_completions.d/chunkflow.fish
+
+uninstall:
+	rm -f $(addprefix $(PLACE)/,$(INSTALLED))
 
 clean:
 	rm -rf $(BUILD)

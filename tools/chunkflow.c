@@ -3,39 +3,41 @@
    Each subcommand is a file cmd_*.c; cli.h says what they share and how to add one. */
 
 #define CHUNKFLOW_IMPLEMENTATION
-#include "cli.h"
+#include "manual.h"
 
 #define CHUNKFLOW_TUNE_IMPLEMENTATION
 #include "chunkflow_tune.h"
 
+#include <ctype.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const cli_command *const commands[] = {
     &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check, &cmd_memory, &cmd_time, &cmd_tune,
+    NULL,
 };
 
-#define N_COMMANDS (sizeof commands / sizeof commands[0])
-
 static const cli_command *find_command(const char *name) {
-    size_t i;
-    for (i = 0; i < N_COMMANDS; i++)
-        if (strcmp(commands[i]->name, name) == 0) return commands[i];
+    const cli_command *const *command;
+    for (command = commands; *command; command++)
+        if (strcmp((*command)->name, name) == 0) return *command;
     return NULL;
 }
 
 static void print_overview(FILE *to) {
-    size_t i;
+    const cli_command *const *command;
+    int i;
 
-    fputs("usage: chunkflow COMMAND [options] [operands]\n"
-          "       chunkflow COMMAND --help | --help | --version\n\n"
-          "Packs batches of long-tailed sequences into chunks of one size and orders their passes.\n\ncommands\n", to);
-    for (i = 0; i < N_COMMANDS; i++) fprintf(to, "  %-10s%s\n", commands[i]->name, commands[i]->summary);
-    fputs("\nexit code\n"
-          "  0         done\n"
-          "  1         could not be done: no memory, a file cannot be written; check: the file breaks a rule\n"
-          "  2         the command line or the input is wrong; nothing was written\n", to);
+    fprintf(to, "usage: chunkflow COMMAND [options] [operands]\n"
+                "       chunkflow COMMAND --help | --help | --version\n"
+                "       chunkflow help [COMMAND | man | bash | fish]\n\n"
+                "%c%s.\n\ncommands\n", toupper((unsigned char)CLI_SUMMARY[0]), CLI_SUMMARY + 1);
+    for (command = commands; *command; command++) fprintf(to, "  %-10s%s\n", (*command)->name, (*command)->summary);
+    fputs("  help      this text, a command's, the manual page (man), or a shell's completion (bash, fish)\n"
+          "\nexit code\n", to);
+    for (i = 0; cli_exit_codes[i].meaning; i++)
+        fprintf(to, "  %-10d%s\n", cli_exit_codes[i].code, cli_exit_codes[i].meaning);
 }
 
 /* A closed standard stream would lend its number to the next file that is opened, and the report would end up in that
@@ -58,12 +60,16 @@ static int run_command(const cli_command *command, int argc, char **argv) {
     return code;
 }
 
-/* chunkflow help [COMMAND] */
+/* chunkflow help [COMMAND | man | bash | fish] */
 static int run_help(int argc, char **argv) {
-    const cli_command *command = argc > 0 ? find_command(argv[0]) : NULL;
+    const char *topic = argc > 0 && strcmp(argv[0], "--help") != 0 ? argv[0] : "";
+    const cli_command *command = find_command(topic);
 
-    if (argc > 0 && strcmp(argv[0], "--help") != 0 && !command) return cli_usage(NULL, "unknown command '%s'", argv[0]);
     if (command) cli_print_help(command, stdout);
+    else if (strcmp(topic, "man") == 0) manual_write_page(commands, stdout);
+    else if (strcmp(topic, "bash") == 0) manual_write_completion(commands, MANUAL_BASH, stdout);
+    else if (strcmp(topic, "fish") == 0) manual_write_completion(commands, MANUAL_FISH, stdout);
+    else if (*topic) return cli_usage(NULL, "unknown command '%s'", topic);
     else print_overview(stdout);
     return CLI_OK;
 }

@@ -16,9 +16,21 @@
 /* Exit codes of the command. */
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1, /* it could not be done: no memory, a file cannot be written; check: the file breaks a rule */
-    CLI_WRONG = 2   /* the command line or the input is wrong; nothing was written */
+    CLI_FAILED = 1,       /* it could not be done: no memory, a file cannot be written; check: the file breaks a rule */
+    CLI_WRONG = 2,        /* the command line or the input is wrong; nothing was written */
+    CLI_INTERRUPTED = 130 /* Ctrl-C, as shells say it */
 };
+
+/* What they mean, for the help and the manual; ends with an entry without a meaning. */
+typedef struct cli_exit_code {
+    int code;
+    const char *meaning;
+} cli_exit_code;
+
+extern const cli_exit_code cli_exit_codes[];
+
+/* What the command is for, in one sentence without its full stop. */
+#define CLI_SUMMARY "packs batches of long-tailed sequences into chunks of one size and orders their passes"
 
 /* Most sequences in one list: 800 MB of lengths. The library would take more; a count such as `5 99999999999` is far
    more likely a slip than a batch. */

@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CLI_INTERRUPTED 130 /* as shells say it of Ctrl-C */
 
 typedef struct tune_options {
     modelling_options modelling;
