@@ -489,7 +489,7 @@ test_files() {
     cf plan "$@" --latency 7 --lower --trace l.trace --json l.json --summary drawn
     same files/lowered/times "$(grep -v '^actions' table)" "$(grep -v '^actions' out)"
     same files/lowered/threads "8 3" \
-        "$(grep -c '"name": "[a-z]* the [a-z]* stage"' l.trace) $(grep -c '"name": "virtual stage' l.trace)"
+        "$(grep -c '"name": "[a-z]* the [a-z]* stage"' l.trace) $(grep -c '"name": "compute"' l.trace)"
     same files/lowered/sends "$(grep -c '"pass": "SEND_F"' l.json)" "$(grep -c '"cat": "SEND_F"' l.trace)"
     succeeds files/lowered/check/latency check --plan p.json l.json
     cf plan "$@" --offload --offload-seconds-per-token 0.5 --json l.json --trace l.trace --summary drawn
@@ -571,13 +571,48 @@ for s, row in enumerate(rows):
     check(len(row) == len(schedule["actions"][s]), "events")
     at = 0
     for e, a in zip(row, schedule["actions"][s]):
-        check(e["name"] == "%s c%d" % (a["pass"], a["chunk"]) and e["tid"] == a["stage"] // stages + 1, "event")
+        check(e["name"] == "%s c%d" % (a["pass"], a["chunk"]) and e["tid"] == 1, "event")
+        check(e["args"]["virtual stage"] == a["stage"] and e["args"]["chunk"] == a["chunk"], "event's stage")
         check(round(e["ts"] * 1000) >= at, "overlap")
         at = round((e["ts"] + e["dur"]) * 1000)
         check(abs(e["ts"] - a["start"] * unit) <= 1e-3, "start of an event")
         check(abs(at / 1000 - a["end"] * unit) <= 1e-3, "end of an event")
     counts = [e["args"]["chunks"] for e in events if e["ph"] == "C" and e["pid"] == s + 1]
     check(max(counts) == schedule["peak_live"][s] and counts[-1] == 0, "counter")
+
+# Every step of a flow stands on a pass, in the order of time; the pairs of steps are the pairs of passes that wait.
+at, place = {}, {}
+for s, row in enumerate(rows):
+    for e in row:
+        kind = "B" if e["cat"] == "I" else e["cat"]
+        at[s + 1, e["ts"]] = kind, e["args"]["chunk"], e["args"]["virtual stage"]
+        place[at[s + 1, e["ts"]]] = e["ts"]
+found, flows = set(), {}
+for e in events:
+    if e.get("cat") == "flow":
+        flows.setdefault(e["id"], []).append(e)
+for steps in flows.values():
+    check("".join(e["ph"] for e in steps) == "s" + "t" * (len(steps) - 2) + "f", "phases of a flow")
+    check(all(e["tid"] == 1 and e["bp"] == "e" and e["name"] == steps[0]["name"] for e in steps), "one flow")
+    check(all(a["ts"] <= b["ts"] for a, b in zip(steps, steps[1:])), "time of a flow")
+    path = [at.get((e["pid"], e["ts"])) for e in steps]
+    check(all(path), "a flow's step without a pass")
+    found |= set(zip(path, path[1:]))
+last = stages * v - 1
+waits = {(("F", c, last), ("B", c, last)) for kind, c, r in place if r == last}
+for kind, c, r in place:
+    group = chunks[c]["group"]
+    state = group >= 0 and chunks[c]["index"] + 1 < plan["groups"][group]["n_chunks"]
+    if kind == "F":
+        waits |= {(("F", c, r), ("F", c, r + 1))} if r < last else set()
+        waits |= {(("F", c, r), ("F", c + 1, r))} if state else set()
+        waits |= {(("F", c, r), ("B", c, r))} if group >= 0 and not state else set()
+    elif kind == "B":
+        waits |= {(("B", c, r), ("B", c, r - 1))} if r > 0 else set()
+        waits |= {(("B", c + 1, r), ("B", c, r))} if state else set()
+    elif kind == "R":
+        waits.add((("R", c, r), ("B", c, r)))
+check(found == waits, "flows")
 print("ok")
 EOF
     while read -r kind costs options; do
@@ -773,8 +808,8 @@ test_check() {
     same check/v/rows '0 5 1 4 2 3' "$(for row in 1 2 3; do
         sed -n ${row}p v.csv | tr ',' '\n' | sed -n 's/^\([0-9]\)F.*/\1/p' | sort -u
     done | xargs)"
-    same check/v/trace 'virtual stage 0 virtual stage 5' "$(sed -n 's/.*"pid": 1.*"name": "\(virtual stage .\)".*/\1/p' \
-        v.trace | xargs)"
+    same check/v/trace '0 5' "$(sed -n 's/.*"ph": "X", "pid": 1,.*"virtual stage": \([0-9]*\).*/\1/p' v.trace |
+        sort -u | xargs)"
     same check/v/dot '5' "$(sed -n '/cluster_s0/,/}/s/.* @ \([1-9]\)".*/\1/p' v.dot | sort -u)"
     sed 's/"version": 2/"version": 1/' v.json >v1.json
     refuses check/v/version/1 1 'this virtual stage lies on another stage' check --plan p.json v1.json

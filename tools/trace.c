@@ -4,6 +4,8 @@
 #include "trace.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 typedef struct trace {
     const cf_plan *plan;
@@ -22,64 +24,49 @@ static void print_microseconds(const trace *t, const char *name, int64_t nanosec
     fprintf(t->to, "\"%s\": %lld.%03d", name, (long long)(nanoseconds / 1000), (int)(nanoseconds % 1000));
 }
 
-/* The threads behind those of the virtual stages. What is on one of them runs one after the other. */
-static const char *const ways[] = {"to the next stage", "from the previous stage", "to the previous stage",
-                                   "from the next stage", "host memory"};
-#define N_WAYS 5
+/* A thread is a stream: what is on one of them runs one after the other. */
+static const char *const streams[] = {"compute", "to the next stage", "from the previous stage", "to the previous stage",
+                                      "from the next stage", "host memory"};
+#define N_STREAMS 6
 
-/* The place in ways[] of a transfer or copy. Where a V leads back, activations go to the previous stage. */
-static int64_t way_of(const trace *t, const cf_action *a) {
+/* The place in streams[] of an action. Where a V leads back, activations go to the previous stage. */
+static int stream_of(const trace *t, const cf_action *a) {
     int back = t->schedule->placement == CF_PLACEMENT_V && a->stage / t->schedule->n_stages % 2 == 1 ? 2 : 0;
 
+    if (a->pass < CF_COMPUTE_PASS_COUNT) return 0;
     switch (a->pass) {
-    case CF_SEND_F: case CF_SEND_R: return back;
-    case CF_RECV_F: case CF_RECV_R: return 1 + back;
-    case CF_SEND_B: return 2 - back;
-    case CF_RECV_B: return 3 - back;
-    default: return 4;
+    case CF_SEND_F: case CF_SEND_R: return 1 + back;
+    case CF_RECV_F: case CF_RECV_R: return 2 + back;
+    case CF_SEND_B: return 3 - back;
+    case CF_RECV_B: return 4 - back;
+    default: return 5;
     }
 }
 
-static int64_t thread_of(const trace *t, const cf_action *a) {
-    if (a->pass < CF_COMPUTE_PASS_COUNT) return a->stage / t->schedule->n_stages + 1;
-    return t->schedule->n_virtual + way_of(t, a) + 1;
-}
-
-static void print_thread_name(const trace *t, int64_t stage, int64_t thread, const char *name) {
-    fprintf(t->to,
-            ",\n  {\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %lld, \"tid\": %lld, "
-            "\"args\": {\"name\": \"%s\"}}",
-            (long long)stage + 1, (long long)thread, name);
-}
-
 /* Those that the stage has actions on. */
-static void print_way_names(const trace *t, int64_t stage) {
-    int seen[N_WAYS] = {0}, way;
+static void print_stream_names(const trace *t, int64_t stage) {
+    int seen[N_STREAMS] = {0}, stream;
     int64_t i;
 
     for (i = t->schedule->first[stage]; i < t->schedule->first[stage + 1]; i++)
-        if (t->schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) seen[way_of(t, &t->schedule->actions[i])] = 1;
-    for (way = 0; way < N_WAYS; way++)
-        if (seen[way]) print_thread_name(t, stage, t->schedule->n_virtual + way + 1, ways[way]);
+        seen[stream_of(t, &t->schedule->actions[i])] = 1;
+    for (stream = 0; stream < N_STREAMS; stream++)
+        if (seen[stream])
+            fprintf(t->to,
+                    ",\n  {\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %lld, \"tid\": %d, "
+                    "\"args\": {\"name\": \"%s\"}}",
+                    (long long)stage + 1, stream + 1, streams[stream]);
 }
 
 /* Perfetto takes process 0 for the idle task, so numbers start at 1. */
 static void print_names(const trace *t, int64_t stage) {
-    char name[48];
-    int64_t v;
-
     fprintf(t->to,
             "%s\n  {\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"name\": \"stage %lld\"}},\n",
             stage > 0 ? "," : "", (long long)stage + 1, (long long)stage);
     fprintf(t->to,
             "  {\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"sort_index\": %lld}}",
             (long long)stage + 1, (long long)stage);
-    for (v = 0; v < t->schedule->n_virtual; v++) {
-        snprintf(name, sizeof name, "virtual stage %lld",
-                 (long long)cf_placement_at(t->schedule->placement, t->schedule->n_stages, v, stage));
-        print_thread_name(t, stage, v + 1, name);
-    }
-    print_way_names(t, stage);
+    print_stream_names(t, stage);
 }
 
 static void print_pass(const trace *t, int64_t stage, int64_t id) {
@@ -88,14 +75,15 @@ static void print_pass(const trace *t, int64_t stage, int64_t id) {
     const char *pass = cf_pass_name((cf_pass)a->pass);
     int64_t start = to_nanoseconds(t, t->timeline->start[id]), end = to_nanoseconds(t, t->timeline->end[id]);
 
-    fprintf(t->to, ",\n  {\"name\": \"%s c%d\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %lld, \"tid\": %lld, ", pass,
-            (int)a->chunk, pass, (long long)stage + 1, (long long)thread_of(t, a));
+    fprintf(t->to, ",\n  {\"name\": \"%s c%d\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %lld, \"tid\": %d, ", pass,
+            (int)a->chunk, pass, (long long)stage + 1, stream_of(t, a) + 1);
     print_microseconds(t, "ts", start);
     fputs(", ", t->to);
     print_microseconds(t, "dur", end - start);
-    fprintf(t->to, ", \"args\": {\"chunk\": %d, \"group\": %lld, \"index\": %lld, \"tokens\": %lld, \"prefix\": %lld",
-            (int)a->chunk,
-            (long long)chunk->group, (long long)chunk->index, (long long)chunk->tokens, (long long)chunk->prefix);
+    fprintf(t->to, ", \"args\": {\"virtual stage\": %d, \"chunk\": %d, \"group\": %lld, \"index\": %lld, "
+                   "\"tokens\": %lld, \"prefix\": %lld",
+            (int)a->stage, (int)a->chunk, (long long)chunk->group, (long long)chunk->index, (long long)chunk->tokens,
+            (long long)chunk->prefix);
     if (a->pass <= CF_R) fprintf(t->to, ", \"keep\": %s", a->keep ? "true" : "false");
     fputs("}}", t->to);
 }
@@ -120,10 +108,122 @@ static void print_stage(const trace *t, int64_t stage) {
     if (end > first) print_counter(t, stage, to_nanoseconds(t, t->timeline->end[end - 1]), 0);
 }
 
+/* ----------------------------------------------------------------------------------------------------------------
+   Flows: arrows from pass to pass
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { AT_F, AT_R, AT_B, AT_COUNT }; /* of two halves of a backward, I is the one that others wait for */
+
+/* Where each pass of a chunk on a virtual stage is in the schedule, -1 for none; and the arrow that is being drawn. */
+typedef struct flows {
+    const trace *t;
+    int64_t *at;    /* (n_chunks, virtual stages, AT_COUNT) */
+    int64_t n_rows; /* virtual stages of the whole pipeline */
+    int64_t id;     /* of this arrow; they count up */
+    int64_t last;   /* the action where it stands, -1 before its first */
+    int n_steps;
+    const char *name;
+} flows;
+
+static int64_t *flow_cell(const flows *f, int64_t chunk, int64_t row, int pass) {
+    return &f->at[(chunk * f->n_rows + row) * AT_COUNT + pass];
+}
+
+/* An arrow binds to the slice that is under it, so a step stands where its pass starts. */
+static void print_flow_step(const flows *f, char phase, int64_t action) {
+    const cf_schedule *schedule = f->t->schedule;
+    int64_t stage = cf_placement_stage(schedule->placement, schedule->n_stages, schedule->actions[action].stage);
+
+    fprintf(f->t->to,
+            ",\n  {\"name\": \"%s\", \"cat\": \"flow\", \"ph\": \"%c\", \"bp\": \"e\", \"id\": %lld, \"pid\": %lld, "
+            "\"tid\": 1, ",
+            f->name, phase, (long long)f->id, (long long)stage + 1);
+    print_microseconds(f->t, "ts", to_nanoseconds(f->t, f->t->timeline->start[action]));
+    fputs("}", f->t->to);
+}
+
+static void begin_flow(flows *f, const char *name) {
+    f->name = name;
+    f->last = -1;
+    f->n_steps = 0;
+}
+
+/* A step is printed once the next one is known: a lone one is no arrow. */
+static void add_flow_step(flows *f, int64_t chunk, int64_t row, int pass) {
+    int64_t action = *flow_cell(f, chunk, row, pass);
+
+    if (action < 0) return;
+    if (f->last >= 0) print_flow_step(f, f->n_steps++ == 0 ? 's' : 't', f->last);
+    f->last = action;
+}
+
+static void end_flow(flows *f) {
+    if (f->n_steps > 0) print_flow_step(f, 'f', f->last);
+    f->id += f->n_steps > 0;
+}
+
+/* A chunk's way down the pipeline and back, and from each replay to its backward. */
+static void print_chunk_flows(flows *f, int64_t chunk) {
+    int64_t row;
+
+    begin_flow(f, "activations and gradients");
+    for (row = 0; row < f->n_rows; row++) add_flow_step(f, chunk, row, AT_F);
+    for (row = f->n_rows - 1; row >= 0; row--) add_flow_step(f, chunk, row, AT_B);
+    end_flow(f);
+    for (row = 0; row < f->n_rows; row++) {
+        if (*flow_cell(f, chunk, row, AT_R) < 0) continue;
+        begin_flow(f, "replay");
+        add_flow_step(f, chunk, row, AT_R);
+        add_flow_step(f, chunk, row, AT_B);
+        end_flow(f);
+    }
+}
+
+/* K and V go from chunk to chunk on each virtual stage, and their gradients come back. */
+static void print_state_flow(flows *f, const cf_group *group, int64_t row) {
+    int64_t i;
+
+    begin_flow(f, "state and its gradient");
+    for (i = 0; i < group->n_chunks; i++) add_flow_step(f, group->first_chunk + i, row, AT_F);
+    for (i = group->n_chunks - 1; i >= 0; i--) add_flow_step(f, group->first_chunk + i, row, AT_B);
+    end_flow(f);
+}
+
+static void find_passes(flows *f) {
+    const cf_schedule *schedule = f->t->schedule;
+    int64_t i;
+
+    for (i = 0; i < f->t->plan->n_chunks * f->n_rows * AT_COUNT; i++) f->at[i] = -1;
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        if (a->pass == CF_F) *flow_cell(f, a->chunk, a->stage, AT_F) = i;
+        else if (a->pass == CF_R) *flow_cell(f, a->chunk, a->stage, AT_R) = i;
+        else if (a->pass == CF_B || a->pass == CF_I) *flow_cell(f, a->chunk, a->stage, AT_B) = i;
+    }
+}
+
+static int print_flows(const trace *t) {
+    flows f;
+    int64_t i, row;
+
+    memset(&f, 0, sizeof f);
+    f.t = t;
+    f.n_rows = t->schedule->n_stages * t->schedule->n_virtual;
+    f.at = (int64_t *)malloc((size_t)(t->plan->n_chunks * f.n_rows * AT_COUNT + 1) * sizeof *f.at);
+    if (!f.at) return cli_failed("out of memory for --trace");
+    find_passes(&f);
+    for (i = 0; i < t->plan->n_chunks && !ferror(t->to); i++) print_chunk_flows(&f, i);
+    for (i = 0; i < t->plan->n_groups && !ferror(t->to); i++)
+        for (row = 0; row < f.n_rows; row++) print_state_flow(&f, &t->plan->groups[i], row);
+    free(f.at);
+    return CLI_OK;
+}
+
 int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline, double microseconds,
                 cli_output *to) {
     trace t;
     int64_t stage;
+    int code;
 
     t.plan = plan;
     t.schedule = schedule;
@@ -135,7 +235,8 @@ int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timel
     errno = 0;
     fputs("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [", t.to);
     for (stage = 0; stage < schedule->n_stages && !ferror(t.to); stage++) print_stage(&t, stage);
+    code = print_flows(&t);
     fputs("\n]}\n", t.to);
     if (ferror(t.to) && to->error == 0) to->error = errno;
-    return CLI_OK;
+    return code;
 }

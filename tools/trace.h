@@ -5,9 +5,10 @@
 
 #include "cli.h"
 
-/* A process per stage, a thread per virtual stage on it, and a counter of the chunks that it keeps; of a lowered
-   schedule also a thread for each way that tensors take to and from the stages beside it, and one for the copies of
-   state. microseconds: what a unit of the timeline's time lasts in the trace; it is written in whole nanoseconds.
+/* A process per stage with a thread for each stream: compute and, of a lowered schedule, one for each way that tensors
+   take to and from the stages beside it and one for the copies of state. A counter of the chunks that the stage keeps.
+   Flows lead a chunk through the stages and back, its state from chunk to chunk, and from a replay to its backward.
+   microseconds: what a unit of the timeline's time lasts in the trace; it is written in whole nanoseconds.
    Returns an exit code; a failing file is reported when it is closed. */
 int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline, double microseconds,
                 cli_output *to);
