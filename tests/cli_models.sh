@@ -19,21 +19,6 @@ says memory_overrides_a_model "tensor 2, pipeline 4" memory --model qwen3-32b --
     --stage-layers 1,2,2,1
 says memory_compares_with_a_gpu "too little" memory --model qwen2.5-7b --chunk-size 4K --gpu a100-80g
 
-# Every line of the table: the residual is what measured and model give, and at most 10 %.
-name=memory_paper_table
-if wanted $name; then
-    if ! run memory --paper-table; then fail $name "$(cat err)"
-    else
-        awk '$3 + 0 > 0 && $5 ~ /%$/ {
-                 n++
-                 residual = 100 * ($4 / $3 - 1)
-                 if (residual - $5 > 0.06 || $5 - residual > 0.06) { print "wrong residual: " $0; bad = 1 }
-                 if (residual > 10 || residual < -10) { print "past 10 %: " $0; bad = 1 }
-             }
-             END { if (n != 7) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
-    fi
-fi
-
 # The terms of each stage add up, and 16 bytes a parameter are spread as ZeRO says.
 name=memory_json
 if wanted $name; then
@@ -257,5 +242,91 @@ refused time_fit_empty 2 "empty.txt: n: too few samples" time --fit empty.txt
 refused time_fit_no_file 2 "absent.txt" time --fit absent.txt
 refused time_without_gpu 2 "--gpu NAME or --fit FILE is missing" time --model qwen2.5-7b --chunk-size 4K
 refused time_without_chunk_size 2 "--chunk-size N is missing" time --model qwen2.5-7b --gpu h200
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The paper's numbers
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Every line of the table: the residual is what measured and model give, and at most 10 %.
+name=reproduce_peaks
+if wanted $name; then
+    if ! run reproduce peaks; then fail $name "$(cat err)"
+    else
+        awk '$5 ~ /^[+-].*%$/ {
+                 n++
+                 residual = 100 * ($4 / $3 - 1)
+                 if (residual - $5 > 0.06 || $5 - residual > 0.06) { print "wrong residual: " $0; bad = 1 }
+                 if (residual > 10 || residual < -10) { print "past 10 %: " $0; bad = 1 }
+             }
+             END { if (n != 7) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# (8K,4) is the best of the three, and (2K,16) the worst, as in the paper.
+name=reproduce_trade_off
+if wanted $name; then
+    if ! run reproduce trade-off; then fail $name "$(cat err)"
+    else
+        awk '$1 == "2,048" { a = $5; pa = $3 } $1 == "8,192" { b = $5; pb = $3 } $1 == "32,768" { c = $5; pc = $3 }
+             END { if (!(pa > pc && pc > pb && pb > 0)) { print "the paper has another order"; exit 1 }
+                   if (!(a > c && c > b && b > 0)) { print a, b, c; exit 1 }
+                   if (a / b / (pa / pb) > 1.1 || a / b / (pa / pb) < 0.9) { print "ratio of 2K", a / b; exit 1 }
+                   if (c / b / (pc / pb) > 1.1 || c / b / (pc / pb) < 0.9) { print "ratio of 32K", c / b; exit 1 } }' out >why &&
+            grep -q '^assumptions' out && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# A stage works 24 units of the example and 24 of the equal lengths; the makespans are known.
+name=reproduce_example
+if wanted $name; then
+    if ! run reproduce example; then fail $name "$(cat err)"
+    else
+        awk 'function off(value, wanted) { return value - wanted > 0.006 || wanted - value > 0.006 }
+             BEGIN { split("42 56 60 50 42", order); split("42 52 60 44 42", best) }
+             NF > 4 && $(NF - 1) ~ /^[+-]/ {
+                 n++
+                 if (off($(NF - 2), 100 * (1 - 24 / order[n])) || off($NF, 100 * (1 - 24 / best[n])) ||
+                     off($(NF - 1), $(NF - 2) - $(NF - 3))) { print; bad = 1 }
+             }
+             END { if (n != 5) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# The shares are those of the lengths that gen draws.
+name=reproduce_lengths
+if wanted $name; then
+    if ! run gen lmsys --n 1000000 --seed 1; then fail $name "$(cat err)"
+    else
+        mv out drawn
+        run reproduce lengths
+        awk 'NR == FNR { if ($1 > longest) longest = $1
+                         for (i = 1; i <= 5; i++) below[i] += $1 < split_at(i); next }
+             function split_at(i) { return i == 1 ? 1024 : i == 2 ? 4096 : i == 3 ? 8192 : i == 4 ? 32768 : 131072 }
+             $1 == "below" {
+                 n++
+                 share = below[n] / 1e4
+                 if ($4 - share > 0.0006 || share - $4 > 0.0006 || $4 - $3 - $5 > 0.0011 || $5 + $3 - $4 > 0.0011) { print; bad = 1 }
+             }
+             $1 == "longest" { gsub(/,/, "", $3); if ($3 != longest) { print; bad = 1 } }
+             END { if (n != 5) { print n " lines"; bad = 1 } exit bad }' drawn out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# Chunks win everywhere, more so the longer a launch takes; best is the schedule of the paper or a faster one.
+name=reproduce_speedup
+if wanted $name; then
+    if ! run reproduce speedup --batches 1; then fail $name "$(cat err)"
+    else
+        awk '$1 ~ /^qwen/ {
+                 n++
+                 for (i = 7; i <= 12; i++) if (!($i > 1)) { print "slower: " $0; bad = 1 }
+                 for (i = 8; i <= 12; i++) if (i != 10 && !($i >= $(i - 1))) { print "falls: " $0; bad = 1 }
+                 for (i = 7; i <= 9; i++) if (!($(i + 3) >= $i)) { print "best is worse: " $0; bad = 1 }
+             }
+             END { if (n != 5) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+if run reproduce nosuch; then fail reproduce_unknown "was taken"
+elif grep -q "got 'nosuch', wanted example, peaks" err; then ok reproduce_unknown; else fail reproduce_unknown "$(cat err)"; fi
 
 finish

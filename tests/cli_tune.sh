@@ -66,20 +66,6 @@ run tune long $seven $few --chunk-sizes 8K --ks 1 --replay local
 same ${name}_too_long 1 "$(grep -c '^baseline .* does not fit: it needs 1[0-9][0-9]\.[0-9]* GiB at least$' out)"
 }
 
-# (8K,4) is the best of the three, and (2K,16) the worst, as in the paper.
-name=tune_paper_trade_off
-if wanted $name; then
-    if ! run tune --paper-trade-off; then fail $name "$(cat err)"
-    else
-        awk '$1 == "2,048" { a = $5; pa = $3 } $1 == "8,192" { b = $5; pb = $3 } $1 == "32,768" { c = $5; pc = $3 }
-             END { if (!(pa > pc && pc > pb && pb > 0)) { print "the paper has another order"; exit 1 }
-                   if (!(a > c && c > b && b > 0)) { print a, b, c; exit 1 }
-                   if (a / b / (pa / pb) > 1.1 || a / b / (pa / pb) < 0.9) { print "ratio of 2K", a / b; exit 1 }
-                   if (c / b / (pc / pb) > 1.1 || c / b / (pc / pb) < 0.9) { print "ratio of 32K", c / b; exit 1 } }' out >why &&
-            grep -q '^assumptions' out && ok $name || fail $name "$(cat why)"
-    fi
-fi
-
 # All defaults, and the file says the same as the library promises.
 # shellcheck disable=SC2086
 says tune_example "best              ChunkSize " tune lengths $seven --gpus 16 --context 256K --json tuning.json

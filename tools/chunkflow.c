@@ -15,7 +15,7 @@
 
 static const cli_command *const commands[] = {
     &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check, &cmd_memory, &cmd_time, &cmd_tune,
-    NULL,
+    &cmd_reproduce, NULL,
 };
 
 static const cli_command *find_command(const char *name) {

@@ -244,5 +244,6 @@ extern const cli_command cmd_check;
 extern const cli_command cmd_memory;
 extern const cli_command cmd_time;
 extern const cli_command cmd_tune;
+extern const cli_command cmd_reproduce;
 
 #endif /* CHUNKFLOW_CLI_H */

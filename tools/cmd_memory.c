@@ -13,7 +13,6 @@ typedef struct memory_options {
     int unfused_attention;
     const char *gpu;
     const char *json;
-    int paper_table;
 } memory_options;
 
 static const memory_options defaults = {.k = 1, .terms = TERM_DEFAULTS};
@@ -21,7 +20,7 @@ static const memory_options defaults = {.k = 1, .terms = TERM_DEFAULTS};
 static const cli_option options[] = {
     MODELLING_OPTIONS(memory_options, modelling),
     {.name = "--chunk-size", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, chunk_size),
-     .min = 1, .max = CF_MAX_CHUNK_SIZE, .help = "most tokens in a chunk; required without --paper-table"},
+     .min = 1, .max = CF_MAX_CHUNK_SIZE, .required = 1, .help = "most tokens in a chunk; required"},
     {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(memory_options, k), .min = 1,
      .max = INT32_MAX, .help = "chunks of a group that keep their activations; default 1"},
     {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, context), .min = 1,
@@ -39,76 +38,9 @@ static const cli_option options[] = {
      .help = "attention that writes out its scores"},
     {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(memory_options, gpu),
      .help = "compare with this GPU's memory"},
-    {.name = "--paper-table", .kind = CLI_FLAG, .offset = offsetof(memory_options, paper_table),
-     .help = "the peaks that the ChunkFlow paper measured, beside the\n"
-     "model's; other options are not used"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(memory_options, json),
      .help = "write the report as JSON; with - nothing else is printed"},
     {.name = NULL}};
-
-/* ----------------------------------------------------------------------------------------------------------------
-   The paper's measurements
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* Qwen2.5-7B, <TP 4, SP 4, PP 1, selective>, four GPUs. context 0: plain training of one sequence of `chunk` tokens. */
-typedef struct measurement {
-    int64_t chunk, context;
-    double gib;
-} measurement;
-
-static const measurement measurements[] = {{2048, 32768, 41.6},  {4096, 32768, 47.5},  {8192, 32768, 59.3},
-                                           {2048, 262144, 45.6}, {4096, 262144, 50.8}, {8192, 262144, 63.8},
-                                           {32768, 0, 75.0}};
-
-/* live: chunks whose activations are there at the peak. */
-static int model_measurement(const measurement *at, int64_t live, cf_memory_report *report) {
-    cf_memory_desc desc;
-    cf_memory_load load;
-    cf_error error;
-
-    memset(&desc, 0, sizeof desc);
-    memset(&load, 0, sizeof load);
-    desc.model = cf_model_find("qwen2.5-7b");
-    desc.parallel.tp = 4;
-    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
-    desc.loss = CF_LOSS_FUSED;
-    load.live_tokens = (at->context > 0 ? live : 1) * at->chunk;
-    load.chunk_tokens = at->chunk;
-    load.state_tokens = at->context;
-    return cf_memory_estimate(&desc, &load, 1, report, 1, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
-}
-
-static int print_paper_table(void) {
-    size_t i;
-    double worst = 0;
-
-    puts("Peak memory of Qwen2.5-7B, tensor and sequence parallel 4, no pipeline, selective recompute, K = 1 (GiB)\n");
-    printf("%10s %10s %10s %10s %10s %14s\n", "ChunkSize", "context", "measured", "model", "residual",
-           "one chunk live");
-    for (i = 0; i < sizeof measurements / sizeof measurements[0]; i++) {
-        const measurement *at = &measurements[i];
-        cf_memory_report two, one;
-        double residual;
-        int code = model_measurement(at, 2, &two);
-        if (code == CLI_OK) code = model_measurement(at, 1, &one);
-        if (code != CLI_OK) return code;
-        residual = 100 * (modelling_gib(two.total) / at->gib - 1);
-        if (residual * residual > worst * worst) worst = residual;
-        printf("%10s %10s %10.1f %10.2f %+9.1f%% %14.2f\n", at->context > 0 ? cli_commas(at->chunk) : "plain",
-               cli_commas(at->context > 0 ? at->context : at->chunk), at->gib, modelling_gib(two.total), residual,
-               modelling_gib(one.total));
-    }
-    printf("\nlargest residual  %+.1f %%\n", worst);
-    puts("\nassumptions, the same for every line\n"
-         "  18 bytes a parameter (bf16, float gradients, master copy and Adam; four GPUs, so nothing to divide over);\n"
-         "  fused attention, norms and SwiGLU; a loss that works on bf16 logits in place; K and V in bf16; 2 GiB for\n"
-         "  the runtime and 10 % of what comes and goes lost in gaps. Chunked: the peak is the last chunk's forward,\n"
-         "  with the state of the whole sequence, no state gradient yet, and two chunks' activations: its own, and\n"
-         "  those of the chunk before it, which is dropped only when the next loss takes its place. The two are\n"
-         "  inferred from the slope of the measurements (2.95 MiB a token, against at most 1.3 in plain training);\n"
-         "  the last column shows the model with one. Plain: Figure 1 of the paper, given as 75 GB; read as GiB here.");
-    return CLI_OK;
-}
 
 /* ----------------------------------------------------------------------------------------------------------------
    What is held
@@ -277,8 +209,6 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)operands;
     (void)n_operands;
-    if (asked->paper_table) return print_paper_table();
-    if (asked->chunk_size == 0) return cli_usage("memory", "--chunk-size N is missing");
     if (asked->gpu && !(gpu = modelling_gpu("memory", asked->gpu))) return CLI_WRONG;
     code = modelling_make("memory", &asked->modelling, &m);
     if (code != CLI_OK) return code;

@@ -2,7 +2,6 @@
 
 #define _POSIX_C_SOURCE 200809L
 
-#include "draw.h"
 #include "modelling.h"
 #include "packing.h"
 
@@ -27,7 +26,6 @@ typedef struct tune_options {
     int no_tails;
     int64_t align;
     int64_t show;
-    int paper_trade_off;
     const char *json;
 } tune_options;
 
@@ -73,9 +71,6 @@ static const cli_option options[] = {
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
-    {.name = "--paper-trade-off", .kind = CLI_FLAG, .offset = offsetof(tune_options, paper_trade_off),
-     .help = "the three ChunkSizes and Ks of equal product that the ChunkFlow\n"
-     "paper measured, beside the model's; other options are not used"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, json),
      .help = "write everything as JSON; with - nothing else is printed"},
     {.name = NULL}};
@@ -703,87 +698,6 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
     json_write_end(&w);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------
-   The paper's trade-off
-   ---------------------------------------------------------------------------------------------------------------- */
-
-enum { TRADE_OFFS = 3, TRADE_BATCHES = 8, TRADE_BATCH = 256 };
-
-/* Adds the seconds of one batch: by replay, then by ChunkSize x K. */
-static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][TRADE_OFFS]) {
-    static const int64_t chunk_sizes[TRADE_OFFS] = {2048, 8192, 32768}, ks[TRADE_OFFS] = {1, 4, 16};
-    static const cf_schedule_kind kinds[1] = {CF_SCHEDULE_PAPER};
-    int64_t lengths[TRADE_BATCH], i, j;
-    draw_source source;
-    cf_tune_desc desc;
-    cf_tuning *tuning = NULL;
-    cf_error error;
-
-    source.state = seed;
-    for (i = 0; i < TRADE_BATCH; i++)
-        do lengths[i] = draw_lmsys(&source);
-        while (lengths[i] > 262144);
-    lengths[0] = 262144;
-    memset(&desc, 0, sizeof desc);
-    desc.model = cf_model_find("qwen2.5-7b");
-    desc.gpu = gpu;
-    desc.parallel.tp = desc.parallel.pp = 4;
-    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
-    desc.limit_bytes = (int64_t)1 << 40;
-    desc.pack.no_tails = 1;
-    desc.chunk_sizes = chunk_sizes;
-    desc.n_chunk_sizes = TRADE_OFFS;
-    desc.ks = ks;
-    desc.n_ks = TRADE_OFFS;
-    desc.kinds = kinds;
-    desc.n_kinds = 1;
-    desc.no_offload = 1;
-    desc.batch = TRADE_BATCH;
-    desc.n_batches = 1;
-    desc.n_exact = CF_MAX_CANDIDATES;
-    if (cf_tune(lengths, TRADE_BATCH, &desc, &tuning, &error) != CF_OK) return cli_error(&error, NULL);
-    for (i = 0; i < tuning->n_candidates; i++) {
-        const cf_tune_candidate *c = &tuning->candidates[i];
-        double seconds = tuning->candidates[c->same_as >= 0 ? c->same_as : i].seconds;
-        for (j = 0; j < TRADE_OFFS; j++)
-            if (c->chunk_size == chunk_sizes[j] && c->chunk_size * c->k == 32768)
-                sums[c->replay == CF_REPLAY_LOCAL][j] += seconds;
-    }
-    cf_tuning_free(tuning);
-    return CLI_OK;
-}
-
-static int print_trade_off(void) {
-    static const int64_t chunk_sizes[TRADE_OFFS] = {2048, 8192, 32768}, ks[TRADE_OFFS] = {16, 4, 1};
-    static const double measured[TRADE_OFFS] = {29811, 23775, 28942};
-    double sums[2][TRADE_OFFS] = {{0, 0, 0}, {0, 0, 0}};
-    cf_gpu gpu = *cf_gpu_find("h100-80g");
-    int i, code = CLI_OK;
-
-    gpu.launch = 40e-6;
-    for (i = 0; i < TRADE_BATCHES && code == CLI_OK; i++) code = simulate_trade_off((uint64_t)i + 1, &gpu, sums);
-    if (code != CLI_OK) return code;
-    puts(
-        "Qwen2.5-7B, 256K context, tensor and sequence parallel 4, pipeline 4, ChunkSize x K = 32K: ms an iteration\n");
-    printf("%10s %4s %10s %7s   %13s %7s   %16s %7s\n", "ChunkSize", "K", "paper", "ratio", "local replay", "ratio",
-           "pipeline replay", "ratio");
-    for (i = 0; i < TRADE_OFFS; i++)
-        printf("%10s %4lld %10.0f %7.3f   %13.0f %7.3f   %16.0f %7.3f\n", cli_commas(chunk_sizes[i]), (long long)ks[i],
-               measured[i], measured[i] / measured[1], 1e3 * sums[1][i] / TRADE_BATCHES, sums[1][i] / sums[1][1],
-               1e3 * sums[0][i] / TRADE_BATCHES, sums[0][i] / sums[0][1]);
-    printf("\nassumptions\n"
-           "  %d batches of %d sequences: lengths like those of LMSys-Chat-1M (chunkflow gen lmsys, seeds 1 to %d, none\n"
-           "  longer than 256K), the first of each batch 256K long; without it, most batches have no long sequence.\n"
-           "  The paper's schedule and packing (no tails filled), selective recompute, bf16. H100 numbers (the paper\n"
-           "  does not give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With 30 or\n"
-           "  less, (8K,4) stays best but (32K,1) becomes the worst. Replays without communication (local) give the\n"
-           "  paper's order; if they run through the whole pipeline again, (32K,1), which replays seven of eight chunks\n"
-           "  one by one, is worst by far. Absolute times depend on the batches, of which the paper gives no more than\n"
-           "  their distribution: compare ratios.\n",
-           TRADE_BATCHES, TRADE_BATCH, TRADE_BATCHES);
-    return CLI_OK;
-}
-
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 /* Searches; the outcome is due to cf_tuning_free. */
@@ -821,8 +735,7 @@ static int run(const void *given, char **operands, int n_operands) {
     tune_job job;
     int code;
 
-    if (asked->paper_trade_off) return print_trade_off();
-    if (n_operands < 1) return cli_usage("tune", "FILE|- is missing");
+    (void)n_operands;
     if (!asked->gpu.name) return cli_usage("tune", "--gpu NAME is missing");
     memset(&job, 0, sizeof job);
     job.asked = asked;
@@ -839,7 +752,7 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_tune = {
-    .name = "tune", .operands = "FILE|-", .min_operands = 0, .max_operands = 1,
+    .name = "tune", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
     .summary = "find the ChunkSize, K and schedule that are fastest within the GPUs' memory",
     .details =
     "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound\n"
