@@ -6,7 +6,8 @@
    is touched; one that does not fit is refused, and the file stays as it is.
 
    Layout: magic, byte order, four counts; settings (name, value); progress; arrays; checksum of all that. Numbers are
-   in the byte order of the machine, which must be the reader's. Needs POSIX, as text.h does. */
+   in the byte order of the machine, which must be the reader's. Needs POSIX with realpath: define _XOPEN_SOURCE 700 before the first #include
+   of the program. */
 
 #ifndef TRAIN_CHECKPOINT_H
 #define TRAIN_CHECKPOINT_H
@@ -15,6 +16,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -103,13 +105,43 @@ static inline void sync_directory_of(const char *path) {
     free(directory);
 }
 
-/* Writes all bytes to a new file and forces them to the disk. Returns 0, or errno. */
-static inline int write_whole_file(const char *path, const unsigned char *image, int64_t bytes) {
+/* Writes all bytes to a new file and forces them to the disk. mode: its permissions, -1 for those of any new file.
+   Returns 0, or errno. */
+static inline int write_whole_file(const char *path, const unsigned char *image, int64_t bytes, int mode) {
     FILE *file = fopen(path, "wb");
     if (!file) return errno;
-    int ok = fwrite(image, 1, (size_t)bytes, file) == (size_t)bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int ok = mode < 0 || fchmod(fileno(file), (mode_t)mode) == 0;
+    ok = ok && fwrite(image, 1, (size_t)bytes, file) == (size_t)bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
     int code = ok ? 0 : (errno ? errno : EIO);
     if (fclose(file) != 0 && code == 0) code = errno;
+    return code;
+}
+
+/* Puts a file with these bytes in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
+   place of what it leads to. What a hang-up interrupts is finished first, so no temporary file is left. Returns 0, or
+   errno. */
+static inline int replace_file(const char *path, const unsigned char *image, int64_t bytes) {
+    struct stat status;
+    int found = stat(path, &status) == 0;
+    char *target = found ? realpath(path, NULL) : NULL;
+    if (found && !target) return errno;
+    size_t name_bytes = strlen(found ? target : path) + 5;
+    char *temporary = TAKE(char, (int64_t)name_bytes);
+    snprintf(temporary, name_bytes, "%s.tmp", found ? target : path);
+
+    sigset_t ending, before;
+    sigemptyset(&ending);
+    sigaddset(&ending, SIGINT);
+    sigaddset(&ending, SIGTERM);
+    sigaddset(&ending, SIGHUP);
+    sigprocmask(SIG_BLOCK, &ending, &before);
+    int code = write_whole_file(temporary, image, bytes, found ? (int)(status.st_mode & 0777) : -1);
+    if (code == 0 && rename(temporary, found ? target : path) != 0) code = errno;
+    if (code != 0) remove(temporary);
+    else sync_directory_of(found ? target : path);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    free(temporary);
+    free(target);
     return code;
 }
 
@@ -125,17 +157,8 @@ static inline void checkpoint_save(const char *path, const checkpoint *c) {
     uint64_t checksum = hash_bytes(0, image, (size_t)(at - image));
     image_write(&at, &checksum, 8);
 
-    size_t name_bytes = strlen(path) + 5;
-    char *temporary = TAKE(char, (int64_t)name_bytes);
-    snprintf(temporary, name_bytes, "%s.tmp", path);
-    int code = write_whole_file(temporary, image, bytes);
-    if (code == 0 && rename(temporary, path) != 0) code = errno;
-    if (code != 0) {
-        remove(temporary);
-        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(code));
-    }
-    sync_directory_of(path);
-    free(temporary);
+    int code = replace_file(path, image, bytes);
+    if (code != 0) fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(code));
     free(image);
 }
 

@@ -8,7 +8,7 @@
    Read in this order: chunked.h (where chunkflow comes in), model.h, kernels.h; this file is the program around them.
  */
 
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700
 
 #define CHUNKFLOW_IMPLEMENTATION
 #define CHUNKFLOW_STATIC

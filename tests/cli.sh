@@ -664,6 +664,10 @@ test_plan() {
 # Files out
 # ----------------------------------------------------------------------------------------------------------------------
 
+number_of() { # SIGNAL
+    case $1 in HUP) echo 1 ;; INT) echo 2 ;; KILL) echo 9 ;; TERM) echo 15 ;; esac
+}
+
 test_outputs() {
     "$CHUNKFLOW" gen lmsys --n 100 >drawn
     cf pack --chunk-size 1024 --json - drawn
@@ -731,6 +735,65 @@ test_outputs() {
     else
         skip outputs/full "there is no /dev/full"
     fi
+    # A run that is ended while it writes leaves nothing; one that is killed leaves a name that the next run takes over.
+    # It stands still in the middle because nobody reads its standard output.
+    if mkfifo pipe 2>/dev/null; then
+        "$CHUNKFLOW" gen uniform --n 3000 --min 1 --max 1000 >many
+        # A shell lets what runs in the background ignore INT; env undoes that where it can.
+        undo='env --default-signal=INT'
+        signals='INT TERM HUP KILL'
+        if ! $undo true 2>/dev/null; then
+            undo= signals='TERM HUP KILL'
+            skip outputs/signal/INT "env has no --default-signal here"
+        fi
+        for signal in $signals; do
+            sleep 60 <pipe &
+            reader=$!
+            $undo "$CHUNKFLOW" plan --chunk-size 1024 --k 1 --schedule paper --plan-json ended --json - many >pipe 2>err &
+            writer=$!
+            tries=0
+            while ! [ -e ended.tmp0 ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+            there=$([ -e ended.tmp0 ] && echo yes || echo no)
+            if [ $signal = KILL ]; then
+                # Another run while this one writes takes another name, and leaves this one's alone.
+                cf pack --chunk-size 1024 --json ended drawn
+                same outputs/signal/beside "0 yes" "$code $([ -e ended.tmp0 ] && echo yes || echo no)"
+                rm -f ended
+            fi
+            kill -$signal $writer
+            code=0
+            wait $writer 2>/dev/null || code=$?
+            kill $reader
+            wait $reader 2>/dev/null
+            same "outputs/signal/$signal" "yes $((128 + $(number_of $signal))) no" \
+                "$there $code $([ -e ended ] && echo yes || echo no)"
+            same "outputs/signal/$signal/left" "$([ $signal = KILL ] && echo ended.tmp0)" "$(find . -name 'ended*' | sed 's,^./,,')"
+        done
+        cf pack --chunk-size 1024 --json ended drawn
+        same outputs/signal/taken-over "0 ./ended" "$code $(find . -name 'ended*')"
+    else
+        skip outputs/signal "there are no named pipes here"
+    fi
+    # What a short list can ask for is said before it is taken.
+    echo 1 30000000 >count
+    "$CHUNKFLOW" pack --chunk-size 1024 count >/dev/null 2>said &
+    writer=$!
+    tries=0
+    while ! [ -s said ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+    kill $writer
+    wait $writer 2>/dev/null
+    same outputs/memory 'chunkflow: packing 30,000,000 sequences takes up to 1.7 GiB of memory' "$(cat said)"
+    cf pack --chunk-size 1024 drawn
+    same outputs/memory/little "0 " "$code $(cat err)"
+
+    # A symbolic link at the temporary name is not followed.
+    echo precious >aside
+    ln -s aside trap.tmp0
+    cf pack --chunk-size 1024 --json trap drawn
+    same outputs/trap "0 precious" "$code $(cat aside)"
+    same_files outputs/trap/text on-stdout trap
+    rm trap.tmp0
+
     cf pack --chunk-size 1024 --json /dev/null drawn
     same outputs/device "0 yes" "$code $([ -c /dev/null ] && echo yes || echo no)"
     same outputs/leftovers 0 "$(find . -name '*.tmp*' | wc -l | tr -d ' ')"

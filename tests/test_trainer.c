@@ -6,7 +6,7 @@
    What the gradients are checked against: finite differences of the loss, for every parameter tensor; and the loss, and
    attention by itself, against plain loops written here from the definitions. train_check.sh tests the programs. */
 
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700
 
 #ifndef TRAIN_FLOAT64
 #define TRAIN_FLOAT64

@@ -165,6 +165,23 @@ same "resume: after INT, TERM and KILL the weights are the same" "$work/whole" "
 run train_cpu $long --checkpoint "$work/cut" --chunk-size 50 $texts
 expect "resume: with other chunks it says so" 0 'note: the chunks are others than before'
 
+# ---- where a checkpoint lies ----
+
+# A link stays a link, and the file keeps its permissions.
+run train_cpu $small --steps 6 --stop-after 2 --checkpoint "$work/private" $texts
+chmod 600 "$work/private"
+ln -s private "$work/link"
+run train_cpu $small --steps 6 --stop-after 2 --checkpoint "$work/link" $texts
+expect "checkpoint: through a link" 0 'going on from .*step 2'
+if [ -h "$work/link" ] && ! [ -h "$work/private" ]; then ok "checkpoint: a link stays a link"
+else fail "checkpoint: a link stays a link" "$(ls -l "$work/link" "$work/private" | tr '\n' ' ')"; fi
+case $(ls -l "$work/private") in
+    -rw-------*) ok "checkpoint: a file keeps its permissions" ;;
+    *) fail "checkpoint: a file keeps its permissions" "$(ls -l "$work/private")" ;;
+esac
+run train_cpu $small --steps 6 --checkpoint "$work/private" $texts
+expect "checkpoint: what went through the link is there" 0 'going on from .*step 4'
+
 # ---- checkpoints that do not fit ----
 
 point=$work/point.train_cpu

@@ -91,6 +91,7 @@ static int dispatch(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (!take_standard_streams()) return CLI_FAILED;
+    cli_signals_catch();
     if (argc < 2) {
         print_overview(stderr);
         return CLI_WRONG;

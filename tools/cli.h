@@ -203,13 +203,15 @@ int cli_error(const cf_error *error, const cli_list *list);
    Output files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A file that appears whole or not at all: it is written under a temporary name beside its place and renamed at the
-   end. Pipes and devices are written directly. Start with all zero. */
+/* A file that appears whole or not at all: it is written under a temporary name beside its place, forced to the disk and
+   renamed at the end. Where INT, TERM or HUP ends the program, the temporary file goes; one that a kill left behind is
+   taken over by the next run. Pipes and devices are written directly. Start with all zero. */
 typedef struct cli_output {
     FILE *stream;     /* where to write; NULL: this output was not asked for */
     const char *path; /* as the user wrote it; "-" is standard output */
     char *target;     /* the name to rename to, symbolic links resolved; NULL: written directly */
-    char *temporary;
+    char *temporary;  /* what it is called until then */
+    int lock;         /* a descriptor that says to other runs that the temporary file is in use */
     int error;        /* the first errno that cli_write met */
 } cli_output;
 
@@ -230,6 +232,11 @@ int cli_written(cf_result result, const cf_error *error);
 /* Whether writing to standard output has failed, for loops that print much: there is no use in going on. The reason is
    kept for cli_outputs_finish. */
 int cli_stdout_failed(void);
+
+/* Lets INT, TERM and HUP remove temporary files before they end the program: main calls it first. A signal that the
+   program was started without stays ignored. cli_signals_restore does so for INT again after a handler of one's own. */
+void cli_signals_catch(void);
+void cli_signals_restore(void);
 
 /* ----------------------------------------------------------------------------------------------------------------
    The subcommands

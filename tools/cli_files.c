@@ -1,12 +1,16 @@
 /* cli_files.c - files and length lists in, files out. */
 
-#define _XOPEN_SOURCE 700 /* realpath */
+#define _XOPEN_SOURCE 700 /* realpath, sigaction */
+#define _DEFAULT_SOURCE   /* flock, on Linux */
+#define _DARWIN_C_SOURCE  /* and elsewhere */
 #include "cli.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -272,30 +276,127 @@ static int cannot_write(const char *path, int error) {
                       error ? strerror(error) : "the stream reports an error");
 }
 
-/* Creates the first of target.tmp0, target.tmp1, ... that does not exist, so that two runs do not meet. It gets the
-   permissions of the file that it will replace. */
+/* The temporary files that a signal removes. Whoever changes the list has the signals blocked. */
+enum { MAX_TEMPORARIES = 16 };
+static const char *temporaries[MAX_TEMPORARIES];
+
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP};
+#define N_ENDING (sizeof ending_signals / sizeof ending_signals[0])
+
+static void remove_temporaries(int number) {
+    int i;
+    for (i = 0; i < MAX_TEMPORARIES; i++)
+        if (temporaries[i]) unlink(temporaries[i]);
+    raise(number); /* SA_RESETHAND has put the default back: the program ends as if there were no handler */
+}
+
+static void catch_signal(int number) {
+    struct sigaction handler, before;
+
+    memset(&handler, 0, sizeof handler);
+    handler.sa_handler = remove_temporaries;
+    handler.sa_flags = (int)SA_RESETHAND;
+    if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(number, &handler, NULL);
+}
+
+void cli_signals_catch(void) {
+    size_t i;
+    for (i = 0; i < N_ENDING; i++) catch_signal(ending_signals[i]);
+}
+
+void cli_signals_restore(void) {
+    signal(SIGINT, SIG_DFL);
+    catch_signal(SIGINT);
+}
+
+static void block_signals(sigset_t *before) {
+    sigset_t ending;
+    size_t i;
+
+    sigemptyset(&ending);
+    for (i = 0; i < N_ENDING; i++) sigaddset(&ending, ending_signals[i]);
+    sigprocmask(SIG_BLOCK, &ending, before);
+}
+
+/* Exchanges an entry of the list. */
+static void note_temporary(const char *from, const char *to) {
+    int i;
+    for (i = 0; i < MAX_TEMPORARIES; i++) {
+        if (temporaries[i] != from) continue;
+        temporaries[i] = to;
+        return;
+    }
+}
+
+/* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind. A run holds the
+   lock until the file has its final name, so a file with that lock is in use; and after it was taken, the name must
+   still lead to the file, or another run has given it its final name meanwhile. Returns -1 with errno, EEXIST where it
+   is in use. */
+static int open_temporary(const char *name) {
+    struct stat named, opened;
+    int file = open(name, O_WRONLY | O_CREAT | O_EXCL, 0666), fresh = file >= 0;
+
+    if (file < 0 && errno != EEXIST) return -1;
+    if (!fresh) file = open(name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK);
+    /* Not all file systems have locks: there, a name that is new is free, and no other is. */
+    if (file >= 0 && (flock(file, LOCK_EX | LOCK_NB) == 0 || (fresh && errno != EWOULDBLOCK)) &&
+        lstat(name, &named) == 0 && fstat(file, &opened) == 0 && named.st_ino == opened.st_ino &&
+        named.st_dev == opened.st_dev && S_ISREG(opened.st_mode) && ftruncate(file, 0) == 0)
+        return file;
+    if (file >= 0) close(file);
+    errno = EEXIST;
+    return -1;
+}
+
+static mode_t new_file_mode(void) {
+    mode_t mask = umask(0);
+    umask(mask);
+    return 0666 & ~mask;
+}
+
+/* Opens target.tmp0, or the first name after it that is not in use. It gets the permissions of the file that it will
+   replace. */
 static int create_temporary(cli_output *output, const struct stat *existing) {
+    mode_t mode = existing ? existing->st_mode & 0777 : new_file_mode();
     size_t bytes = strlen(output->target) + 16;
-    int attempt, file = -1;
+    int attempt, file = -1, code;
 
     output->temporary = (char *)malloc(bytes);
     if (!output->temporary) return cli_failed("out of memory");
     for (attempt = 0; attempt < 100 && file < 0; attempt++) {
         snprintf(output->temporary, bytes, "%s.tmp%d", output->target, attempt);
-        file = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        file = open_temporary(output->temporary);
         if (file < 0 && errno != EEXIST) break;
     }
-    if (file >= 0 && (!existing || fchmod(file, existing->st_mode & 0777) == 0)) output->stream = fdopen(file, "wb");
-    if (output->stream) return CLI_OK;
-
-    cannot_write(output->path, errno);
+    if (file >= 0 && fchmod(file, mode) == 0 && (output->lock = dup(file)) >= 0) {
+        output->stream = fdopen(file, "wb");
+        if (output->stream) {
+            note_temporary(NULL, output->temporary);
+            return CLI_OK;
+        }
+        close(output->lock);
+    }
+    code = cannot_write(output->path, errno);
     if (file >= 0) {
-        close(file);
         unlink(output->temporary);
+        close(file);
     }
     free(output->temporary);
     output->temporary = NULL;
-    return CLI_FAILED;
+    return code;
+}
+
+/* Gives the file its name, or removes it; then others may use the temporary name. */
+static int settle_temporary(cli_output *output, int code) {
+    sigset_t before;
+
+    block_signals(&before);
+    if (code == CLI_OK && rename(output->temporary, output->target) != 0) code = cannot_write(output->path, errno);
+    if (code != CLI_OK) unlink(output->temporary);
+    note_temporary(output->temporary, NULL);
+    close(output->lock);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return code;
 }
 
 static void forget_output(cli_output *output) {
@@ -306,6 +407,7 @@ static void forget_output(cli_output *output) {
 
 int cli_output_open(cli_output *output, const char *path) {
     struct stat existing;
+    sigset_t before;
     int found, code;
 
     if (!path) return CLI_OK;
@@ -321,7 +423,9 @@ int cli_output_open(cli_output *output, const char *path) {
     }
     output->target = found ? realpath(path, NULL) : strdup(path);
     if (!output->target) return cannot_write(path, errno);
+    block_signals(&before);
     code = create_temporary(output, found ? &existing : NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     if (code != CLI_OK) forget_output(output);
     return code;
 }
@@ -348,12 +452,13 @@ int cli_written(cf_result result, const cf_error *error) {
     return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : cli_error(error, NULL);
 }
 
-/* Flushes a stream and closes it, except for standard output. error: an errno from before, or 0. */
-static int end_stream(FILE *stream, const char *path, int error) {
+/* Flushes a stream and closes it, except for standard output. to_disk: it is a file, and it is to be there even if the
+   machine stops. error: an errno from before, or 0. */
+static int end_stream(FILE *stream, const char *path, int to_disk, int error) {
     int bad;
 
     errno = 0;
-    bad = fflush(stream) != 0;
+    bad = fflush(stream) != 0 || (to_disk && fsync(fileno(stream)) != 0);
     if (error == 0) error = errno;
     if (ferror(stream)) bad = 1;
     if (stream != stdout && fclose(stream) != 0) {
@@ -369,7 +474,7 @@ static int end_stdout(const cli_output *outputs, int n) {
 
     for (i = 0; i < n; i++)
         if (outputs[i].stream == stdout && stdout_error == 0) stdout_error = outputs[i].error;
-    ended = end_stream(stdout, "-", stdout_error);
+    ended = end_stream(stdout, "-", 0, stdout_error);
     clearerr(stdout);
     stdout_error = 0;
     return ended;
@@ -381,13 +486,12 @@ int cli_outputs_finish(cli_output *outputs, int n, int code) {
     if (code == CLI_OK) code = ended;
     for (i = 0; i < n; i++) {
         if (!outputs[i].stream || outputs[i].stream == stdout) continue;
-        ended = end_stream(outputs[i].stream, outputs[i].path, outputs[i].error);
+        ended = end_stream(outputs[i].stream, outputs[i].path, outputs[i].temporary != NULL && code == CLI_OK,
+                           outputs[i].error);
         if (code == CLI_OK) code = ended;
     }
     for (i = 0; i < n; i++) {
-        if (outputs[i].temporary && code == CLI_OK && rename(outputs[i].temporary, outputs[i].target) != 0)
-            code = cannot_write(outputs[i].path, errno);
-        if (outputs[i].temporary && code != CLI_OK) unlink(outputs[i].temporary);
+        if (outputs[i].temporary) code = settle_temporary(&outputs[i], code);
         forget_output(&outputs[i]);
     }
     return code;

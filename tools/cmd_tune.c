@@ -712,7 +712,7 @@ static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
     clear_progress(&bar);
     if (result == CF_OK) *base = find_baseline(job);
-    signal(SIGINT, SIG_DFL);
+    cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 

@@ -5,6 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A count in a list is quickly written, and a long list is not looked at: says what packing it may take, before it is
+   taken, where that is a GiB or more. */
+static void announce_memory(const packing *p, const cf_pack_desc *desc) {
+    double gib = 1024.0 * 1024 * 1024, bytes = 8.0 * (double)p->list.n_sequences;
+    size_t working = 0;
+    cf_error error;
+
+    if (cf_pack_size(p->lengths, p->list.n_sequences, desc, &working, &error) != CF_OK) return; /* cf_pack will say */
+    bytes += (double)working;
+    if (bytes >= gib)
+        fprintf(stderr, "chunkflow: packing %s sequences takes up to %.1f GiB of memory\n",
+                cli_commas(p->list.n_sequences), bytes / gib);
+}
+
 int packing_make(const packing_options *asked, const char *path, packing *out) {
     packing fresh = {{0}, NULL, NULL};
     cf_pack_desc desc;
@@ -26,6 +40,7 @@ int packing_make(const packing_options *asked, const char *path, packing *out) {
     desc.n_ranks = asked->ranks;
 
     fresh.lengths = cli_list_lengths(&fresh.list);
+    if (fresh.lengths) announce_memory(&fresh, &desc);
     if (!fresh.lengths) code = cli_failed("out of memory for %s sequences", cli_commas(fresh.list.n_sequences));
     else if (cf_pack(fresh.lengths, fresh.list.n_sequences, &desc, &fresh.plan, &error) != CF_OK)
         code = cli_error(&error, &fresh.list);
