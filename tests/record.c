@@ -855,6 +855,14 @@ static void record_read(const cf_plan *plan, const schedule_csv_desc *desc, cons
     cf_schedule_free(schedule);
 }
 
+/* The chunk of each microbatch of what is written. */
+static int32_t *microbatches_of(const cf_plan *plan, const cf_schedule *schedule) {
+    int32_t *chunks = (int32_t *)calloc((size_t)plan->n_steps + 1, sizeof *chunks);
+    if (!chunks) abort();
+    (void)schedule_csv_microbatches(plan, schedule, chunks, NULL);
+    return chunks;
+}
+
 static void record_csv(const cf_plan *plan, const cf_schedule *schedule, const char *name) {
     schedule_csv_desc desc;
     collector c = new_collector();
@@ -863,6 +871,7 @@ static void record_csv(const cf_plan *plan, const cf_schedule *schedule, const c
     memset(&desc, 0, sizeof desc);
     desc.extensions = !one_in(5);
     desc.format = (schedule_csv_format)between(0, 2);
+    desc.torch = (schedule_csv_torch)between(0, 2);
     code = schedule_csv_write(plan, schedule, &desc, collect, &c, &error);
     begin("csv.%s", name);
     if (code == CF_OK) text("text", c.data);
@@ -873,7 +882,12 @@ static void record_csv(const cf_plan *plan, const cf_schedule *schedule, const c
     desc.k = one_in(2) ? schedule->k : 0;
     desc.legacy = one_in(6);
     desc.rank = schedule->rank;
-    if (code == CF_OK) record_read(plan, &desc, c.data, c.used, name);
+    if (code == CF_OK) {
+        int32_t *chunks = microbatches_of(plan, schedule);
+        desc.chunks = chunks;
+        record_read(plan, &desc, c.data, c.used, name);
+        free(chunks);
+    }
     free(c.data);
 }
 
@@ -1529,7 +1543,7 @@ static const member csv_members[] = {
     MEMBER(schedule_csv_desc, extensions, SMALL), MEMBER(schedule_csv_desc, format, SMALL),
     MEMBER(schedule_csv_desc, legacy, SMALL),     MEMBER(schedule_csv_desc, kind, SMALL),
     MEMBER(schedule_csv_desc, replay, SMALL),     MEMBER(schedule_csv_desc, k, INTEGER),
-    MEMBER(schedule_csv_desc, rank, INTEGER)};
+    MEMBER(schedule_csv_desc, rank, INTEGER),     MEMBER(schedule_csv_desc, buffered, SMALL)};
 
 static const member model_members[] = {
     MEMBER(cf_model, layers, INTEGER),   MEMBER(cf_model, hidden, INTEGER), MEMBER(cf_model, heads, INTEGER),

@@ -243,8 +243,8 @@ static int sends_forwards(const cf_schedule *s, int64_t v) {
 }
 
 /* What stands behind an action where PyTorch lowers schedules itself. Once the gradient of what was sent forward is
-   there, the peer has taken it, and the wait for that send takes no time. Behind a stage's last backward, and behind the
-   send of that one's gradient, gradients are reduced. */
+   there, the peer has taken it, and the wait for that send takes no time. Behind a stage's last backward, and behind
+   the send of that one's gradient, gradients are reduced. */
 static void put_torch(writer *w, const cf_action *a, const cf_action *end) {
     int is_last, sends_next;
 

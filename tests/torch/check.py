@@ -1,10 +1,11 @@
 """Runs the command's CSV files in PyTorch's pipelining, for real: python check.py CHUNKFLOW [FILTER]
 
 A small transformer in float64 is cut into stages, a process holds those of its rank (2 and 4 processes, gloo), and
-_PipelineScheduleRuntime runs what `chunkflow plan --csv` wrote. The gradients of every parameter are compared with those of
-the whole model on the unpacked sequences, one by one, and the losses with those of each microbatch's sequences, which also
-checks which chunk a microbatch is. PyTorch divides gradients by the number of microbatches, which a file with transfers has
-to tell it. Then what is refused: by the command, and by PyTorch where it was written all the same; and what PyTorch dumps.
+_PipelineScheduleRuntime runs what `chunkflow plan --csv` wrote. The gradients of every parameter are compared with
+those of the whole model on the unpacked sequences, one by one, and the losses with those of each microbatch's
+sequences, which also checks which chunk a microbatch is. PyTorch divides gradients by the number of microbatches, which
+a file with transfers has to tell it. Then what is refused: by the command, and by PyTorch where it was written all the
+same; and what PyTorch dumps.
 """
 
 import csv
@@ -175,7 +176,8 @@ def run_case(rank, n_ranks, case):
     words, targets, sequences, places = (torch.stack(t) for t in zip(*(rows_of(plan, c) for c in chunks)))
     inputs = (words,) if 0 in mine else ()
     losses = [] if n_stages - 1 in mine else None
-    runtime.step(*inputs, target=targets if losses is not None else None, losses=losses, sequence=sequences, place=places)
+    runtime.step(*inputs, target=targets if losses is not None else None, losses=losses, sequence=sequences,
+                 place=places)
     wanted, loss_of_sequence = reference(plan, n_stages)
     errors = [e for v in mine for e in errors_of(modules[v], wanted[v], n)]
     for microbatch, loss in enumerate(losses or ()):
@@ -216,8 +218,8 @@ def write_case(n_ranks, kind, seed, format):
     if format == COMPUTE:
         case["map"] = stem + ".map"
         more = ["--microbatches", case["map"]]
-    result = chunkflow("plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", str(n_ranks), *KINDS[kind], "--summary",
-                       "--csv", case["csv"], "--plan-json", case["plan"], *more, write_lengths(seed))
+    result = chunkflow("plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", str(n_ranks), "--summary",
+                       *KINDS[kind], "--csv", case["csv"], "--plan-json", case["plan"], *more, write_lengths(seed))
     if result.returncode != 0:
         sys.exit(f"{stem}: {result.stderr}")
     return case
@@ -280,7 +282,8 @@ def check_refusals():
     split = ["plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", "2", "--summary", "--csv", "x.csv",
              "--microbatches", "x.map"]
     result = chunkflow(*split, "split")
-    check("split sequences are refused", result.returncode == 2 and "keys and values" in result.stderr, result.stderr[:150])
+    check("split sequences are refused", result.returncode == 2 and "keys and values" in result.stderr,
+          result.stderr[:150])
     check("they are written when asked for", chunkflow(*split, "--csv-extensions", "split").returncode == 0)
     check("PyTorch has no R", *refused_by_torch("x.csv", COMPUTE, "R", 2, 1, 4))
     whole = write_lengths(1)

@@ -1,8 +1,8 @@
 """Writes the CSV that PyTorch's own schedules give, one file each: python dump.py FOLDER
 
-A file is named KIND_pP_nN_WHAT.csv: P ranks, N microbatches. WHAT is `order` (passes, as the schedule makes them), `comms`
-(as _PipelineScheduleRuntime lowers them) or a variant of `comms`. The files of torch 2.14 and 2.15 that tests/ holds were
-made by this; the unit tests read them, time them and write them back.
+A file is named KIND_pP_nN_WHAT.csv: P ranks, N microbatches. WHAT is `order` (passes, as the schedule makes them),
+`comms` (as _PipelineScheduleRuntime lowers them) or a variant of `comms`. The files of torch 2.14 and 2.15 that are
+beside this were made by it; the unit tests read them, time them and write them back.
 """
 
 import csv
