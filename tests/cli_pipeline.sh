@@ -483,7 +483,10 @@ test_files() {
         set -- --chunk-size 1024 --k 1 --stages 3 --schedule $kind --limit none --summary
         succeeds files/csv/$kind plan "$@" --csv made --microbatches map --plan-json sp.json short
         same files/csv/$kind/runnable 0 "$(grep -c '[RV]' made)"
-        succeeds files/csv/$kind/check check --plan sp.json --microbatches map made
+        cf plan "$@" short
+        planned=$(summary makespan)
+        cf check --plan sp.json --microbatches map made --time
+        same files/csv/$kind/check "0 $planned" "$code $(summary makespan)"
         succeeds files/csv/$kind/numbered plan "$@" --csv made2 --microbatch-order --plan-json sp2.json short
         same_files files/csv/$kind/same made made2
         succeeds files/csv/$kind/plan check sp2.json --lengths short

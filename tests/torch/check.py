@@ -3,9 +3,8 @@
 A small transformer in float64 is cut into stages, a process holds those of its rank (2 and 4 processes, gloo), and
 _PipelineScheduleRuntime runs what `chunkflow plan --csv` wrote. The gradients of every parameter are compared with
 those of the whole model on the unpacked sequences, one by one, and the losses with those of each microbatch's
-sequences, which also checks which chunk a microbatch is. PyTorch divides gradients by the number of microbatches, which
-a file with transfers has to tell it. Then what is refused: by the command, and by PyTorch where it was written all the
-same; and what PyTorch dumps.
+sequences. PyTorch divides gradients by the number of microbatches, which a file with transfers has to tell it. Then what
+is refused: by the command, and by PyTorch where it was written all the same; and what PyTorch dumps.
 """
 
 import csv
