@@ -379,10 +379,11 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     if (result != CF_OK) return result;
     result = schedule_csv_write(plan, lowered ? lowered : schedule, &desc, cli_write, to, error);
     cf_schedule_free(lowered);
-    why = *error;
-    if (result == CF_ERROR_ARGUMENT && !desc.extensions)
+    if (result == CF_ERROR_ARGUMENT && !desc.extensions) {
+        why = *error;
         snprintf(error->text, sizeof error->text,
                  "--csv: PyTorch cannot run this schedule: %.120s; --csv-extensions writes it all the same", why.text);
+    }
     return result;
 }
 
