@@ -5,6 +5,7 @@
 #   make test       all CPU tests, with AddressSanitizer and UBSan
 #   make unit       only the unit tests, UNIT=substring chooses
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
+#   make test-torch the command's CSV in PyTorch's pipelining, in an environment under build/ that takes about 6 GB
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
@@ -49,7 +50,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall clean
+.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -241,6 +242,20 @@ endif
 
 test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(TEST_BUILD)/chunkflow
 	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/cuda_compile.sh"
+
+# PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
+# it does not start without them. Once; part of no other target.
+PYTHON        ?= python3
+TORCH_PACKAGE ?= torch==2.15.0
+TORCH_PYTHON  := $(BUILD)/torch/bin/python
+
+$(BUILD)/torch/installed: | $(BUILD)
+	$(PYTHON) -m venv $(BUILD)/torch
+	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy
+	touch $@
+
+test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
+	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
 
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"

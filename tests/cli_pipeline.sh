@@ -31,10 +31,10 @@ test_help() {
         done
     done
     for option in --schedule --virtual --split-backward --lower --offload --width --color --no-list --csv \
-        --csv-extensions --dot --max-nodes --trace; do
+        --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace; do
         same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
     done
-    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --chart --width --color --trace \
+    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --buffered --chart --width --color --trace \
         --unit-cost --time --cost --costs --model --gpu --tp; do
         same "pipeline/help/check/$option" 1 "$("$CHUNKFLOW" check --help | grep -Ec "^  $option( |\$)")"
     done
@@ -438,37 +438,74 @@ test_times() {
 
 test_files() {
     set -- --chunk-size 1024 --k 1 --stages 3 --schedule paper --replay pipeline
-    cf plan "$@" --json s.json --plan-json p.json --csv s.csv --csv-extensions --dot g.dot --max-nodes 5000 --trace \
-        t.json drawn
+    cf plan "$@" --json s.json --plan-json p.json --csv s.csv --csv-extensions --microbatches m.csv --dot g.dot \
+        --max-nodes 5000 --trace t.json drawn
     actions=$(summary actions | tr -d :)
     same files/code 0 "$code"
     awk 'NF == 0 { exit } { sub(/^stage [0-9]* */, "&\001"); print }' out | tr '\n' ' ' | tr '\001' '\n' |
         sed '1d; s/stage [0-9]* *$//; s/-//g; s/  */ /g; s/^ //; s/ *$//' >list
     echo >>list
-    tr -d '\r' <s.csv | sed 's/^[0-9]*//; s/,[0-9]*/ /g' >cells
+    tr -d '\r' <s.csv | sed 's/^[0-9]*//; s/,[0-9]*/ /g' | awk -F '[ ,\r]' '
+        FILENAME == "m.csv" { chunk[$1] = $2; next }
+        { for (i = 1; i <= NF; i++) {
+            microbatch = $i
+            sub(/^[A-Z_]*/, "", microbatch)
+            sub(/[0-9]*$/, "", $i)
+            $i = $i chunk[microbatch] } print }' m.csv - >cells
     same_files files/csv/list list cells
     same files/csv/stages "0 1 2" "$(tr -d '\r' <s.csv | sed 's/^\([0-9]*\).*/\1/' | xargs)"
     same files/dot/nodes "$actions" "$(grep -c '^ *n[0-9]* \[label' g.dot)"
     same files/trace/passes "$actions" "$(grep -c '"ph": "X"' t.json)"
-    for output in json plan-json csv dot trace; do
-        cf plan "$@" --csv-extensions --max-nodes 5000 --$output - drawn
+    for output in json plan-json csv microbatches dot trace; do
+        more=
+        [ $output = csv ] && more='--microbatches again.csv'
+        cf plan "$@" --csv-extensions --max-nodes 5000 --$output - $more drawn
         case $output in
             json) same_files files/stdout/json s.json out ;;
             plan-json) same_files files/stdout/plan-json p.json out ;;
             csv) same_files files/stdout/csv s.csv out ;;
+            microbatches) same_files files/stdout/microbatches m.csv out ;;
             dot) same_files files/stdout/dot g.dot out ;;
             *) same_files files/stdout/trace t.json out ;;
         esac
     done
     refuses files/dot/many 2 '^chunkflow: --dot: got [0-9]+ passes, wanted at most 10: raise --max-nodes' \
         plan "$@" --dot made --max-nodes 10 drawn
-    refuses files/csv/replay 2 'PyTorch cannot run this schedule' plan "$@" --csv made --json made2 drawn
+    refuses files/csv/split 2 'PyTorch cannot run this schedule: .* part of a split sequence' \
+        plan "$@" --csv made --json made2 --microbatches made3 drawn
     same files/csv/nothing "no no" "$([ -e made ] && echo yes || echo no) $([ -e made2 ] && echo yes || echo no)"
-    cf plan --chunk-size 1024 --k 99 --stages 3 --schedule paper --csv made --summary drawn
-    same files/csv/runnable "0 0" "$code $(grep -c R made)"
+    refuses files/csv/reorder 2 'is a dependent chunk' plan "$@" --microbatch-order drawn
+    refuses files/csv/torch 2 'needs --csv' plan "$@" --torch 2.15 drawn
+
+    # Whole sequences only: what PyTorch runs, with a mapping, and with the plan numbered so.
+    awk '$1 <= 1024' drawn >short
+    for kind in paper gpipe 1f1b interleaved zero-bubble best; do
+        set -- --chunk-size 1024 --k 1 --stages 3 --schedule $kind --limit none --summary
+        succeeds files/csv/$kind plan "$@" --csv made --microbatches map --plan-json sp.json short
+        same files/csv/$kind/runnable 0 "$(grep -c '[RV]' made)"
+        cf plan "$@" short
+        planned=$(summary makespan)
+        cf check --plan sp.json --microbatches map made --time
+        same files/csv/$kind/check "0 $planned" "$code $(summary makespan)"
+        succeeds files/csv/$kind/numbered plan "$@" --csv made2 --microbatch-order --plan-json sp2.json short
+        same_files files/csv/$kind/same made made2
+        succeeds files/csv/$kind/plan check sp2.json --lengths short
+        for torch in 2.9 2.14 2.15; do
+            succeeds files/csv/$kind/$torch plan "$@" --csv made --torch $torch --microbatch-order short
+            succeeds files/csv/$kind/$torch/check check --plan sp2.json --time made
+        done
+        same files/csv/$kind/waits "$(tr ',\r' '\n\n' <made | grep -c '^[0-9]*SEND')" "$(tr , '\n' <made | grep -c WAIT_SEND)"
+    done
+    refuses files/csv/order 2 'in another order: --microbatches' plan "$@" --csv made short
+    set -- --chunk-size 1024 --k 1 --stages 3
+    refuses files/csv/replay 2 'PyTorch cannot run this schedule: .* is a replay' plan "$@" --csv made \
+        --microbatches map short
+    printf 'microbatch,chunk\n0,0\n' >map
+    refuses files/csv/map 2 '^map:2: csv line 2, column 3: a line is' check --plan sp.json --microbatches map made
+    set -- --chunk-size 1024 --k 1 --stages 3 --schedule paper --replay pipeline
 
     # Lowered: each send has its receive.
-    cf plan "$@" --lower --csv l.csv --csv-extensions --json l.json drawn
+    cf plan "$@" --lower --csv l.csv --csv-extensions --torch 2.9 --microbatches lm.csv --json l.json drawn
     for what in F R B; do
         same "files/lowered/$what" "$(summary actions | tr -d :) yes" "$(awk -v what=$what '
             $1 == "actions" { gsub(",", ""); gsub(":", "", $2)
@@ -478,7 +515,7 @@ test_files() {
     same files/lowered/comms yes "$(grep -q SEND_F0 l.csv && echo yes)"
     cf plan "$@" --offload --summary drawn
     same files/offload yes "$(grep -Eq '^actions .* ([0-9,]+) OFFLOAD, \1 PREFETCH' out && echo yes)"
-    cf check --plan p.json --replay pipeline l.csv
+    cf check --plan p.json --replay pipeline --microbatches lm.csv l.csv
     same files/lowered/check 0 "$code"
     succeeds files/lowered/check/json check --plan p.json l.json
     same files/lowered/check/times 1 "$(grep -c ' its times hold$' out)"
@@ -774,14 +811,14 @@ test_check() {
     }
     printf '700\n50\n9\n1300 2\n64\n0\n256 2\n' >lengths
     set -- --chunk-size 256 --k 2 --stages 3
-    cf plan "$@" --schedule 1f1b --plan-json p.json --json s.json --csv s.csv --csv-extensions lengths
+    cf plan "$@" --schedule 1f1b --plan-json p.json --json s.json --csv s.csv --csv-extensions --microbatches m.csv lengths
     succeeds check/plan check p.json
     same check/plan/said 1 "$(grep -c '^p.json: sound plan: 9 sequences, 3,935 tokens' out)"
     succeeds check/plan/lengths check p.json --lengths lengths
     succeeds check/schedule check --plan p.json s.json
     same check/schedule/said 1 "$(grep -c '^s.json: sound schedule: 1f1b, K = 2, local .* its times hold$' out)"
-    succeeds check/csv check --plan p.json s.csv
-    succeeds check/csv/k check --plan p.json --k 2 s.csv
+    succeeds check/csv check --plan p.json --microbatches m.csv s.csv
+    succeeds check/csv/k check --plan p.json --k 2 --microbatches m.csv s.csv
     same check/stdin 0 "$("$CHUNKFLOW" check --plan p.json - <s.json >/dev/null; echo $?)"
     for kind in paper gpipe interleaved zero-bubble best; do
         for replay in pipeline local; do
@@ -794,16 +831,16 @@ test_check() {
         for kind in zero-bubble best; do
             [ $kind$placement = zero-bubbleany ] && continue
             cf plan "$@" --schedule $kind --virtual 2 --placement $placement --replay local --budget 20 --limit 3 \
-                --json k.json --csv k.csv --csv-extensions --trace k.trace --lower lengths
+                --json k.json --csv k.csv --csv-extensions --microbatches km.csv --trace k.trace --lower lengths
             succeeds "check/$placement/$kind" check --plan p.json --lengths lengths --chart k.json
-            succeeds "check/$placement/$kind/csv" check --plan p.json --replay local k.csv
+            succeeds "check/$placement/$kind/csv" check --plan p.json --replay local --microbatches km.csv k.csv
         done
     done
     cf plan "$@" --schedule zero-bubble --virtual 2 --placement v --replay local --json v.json --csv v.csv \
-        --csv-extensions --dot v.dot --trace v.trace --max-nodes 5000 lengths
+        --csv-extensions --microbatches vm.csv --dot v.dot --trace v.trace --max-nodes 5000 lengths
     cf check --plan p.json v.json
     same check/v/said 1 "$(grep -c '3 stages of 2 virtual stages in a V' out)"
-    cf check --plan p.json --replay local v.csv
+    cf check --plan p.json --replay local --microbatches vm.csv v.csv
     same check/v/csv/said 1 "$(grep -c '3 stages of 2 virtual stages in a V' out)"
     same check/v/rows '0 5 1 4 2 3' "$(for row in 1 2 3; do
         sed -n ${row}p v.csv | tr ',' '\n' | sed -n 's/^\([0-9]\)F.*/\1/p' | sort -u
@@ -823,9 +860,10 @@ test_check() {
     succeeds check/version/1 check --plan p.json o1.json
     sed 's/"limits": \[3, 3, 3\]/"limits": [3, 3]/' o.json >o2.json
     refuses check/limits/few 1 'stages: says 3, there are 2' check --plan p.json o2.json
-    cf plan "$@" --ranks 2 --rank 1 --plan-json p2.json --json s2.json --csv s2.csv --csv-extensions lengths
+    cf plan "$@" --ranks 2 --rank 1 --plan-json p2.json --json s2.json --csv s2.csv --csv-extensions \
+        --microbatches m2.csv lengths
     succeeds check/rank check --plan p2.json s2.json
-    succeeds check/rank/csv check --plan p2.json --rank 1 s2.csv
+    succeeds check/rank/csv check --plan p2.json --rank 1 --microbatches m2.csv s2.csv
 
     # Limits, on both sides of the peak.
     cf plan "$@" --schedule 1f1b --summary lengths
@@ -914,8 +952,8 @@ test_check() {
         '/"SEND_F", .*"stage": 0, "start": 256,/s/"end": 259/"end": 255/' l.json --plan p.json
     damage check/lowered/busy 'breaks a rule: busy' 's/"busy": [0-9]*/"busy": 77/' l.json --plan p.json
     sed 's/0B0/0B1/' s.csv >damaged
-    refuses check/csv/twice 1 '^damaged: breaks a rule: ' check --plan p.json damaged
-    damage check/csv/missing 'breaks a rule: ' 's/,0B0//' s.csv --plan p.json
+    refuses check/csv/twice 1 '^damaged: breaks a rule: ' check --plan p.json --microbatches m.csv damaged
+    damage check/csv/missing 'breaks a rule: ' 's/,0B0//' s.csv --plan p.json --microbatches m.csv
 
     # A saved schedule is drawn, and traced, as plan draws and traces it.
     for drawn in "--schedule 1f1b" "--schedule interleaved --replay local" \
@@ -1019,7 +1057,8 @@ test_check() {
 test_damaged() {
     wanted check/damaged || return 0
     printf '700\n50\n9\n1300\n64\n0\n' >lengths
-    cf plan --chunk-size 256 --k 1 --stages 2 --plan-json p.json --json s.json --csv s.csv --csv-extensions lengths
+    cf plan --chunk-size 256 --k 1 --stages 2 --plan-json p.json --json s.json --csv s.csv --csv-extensions \
+        --microbatches m.csv lengths
     bad=0
     tried=0
     try_damaged() { # ARGUMENTS

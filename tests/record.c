@@ -848,11 +848,19 @@ static void record_read(const cf_plan *plan, const schedule_csv_desc *desc, cons
                         const char *name) {
     cf_schedule *schedule = NULL;
     cf_error error = no_error();
-    cf_result code = schedule_csv_read(data, bytes, plan, desc, &schedule, &error);
+    cf_result code = schedule_csv_read(data, bytes, plan, desc, &schedule, NULL, &error);
     begin("read.%s", name);
     if (code == CF_OK) add_schedule(schedule);
     finish(code, &error);
     cf_schedule_free(schedule);
+}
+
+/* The chunk of each microbatch of what is written. */
+static int32_t *microbatches_of(const cf_plan *plan, const cf_schedule *schedule) {
+    int32_t *chunks = (int32_t *)calloc((size_t)plan->n_steps + 1, sizeof *chunks);
+    if (!chunks) abort();
+    (void)schedule_csv_microbatches(plan, schedule, chunks, NULL);
+    return chunks;
 }
 
 static void record_csv(const cf_plan *plan, const cf_schedule *schedule, const char *name) {
@@ -863,17 +871,23 @@ static void record_csv(const cf_plan *plan, const cf_schedule *schedule, const c
     memset(&desc, 0, sizeof desc);
     desc.extensions = !one_in(5);
     desc.format = (schedule_csv_format)between(0, 2);
+    desc.torch = (schedule_csv_torch)between(0, 2);
     code = schedule_csv_write(plan, schedule, &desc, collect, &c, &error);
     begin("csv.%s", name);
     if (code == CF_OK) text("text", c.data);
     finish(code, &error);
-    desc.format = SCHEDULE_CSV_AUTO;
+    desc.format = SCHEDULE_CSV_DEFAULT;
     desc.replay = schedule->replay;
     desc.kind = one_in(2) ? schedule->kind : CF_SCHEDULE_DEFAULT;
     desc.k = one_in(2) ? schedule->k : 0;
     desc.legacy = one_in(6);
     desc.rank = schedule->rank;
-    if (code == CF_OK) record_read(plan, &desc, c.data, c.used, name);
+    if (code == CF_OK) {
+        int32_t *chunks = microbatches_of(plan, schedule);
+        desc.chunks = chunks;
+        record_read(plan, &desc, c.data, c.used, name);
+        free(chunks);
+    }
     free(c.data);
 }
 
@@ -1529,7 +1543,7 @@ static const member csv_members[] = {
     MEMBER(schedule_csv_desc, extensions, SMALL), MEMBER(schedule_csv_desc, format, SMALL),
     MEMBER(schedule_csv_desc, legacy, SMALL),     MEMBER(schedule_csv_desc, kind, SMALL),
     MEMBER(schedule_csv_desc, replay, SMALL),     MEMBER(schedule_csv_desc, k, INTEGER),
-    MEMBER(schedule_csv_desc, rank, INTEGER)};
+    MEMBER(schedule_csv_desc, rank, INTEGER),     MEMBER(schedule_csv_desc, buffered, SMALL)};
 
 static const member model_members[] = {
     MEMBER(cf_model, layers, INTEGER),   MEMBER(cf_model, hidden, INTEGER), MEMBER(cf_model, heads, INTEGER),
@@ -1996,10 +2010,10 @@ static void record_null_makers(const batch *b, const cf_plan *plan, const cf_sch
     REFUSED("run.desc", cf_run(plan, schedule, 0, NULL, NULL, &error));
     REFUSED("next", cf_run_next(NULL, &error));
     REFUSED("close", cf_run_close(NULL, NULL, &error));
-    REFUSED("csv.text", schedule_csv_read(NULL, 4, plan, NULL, &ordered, &error));
-    REFUSED("csv.empty", schedule_csv_read("", 0, plan, NULL, &ordered, &error));
-    REFUSED("csv.plan", schedule_csv_read("0F0", 3, NULL, NULL, &ordered, &error));
-    REFUSED("csv.out", schedule_csv_read("0F0", 3, plan, NULL, NULL, &error));
+    REFUSED("csv.text", schedule_csv_read(NULL, 4, plan, NULL, &ordered, NULL, &error));
+    REFUSED("csv.empty", schedule_csv_read("", 0, plan, NULL, &ordered, NULL, &error));
+    REFUSED("csv.plan", schedule_csv_read("0F0", 3, NULL, NULL, &ordered, NULL, &error));
+    REFUSED("csv.out", schedule_csv_read("0F0", 3, plan, NULL, NULL, NULL, &error));
     cf_plan_free(made); /* of a batch without chunks something may have been made */
     cf_schedule_free(ordered);
     cf_timeline_free(timeline);
@@ -2204,7 +2218,7 @@ static cf_result allocate_read(const batch *b, const cf_plan *plan, const cf_sch
     desc.rank = s->rank;
     desc.allocator = a;
     code = schedule_csv_write(plan, s, &desc, collect, &c, NULL);
-    if (code == CF_OK) code = schedule_csv_read(c.data ? c.data : "", c.used, plan, &desc, &made, NULL);
+    if (code == CF_OK) code = schedule_csv_read(c.data ? c.data : "", c.used, plan, &desc, &made, NULL, NULL);
     cf_schedule_free(made);
     free(c.data);
     return code;

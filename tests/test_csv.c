@@ -46,7 +46,7 @@ static cf_schedule *read(const cf_plan *plan, const char *csv, const schedule_cs
     cf_schedule *s = NULL;
     cf_error error;
     memset(&error, 0, sizeof error);
-    if (schedule_csv_read(csv, strlen(csv), plan, desc, &s, &error) != CF_OK) FAIL("%s", error.text);
+    if (schedule_csv_read(csv, strlen(csv), plan, desc, &s, NULL, &error) != CF_OK) FAIL("%s", error.text);
     return s;
 }
 
@@ -77,8 +77,11 @@ TEST(reads_and_writes_rows_in_a_v) {
     cf_plan *plan = plan_of(0, 2);
     cf_schedule *s = read(plan, csv, NULL), *low = NULL, *again = NULL;
     text t = {NULL, 0, 0, -1};
+    schedule_csv_desc desc;
     cf_error error;
     REQUIRE(s != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
     CHECK(s->n_stages == 2 && s->n_virtual == 2 && s->placement == CF_PLACEMENT_V && s->lowered == 0);
     check_list(s, 0, "F0@0 F1@0 F0@3 I0@3 F1@3 I1@3 I0@0 W0@3 W1@3 I1@0 W0@0 W1@0");
     check_list(s, 1, "F0@1 F0@2 F1@1 F1@2 I0@2 I0@1 I1@2 I1@1 W0@2 W0@1 W1@2 W1@1");
@@ -86,17 +89,17 @@ TEST(reads_and_writes_rows_in_a_v) {
     CHECK_STR(t.at, csv);
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
     t.n = 0;
-    CHECK_INT(schedule_csv_write(plan, low, NULL, collect, &t, &error), CF_OK);
-    CHECK(strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL && strstr(t.at, "2SEND_B") == NULL);
+    CHECK_INT(schedule_csv_write(plan, low, &desc, collect, &t, &error), CF_OK);
+    CHECK(strstr(t.at, "0SEND_F") != NULL && strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL && strstr(t.at, "2SEND_B") == NULL);
     again = read(plan, t.at, NULL);
     REQUIRE(again != NULL);
     CHECK(again->placement == CF_PLACEMENT_V && again->lowered == 1 && again->n_actions == low->n_actions);
     CHECK(memcmp(again->actions, low->actions, (size_t)low->n_actions * sizeof *low->actions) == 0);
     cf_schedule_free(again);
     again = NULL;
-    CHECK_INT(schedule_csv_read(elsewhere, strlen(elsewhere), plan, NULL, &again, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_read(elsewhere, strlen(elsewhere), plan, NULL, &again, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 2 && error.got == 13 && strstr(error.text, "another row") != NULL);
-    CHECK_INT(schedule_csv_read(both, strlen(both), plan, NULL, &again, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_read(both, strlen(both), plan, NULL, &again, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 2 && error.got == 9 && strstr(error.text, "\"3F0\"") != NULL);
     CHECK(again == NULL);
     free(t.at);
@@ -123,7 +126,7 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     cf_schedule_free(s);
     s = NULL;
     /* Today's B is whole, and a W after it is one too many. */
-    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, &s, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, &s, NULL, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "actions.pass");
     CHECK(s == NULL);
     cf_plan_free(plan);
@@ -136,7 +139,7 @@ TEST(bw_is_the_whole_backward_of_older_files) {
     cf_schedule *s = NULL;
     cf_error error;
     memset(&desc, 0, sizeof desc);
-    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0BW0\"") != NULL && strstr(error.text, "legacy") != NULL);
     desc.legacy = 1;
     s = read(plan, csv, &desc);
@@ -163,6 +166,10 @@ TEST(reads_and_writes_both_dialects) {
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
     t.n = 0;
     CHECK_INT(schedule_csv_write(plan, low, NULL, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, compute);
+    t.n = 0;
+    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    CHECK_INT(schedule_csv_write(plan, low, &desc, collect, &t, &error), CF_OK);
     CHECK_STR(t.at, comms);
     again = read(plan, comms, NULL);
     REQUIRE(again != NULL);
@@ -170,11 +177,6 @@ TEST(reads_and_writes_both_dialects) {
     CHECK(memcmp(again->actions, low->actions, (size_t)low->n_actions * sizeof *low->actions) == 0);
     cf_schedule_free(again);
     t.n = 0;
-    desc.format = SCHEDULE_CSV_COMPUTE_ONLY;
-    CHECK_INT(schedule_csv_write(plan, low, &desc, collect, &t, &error), CF_OK);
-    CHECK_STR(t.at, compute);
-    t.n = 0;
-    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
     CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "format");
     CHECK_INT((int64_t)t.n, 0);
@@ -198,8 +200,7 @@ TEST(replay_is_an_extension) {
     order.replay = CF_REPLAY_PIPELINE;
     REQUIRE(cf_schedule_make(plan, &order, &s, &error) == CF_OK);
     CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "extensions");
-    CHECK_INT(error.item, 3);
+    CHECK(strcmp(error.field, "chunks") == 0 && error.item == 0 && strstr(error.text, "split sequence") != NULL);
     CHECK_INT((int64_t)t.n, 0);
     desc.extensions = 1;
     CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
@@ -214,6 +215,373 @@ TEST(replay_is_an_extension) {
     cf_schedule_free(again);
     cf_schedule_free(s);
     cf_plan_free(plan);
+}
+
+/* Forwards of the last stage in another order than the chunks. */
+TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
+    static const char csv[] = "0F1,0F0,0F2,0B0,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n";
+    static const char mapping[] = "microbatch,chunk\r\n0,2\r\n1,0\r\n2,1\r\n";
+    static const int32_t order[] = {2, 0, 1};
+    const int64_t lengths[] = {5, 3, 4};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    schedule_csv_desc desc;
+    cf_schedule *s;
+    text t = {NULL, 0, 0, -1};
+    int32_t chunks[3] = {9, 9, 9};
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 6;
+    pack.max_slices = 1;
+    REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK && plan->n_chunks == 3);
+    desc.chunks = order;
+    s = read(plan, csv, &desc);
+    REQUIRE(s != NULL);
+    check_list(s, 0, "F0@0 F2@0 F1@0 B2@0 B0@0 B1@0");
+    check_list(s, 1, "F2@1 B2@1 F0@1 B0@1 F1@1 B1@1");
+    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, csv);
+    CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
+    CHECK(memcmp(chunks, order, sizeof order) == 0);
+    t.n = 0;
+    CHECK_INT(schedule_csv_write_microbatches(plan, s, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, mapping);
+    memset(chunks, 0, sizeof chunks);
+    CHECK_INT(schedule_csv_read_microbatches(mapping, strlen(mapping), plan, 0, chunks, &error), CF_OK);
+    CHECK(memcmp(chunks, order, sizeof order) == 0);
+    { /* the plan in that order */
+        const int64_t was[] = {plan->chunks[2].tokens, plan->chunks[0].tokens, plan->chunks[1].tokens};
+        CHECK_INT(schedule_csv_renumber(plan, s, NULL, &error), CF_OK);
+        CHECK(plan->chunks[0].tokens == was[0] && plan->chunks[1].tokens == was[1] && plan->chunks[2].tokens == was[2]);
+        CHECK_INT(cf_plan_validate(plan, lengths, 3, NULL, &error), CF_OK);
+        check_list(s, 1, "F0@1 B0@1 F1@1 B1@1 F2@1 B2@1");
+        t.n = 0;
+        CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+        CHECK_STR(t.at, csv);
+    }
+    free(t.at);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(bad_microbatches_are_refused_with_their_place) {
+    static const struct {
+        const char *csv;
+        int64_t line, column;
+        const char *words;
+    } bad[] = {{"", 0, 0, "first line"},
+               {"chunk,microbatch\n0,0\n1,1\n", 1, 1, "first line"},
+               {"microbatch,chunk,\n0,0\n1,1\n", 1, 12, "first line"},
+               {"microbatch,chunk\n0,0\n1", 3, 1, "two numbers"},
+               {"microbatch,chunk\n0,0\n", 2, 3, "a line is"},
+               {"microbatch,chunk\n0,0,1\n1,1\n", 2, 3, "two numbers"},
+               {"microbatch,chunk\n1,0\n0,1\n", 2, 3, "counted up"},
+               {"microbatch,chunk\n0,0\n1,0\n", 3, 3, "already"},
+               {"microbatch,chunk\n0,0\n1,2\n", 3, 3, "no chunk of the rank"},
+               {"microbatch,chunk\n0,0\n1,x\n", 3, 3, "a line is"},
+               {"microbatch,chunk\n0,0\n1,1\n2,2\n", 4, 1, "no more"}};
+    cf_plan *plan = plan_of(0, 2);
+    size_t i;
+    for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        int32_t chunks[2] = {7, 7};
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        harness_note("%s", bad[i].csv);
+        CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, &error), CF_ERROR_TEXT);
+        if (bad[i].line > 0) CHECK(error.item == bad[i].line && error.got == bad[i].column);
+        if (!CHECK(strstr(error.text, bad[i].words) != NULL)) FAIL("%s", error.text);
+        CHECK(chunks[0] == 7 && chunks[1] == 7);
+    }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
+/* What each version of PyTorch needs beside the transfers. */
+TEST(transfers_are_written_for_a_version) {
+    static const char *const wanted[SCHEDULE_CSV_TORCH_COUNT] = {
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\r\n"
+        "1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1\r\n",
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\r\n"
+        "1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD\r\n",
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0WAIT_SEND_F1,0REDUCE_GRAD,"
+        "0WAIT_REDUCE_GRAD\r\n"
+        "1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_B0,"
+        "1WAIT_SEND_B1\r\n"};
+    cf_plan *plan = plan_of(0, 2);
+    cf_schedule *s = read(plan, wanted[0], NULL), *again;
+    schedule_csv_extras *extras = NULL;
+    schedule_csv_desc desc;
+    text t = {NULL, 0, 0, -1};
+    cf_error error;
+    int version;
+    REQUIRE(s != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    for (version = 0; version < SCHEDULE_CSV_TORCH_COUNT; version++) {
+        t.n = 0;
+        desc.torch = (schedule_csv_torch)version;
+        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        CHECK_STR(t.at, wanted[version]);
+        again = NULL;
+        CHECK_INT(schedule_csv_read(t.at, t.n, plan, NULL, &again, &extras, &error), CF_OK);
+        REQUIRE(again != NULL);
+        CHECK_INT(extras->n, version == 0 ? 0 : version == 1 ? 2 : 8);
+        CHECK(again->n_actions == s->n_actions &&
+              memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
+        cf_schedule_free(again);
+        schedule_csv_extras_free(extras);
+    }
+    desc.torch = SCHEDULE_CSV_TORCH_COUNT;
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "torch");
+    free(t.at);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(what_is_no_pass_here_is_kept) {
+    static const char csv[] = "0UNSHARD,,0F0,0F1,,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD,\r\n"
+                              ",1F0,1B0,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\r\n";
+    static const char bare[] = "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n";
+    cf_plan *plan = plan_of(0, 2);
+    cf_schedule *s = NULL;
+    schedule_csv_extras *extras = NULL;
+    schedule_csv_desc desc;
+    text t = {NULL, 0, 0, -1};
+    cf_error error;
+    REQUIRE(schedule_csv_read(csv, strlen(csv), plan, NULL, &s, &extras, &error) == CF_OK);
+    memset(&desc, 0, sizeof desc);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, bare);
+    t.n = 0;
+    desc.extras = extras;
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, csv);
+    t.n = 0;
+#define SPOILT(member, value)                                                                         \
+    do {                                                                                              \
+        schedule_csv_extra was = extras->items[3];                                                    \
+        extras->items[3].member = value;                                                              \
+        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);        \
+        CHECK(strcmp(error.field, "extras.items") == 0 && error.item >= 3 && error.item <= 4 && t.n == 0); \
+        extras->items[3] = was;                                                                       \
+    } while (0)
+    SPOILT(kind, SCHEDULE_CSV_EXTRA_COUNT);
+    SPOILT(kind, -1);
+    SPOILT(row, 2);
+    SPOILT(row, -1);
+    SPOILT(row, 1);
+    SPOILT(stage, -1);
+    SPOILT(before, 5);
+    SPOILT(before, -1);
+    SPOILT(before, 1);
+    CHECK_INT(extras->items[3].kind, SCHEDULE_CSV_REDUCE_GRAD);
+    extras->items[3].chunk = 2;
+    SPOILT(kind, SCHEDULE_CSV_WAIT_SEND_F);
+    free(t.at);
+    schedule_csv_extras_free(extras);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(what_pytorch_cannot_run_is_refused) {
+    static const char replayed[] = "0F0,0F1,0B1,0R0,0B0\r\n";
+    cf_plan *plan = plan_of(0, 2), *split = plan_of(2, 1);
+    cf_schedule *s = read(plan, replayed, NULL), *grouped = read(split, "0F0,0F1,0B1,0B0,0F2,0B2\r\n", NULL);
+    schedule_csv_desc desc;
+    text t = {NULL, 0, 0, -1};
+    cf_error error;
+    REQUIRE(s != NULL && grouped != NULL);
+    memset(&desc, 0, sizeof desc);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "actions.pass") == 0 && error.item == 3 && strstr(error.text, "is a replay") != NULL);
+    CHECK_INT(schedule_csv_write(split, grouped, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "chunks") == 0 && error.item == 0 && strstr(error.text, "keys and values") != NULL);
+    CHECK_INT(schedule_csv_renumber(split, grouped, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "chunks") == 0 && strstr(error.text, "dependent chunk") != NULL);
+    CHECK_INT((int64_t)t.n, 0);
+    desc.extensions = 1;
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, replayed);
+    CHECK_INT(schedule_csv_write(split, grouped, &desc, collect, &t, &error), CF_OK);
+    free(t.at);
+    cf_schedule_free(s);
+    cf_schedule_free(grouped);
+    cf_plan_free(plan);
+    cf_plan_free(split);
+}
+
+/* ---- what PyTorch writes ---- */
+
+/* tests/torch/dump.py made these with the two versions. */
+static char *load_dump(const char *version, const char *kind, int ranks, int n, const char *what, size_t *bytes) {
+    char path[160], *data;
+    FILE *file;
+    snprintf(path, sizeof path, "tests/torch/%s/%s_p%d_n%d_%s.csv", version, kind, ranks, n, what);
+    harness_note("%s", path);
+    file = fopen(path, "rb");
+    if (!file) {
+        FAIL("%s is not there; run in the project's folder", path);
+        return NULL;
+    }
+    data = (char *)calloc(1, 1 << 16);
+    if (!data) abort();
+    *bytes = fread(data, 1, (1 << 16) - 1, file);
+    CHECK(*bytes > 0 && *bytes < (1 << 16) - 1);
+    fclose(file);
+    return data;
+}
+
+/* When the pass of chunk and virtual stage ends, so far; 0: there is none in the lists. B and I both answer for 'B'. */
+static double end_of(const cf_schedule *s, const double *end, int pass, int64_t chunk, int64_t stage) {
+    int64_t i;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        int same = a->pass == pass || (pass == CF_B && a->pass == CF_I);
+        if (same && a->chunk == chunk && a->stage == stage) return end[i];
+    }
+    return 0;
+}
+
+/* The makespan of passes of 1 (F, I, W) and 2 (B), worked out by going over the lists until nothing moves any more. */
+static double relaxed_makespan(const cf_schedule *s) {
+    double *end = (double *)calloc((size_t)s->n_actions, sizeof *end), most = 0;
+    int64_t stage, i, last = s->n_stages * s->n_virtual - 1;
+    int moved = 1;
+    if (!end) abort();
+    while (moved) {
+        moved = 0;
+        for (stage = 0; stage < s->n_stages; stage++) {
+            double free_at = 0;
+            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+                const cf_action *a = &s->actions[i];
+                double start = free_at, ready = 0;
+                if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
+                if (a->pass == CF_F && a->stage > 0) ready = end_of(s, end, CF_F, a->chunk, a->stage - 1);
+                if ((a->pass == CF_B || a->pass == CF_I) && a->stage < last)
+                    ready = end_of(s, end, CF_B, a->chunk, a->stage + 1);
+                if (ready > start) start = ready;
+                free_at = start + (a->pass == CF_B ? 2 : 1);
+                moved |= free_at > end[i];
+                end[i] = free_at;
+                if (free_at > most) most = free_at;
+            }
+        }
+    }
+    free(end);
+    return most;
+}
+
+/* Cells that only sharded parameters need, which are none of the writer's, and receives, beside which PyTorch puts the
+   rest as it comes. */
+static void drop_others(char *csv) {
+    static const char *const words[] = {"UNSHARD", "RESHARD", "RECV_F", "RECV_B"};
+    int i;
+    for (i = 0; i < 4; i++) {
+        char *at;
+        while ((at = strstr(csv, words[i])) != NULL) {
+            char *begin = at, *end = at + strlen(words[i]);
+            while (begin > csv && begin[-1] >= '0' && begin[-1] <= '9') begin--;
+            while (*end >= '0' && *end <= '9') end++;
+            if (*end == ',') end++;
+            else if (begin > csv && begin[-1] == ',') begin--;
+            memmove(begin, end, strlen(end) + 1);
+        }
+    }
+}
+
+/* Read, timed, written back cell for cell. Deferred receives deadlock where a send waits for its receiver. Of what the
+   lowering adds, the writer puts the same in the same places. */
+static void replay_dump(const char *version, const char *kind, int ranks, int n, const char *what, int as_torch) {
+    size_t bytes = 0;
+    char *data = load_dump(version, kind, ranks, n, what, &bytes);
+    cf_plan *plan = plan_of(0, n);
+    cf_schedule *s = NULL;
+    schedule_csv_extras *extras = NULL;
+    schedule_csv_desc desc;
+    cf_timeline *timeline = NULL;
+    text t = {NULL, 0, 0, -1};
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    memset(&error, 0, sizeof error);
+    if (!data) goto done;
+    desc.buffered = strcmp(what, "deferred-recv") == 0;
+    if (!CHECK_INT(schedule_csv_read(data, bytes, plan, &desc, &s, &extras, &error), CF_OK)) FAIL("%s", error.text);
+    if (!s) goto done;
+    CHECK(s->n_stages == ranks && s->lowered == (strstr(data, "SEND") != NULL && !desc.buffered));
+    CHECK_INT(s->placement, strcmp(kind, "zbv") == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP);
+    if (CHECK_INT(cf_simulate(plan, s, NULL, &timeline, &error), CF_OK))
+        CHECK(timeline->makespan == 2 * relaxed_makespan(s));
+    desc.extras = extras;
+    if (strstr(data, "SEND") != NULL) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, data);
+    if (as_torch) {
+        t.n = 0;
+        desc.extras = NULL;
+        desc.torch = strcmp(version, "2.14") == 0 ? SCHEDULE_CSV_TORCH_2_14 : SCHEDULE_CSV_TORCH_2_15;
+        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        drop_others(t.at);
+        drop_others(data);
+        CHECK_STR(t.at, data);
+    }
+done:
+    free(t.at);
+    free(data);
+    cf_timeline_free(timeline);
+    schedule_csv_extras_free(extras);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+static const char *const versions[] = {"2.14", "2.15"};
+
+TEST(dumps_of_pytorch_are_taken_and_written_back) {
+    static const char *const kinds[] = {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv"};
+    static const char *const variants[] = {"deferred-recv", "deferred-wait", "one-send"};
+    int v, k, ranks, i;
+    for (v = 0; v < 2; v++) {
+        for (k = 0; k < 6; k++) {
+            for (ranks = 2; ranks <= 4; ranks += 2) {
+                replay_dump(versions[v], kinds[k], ranks, 2 * ranks, k == 1 ? "mended" : "order", 0);
+                replay_dump(versions[v], kinds[k], ranks, 2 * ranks, "comms", 1);
+            }
+            for (i = 0; i < (v == 0 ? 1 : 3) && k >= 2; i++) replay_dump(versions[v], kinds[k], 2, 4, variants[i], 0);
+        }
+    }
+    harness_note("%s", "");
+}
+
+/* DualPipeV runs two passes as one. 1F1B's _get_pipeline_order numbers the last rank's forwards from 1: PyTorch's own
+   validation refuses that, too. */
+TEST(dumps_of_pytorch_that_are_refused) {
+    static const struct {
+        const char *kind, *what, *words;
+    } bad[] = {{"dualpipev", "order", "OVERLAP_F_B"},
+               {"dualpipev", "comms", "OVERLAP_F_B"},
+               {"1f1b", "order", "no chunk for this microbatch"},
+               {"zbv", "deferred-recv", "deadlock"}};
+    int v, i, ranks;
+    for (v = 0; v < 2; v++) {
+        for (i = 0; i < 4; i++) {
+            for (ranks = 2; ranks <= (i < 3 ? 4 : 2); ranks += 2) {
+                size_t bytes = 0;
+                char *data = load_dump(versions[v], bad[i].kind, ranks, 2 * ranks, bad[i].what, &bytes);
+                cf_plan *plan = plan_of(0, 2 * ranks);
+                cf_schedule *s = NULL;
+                cf_error error;
+                memset(&error, 0, sizeof error);
+                if (data) CHECK_INT(schedule_csv_read(data, bytes, plan, NULL, &s, NULL, &error),
+                                    i < 3 ? CF_ERROR_TEXT : CF_ERROR_SCHEDULE);
+                if (!CHECK(strstr(error.text, bad[i].words) != NULL)) FAIL("%s", error.text);
+                CHECK(s == NULL);
+                cf_plan_free(plan);
+                free(data);
+            }
+        }
+    }
+    harness_note("%s", "");
 }
 
 /* ---- what is taken ---- */
@@ -273,7 +641,7 @@ TEST(bad_text_is_refused_with_its_place) {
         {"0F0,+1B0", 1, 5, "starts with the number"},
         {"0F0,00B0", 1, 5, "starts with the number"},
         {"0F0,0B01", 1, 5, "ends with the number"},
-        {"0F0,0B2", 1, 5, "no such chunk"},
+        {"0F0,0B2", 1, 5, "no chunk for this"},
         {"0F0,0B4294967296", 1, 5, "ends with the number"},
         {"0F0,99999999999999999999B0", 1, 5, "starts with the number"},
         {"0F0,0f0", 1, 5, "no such pass"},
@@ -283,9 +651,15 @@ TEST(bad_text_is_refused_with_its_place) {
         {"0F0,0", 1, 5, "no such pass"},
         {"0F0,\"0B0\"", 1, 5, "starts with the number"},
         {"0F0;0B0", 1, 1, "ends with the number"},
-        {"0F0,0UNSHARD", 1, 5, "sharding"},
-        {"0F0,0REDUCE_GRAD", 1, 5, "sharding"},
-        {"0F0,(0F1;0B0)OVERLAP_F_B", 1, 5, "starts with the number"},
+        {"0F0,0UNSHARD0", 1, 5, "ends with its name"},
+        {"0F0,0REDUCE_GRADS", 1, 5, "no such pass"},
+        {"0F0,0WAIT_SEND_F", 1, 5, "ends with the number"},
+        {"0F0,0WAIT_SEND_B2", 1, 5, "no chunk for this"},
+        {"0F0,0WAIT0", 1, 5, "no such pass"},
+        {"0F0,0B0,0F1,0B1,1RESHARD\n1F0,1B0,1F1,1B1", 1, 17, "another row"},
+        {"0F0,0B0,0F1,0B1,\n1F0,1B0,1F1,1B1,1WAIT_SEND_F0", 1, 17, "empty cell"},
+        {"0F0,(0F1;0B0)OVERLAP_F_B", 1, 5, "OVERLAP_F_B, two passes"},
+        {"0F0,(0F1;0B0)", 1, 5, "starts with the number"},
         {"0F0,0B0,0F1,0B1\n\r1F0", 2, 1, "starts with the number"},
         {"0F0,0B0,0F1,0B1\n1F0,  1X1", 2, 7, "\"1X1\""},
         {"\xEF\xBB\xBF" "0F0,0B0,0F1,0B1", 1, 1, "\"???0F0\""},
@@ -303,7 +677,7 @@ TEST(bad_text_is_refused_with_its_place) {
         memcpy(exact, bad[i].csv, n);
         memset(&error, 0, sizeof error);
         harness_note("%s", bad[i].csv);
-        CHECK_INT(schedule_csv_read(exact, n, plan, NULL, &s, &error), CF_ERROR_TEXT);
+        CHECK_INT(schedule_csv_read(exact, n, plan, NULL, &s, NULL, &error), CF_ERROR_TEXT);
         CHECK_STR(error.field, "csv");
         CHECK_INT(error.item, bad[i].line);
         CHECK_INT(error.got, bad[i].column);
@@ -335,7 +709,7 @@ TEST(sound_text_of_an_unsound_schedule_is_refused) {
         cf_result result;
         memset(&error, 0, sizeof error);
         harness_note("%s", bad[i].csv);
-        result = schedule_csv_read(bad[i].csv, strlen(bad[i].csv), plan, NULL, &s, &error);
+        result = schedule_csv_read(bad[i].csv, strlen(bad[i].csv), plan, NULL, &s, NULL, &error);
         if (bad[i].field == NULL) {
             CHECK_INT(result, CF_OK);
             cf_schedule_free(s);
@@ -359,15 +733,15 @@ TEST(formats_are_enforced_when_asked_for) {
     cf_error error;
     memset(&desc, 0, sizeof desc);
     desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-    CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "empty cell") != NULL);
-    CHECK_INT(schedule_csv_read(comms, strlen(comms), plan, &desc, &s, &error), CF_OK);
+    CHECK_INT(schedule_csv_read(comms, strlen(comms), plan, &desc, &s, NULL, &error), CF_OK);
     cf_schedule_free(s);
     s = NULL;
     desc.format = SCHEDULE_CSV_COMPUTE_ONLY;
-    CHECK_INT(schedule_csv_read(comms, strlen(comms), plan, &desc, &s, &error), CF_ERROR_TEXT);
+    CHECK_INT(schedule_csv_read(comms, strlen(comms), plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0SEND_F0\"") != NULL);
-    CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, &error), CF_OK);
+    CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, NULL, &error), CF_OK);
     cf_schedule_free(s);
     cf_plan_free(plan);
 }
@@ -377,6 +751,8 @@ TEST(csv_arguments_are_checked) {
     cf_plan *plan = plan_of(0, 2);
     schedule_csv_desc desc;
     cf_schedule *s = NULL, *good = read(plan, csv, NULL);
+    schedule_csv_extras *extras = NULL;
+    int32_t beside[2] = {0, 2};
     cf_error error;
     text t = {NULL, 0, 0, 0};
     harness_heap heap;
@@ -389,7 +765,7 @@ TEST(csv_arguments_are_checked) {
     do {                                                                                                                   \
         memset(&desc, 0, sizeof desc);                                                                                     \
         desc.member = value;                                                                                               \
-        CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error) != CF_OK && strcmp(error.field, name) == 0); \
+        CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error) != CF_OK && strcmp(error.field, name) == 0); \
     } while (0)
     REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
     REFUSE(kind, CF_SCHEDULE_COUNT, "kind");
@@ -397,10 +773,14 @@ TEST(csv_arguments_are_checked) {
     REFUSE(k, -1, "k");
     REFUSE(rank, 1, "rank");
     REFUSE(rank, -1, "rank");
-    CHECK_INT(schedule_csv_read(NULL, 4, plan, NULL, &s, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(schedule_csv_read(csv, strlen(csv), NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(schedule_csv_read(NULL, 0, plan, NULL, &s, &error), CF_ERROR_TEXT);
+    REFUSE(chunks, beside, "chunks");
+    CHECK_INT(schedule_csv_microbatches(plan, good, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read_microbatches("", 0, plan, 1, beside, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read_microbatches("", 0, plan, 0, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(NULL, 4, plan, NULL, &s, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), NULL, NULL, &s, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_read(NULL, 0, plan, NULL, &s, NULL, &error), CF_ERROR_TEXT);
     CHECK_INT(schedule_csv_write(NULL, good, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_write(plan, NULL, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_write(plan, good, NULL, NULL, &t, &error), CF_ERROR_ARGUMENT);
@@ -415,18 +795,23 @@ TEST(csv_arguments_are_checked) {
     allocator.user = &heap;
     memset(&desc, 0, sizeof desc);
     desc.allocator = &allocator;
-    for (fail = 1; fail <= 3; fail++) { /* the schedule, the scratch of the reader and of the validator */
+    for (fail = 1; fail <= 4; fail++) { /* the schedule, the extras, the scratch of the reader and of the validator */
         heap.calls = 0;
         heap.fail_at = fail;
-        CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error), CF_ERROR_MEMORY);
+        CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &extras, &error), CF_ERROR_MEMORY);
         CHECK_INT(heap.live, 0);
     }
-    CHECK(s == NULL);
+    CHECK(s == NULL && extras == NULL);
     heap.fail_at = 0;
-    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, &error), CF_OK);
-    heap.fail_at = heap.calls + 1; /* the validator's, once more: what is written is sound */
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_MEMORY);
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_OK);
+    for (fail = 1; fail <= 2; fail++) { /* the validator's, as what is written is sound, and the writer's */
+        heap.fail_at = heap.calls + fail;
+        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_MEMORY);
+        heap.fail_at = heap.calls + fail;
+        CHECK_INT(schedule_csv_renumber(plan, s, &allocator, &error), CF_ERROR_MEMORY);
+    }
     CHECK_INT((int64_t)t.n, 0);
+    heap.fail_at = 0;
     cf_schedule_free(s);
     CHECK_INT(heap.live, 0);
     free(t.at);
@@ -454,18 +839,43 @@ static cf_schedule *draw(harness_rng *rng, const cf_plan *plan) {
     return s;
 }
 
+/* Where PyTorch could run it: the plan in the order of the microbatches is sound, and gives the same text. */
+static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc, const char *wanted) {
+    int64_t lengths[8] = {0}, i, first = s->rank * plan->n_steps;
+    int32_t chunks[64];
+    text t = {NULL, 0, 0, -1};
+    cf_error error;
+    for (i = first; i < first + plan->n_steps; i++)
+        if (plan->chunks[i].group >= 0) return 0;
+    if (!CHECK(plan->n_sequences <= 8)) return 0;
+    for (i = 0; i < plan->n_slices; i++) lengths[plan->slices[i].sequence] += plan->slices[i].length;
+    CHECK_INT(schedule_csv_renumber(plan, s, NULL, &error), CF_OK);
+    CHECK_INT(cf_plan_validate(plan, lengths, plan->n_sequences, NULL, &error), CF_OK);
+    CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
+    for (i = 0; i < plan->n_steps; i++) CHECK_INT(chunks[i], first + i);
+    CHECK_INT(schedule_csv_write(plan, s, desc, collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, wanted);
+    free(t.at);
+    return plan->n_steps > 1;
+}
+
 TEST(round_trips) {
     harness_rng rng = {31};
-    int round;
+    int round, renumbered = 0;
     for (round = 0; round < 1000; round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         cf_schedule *s = draw(&rng, plan), *again = NULL;
         schedule_csv_desc desc;
+        schedule_csv_extras *extras = NULL;
+        int32_t chunks[64];
         text t = {NULL, 0, 0, -1};
         cf_error error;
-        REQUIRE(s != NULL);
+        REQUIRE(s != NULL && plan->n_steps <= 64);
         harness_note("round %d", round);
         memset(&desc, 0, sizeof desc);
+        CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
+        desc.chunks = chunks;
+        desc.torch = (schedule_csv_torch)harness_between(&rng, 0, SCHEDULE_CSV_TORCH_COUNT - 1);
         desc.extensions = 1;
         desc.k = s->k;
         desc.rank = s->rank;
@@ -473,8 +883,18 @@ TEST(round_trips) {
         desc.kind = s->kind;
         if (s->lowered) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
         CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
-        if (!CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &error), CF_OK)) FAIL("%s\n%s", error.text, t.at);
+        if (!CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &extras, &error), CF_OK))
+            FAIL("%s\n%s", error.text, t.at);
         REQUIRE(again != NULL);
+        { /* once more, with what was read beside the schedule */
+            text twice = {NULL, 0, 0, -1};
+            desc.extras = extras;
+            CHECK_INT(schedule_csv_write(plan, again, &desc, collect, &twice, &error), CF_OK);
+            CHECK_STR(twice.at, t.at);
+            desc.extras = NULL;
+            free(twice.at);
+            schedule_csv_extras_free(extras);
+        }
         CHECK(again->n_stages == s->n_stages && again->n_actions == s->n_actions && again->k == s->k && again->rank == s->rank);
         CHECK(again->replay == s->replay && again->kind == s->kind && again->lowered == s->lowered);
         if (s->n_actions > 0) CHECK_INT(again->n_virtual, s->n_virtual);
@@ -484,7 +904,7 @@ TEST(round_trips) {
         cf_schedule_free(again);
         again = NULL;
         desc.k = 0; /* the least K that will do */
-        CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &error), CF_OK);
+        CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, NULL, &error), CF_OK);
         REQUIRE(again != NULL);
         CHECK(again->k >= 1 && again->k <= s->k);
         if (again->k > 1) {
@@ -493,21 +913,26 @@ TEST(round_trips) {
             CHECK_STR(error.field, "k");
         }
         cf_schedule_free(again);
+        renumbered += renumber(plan, s, &desc, t.at);
         free(t.at);
         naive_free(s);
         cf_plan_free(plan);
     }
     harness_note("%s", "");
+    CHECK(renumbered > 50);
+    harness_report("%d plans were renumbered", renumbered);
 }
 
 TEST(damaged_text_is_survived) {
-    static const char letters[] = "0123456789FBIWR_SENDRECV,,\r\n \t\"-;(\x80\xFF";
+    static const char letters[] = "0123456789FBIWR_SENDRECVAITGUH,,\r\n \t\"-;(\x80\xFF";
     harness_rng rng = {32};
     int round, accepted = 0;
     for (round = 0; round < 6000; round++) {
         cf_plan *plan = naive_plan(&rng, 4, 1);
         cf_schedule *s = draw(&rng, plan), *again = NULL;
         schedule_csv_desc desc;
+        schedule_csv_extras *extras = NULL;
+        int32_t chunks[64];
         text t = {NULL, 0, 0, -1};
         cf_error error;
         cf_result result;
@@ -519,7 +944,13 @@ TEST(damaged_text_is_survived) {
         memset(&desc, 0, sizeof desc);
         desc.extensions = 1;
         desc.replay = s->replay;
+        if (s->lowered && harness_chance(&rng, 0.7)) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+        desc.torch = (schedule_csv_torch)harness_between(&rng, 0, SCHEDULE_CSV_TORCH_COUNT - 1);
+        REQUIRE(plan->n_steps <= 64);
+        CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
         CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        desc.format = SCHEDULE_CSV_DEFAULT;
+        desc.chunks = chunks;
         desc.legacy = harness_chance(&rng, 0.2);
         n = t.n;
         exact = (char *)malloc(n + 5);
@@ -540,17 +971,21 @@ TEST(damaged_text_is_survived) {
             if (!cut) abort();
             memcpy(cut, exact, n);
             memset(&error, 0, sizeof error);
-            result = schedule_csv_read(cut, n, plan, &desc, &again, &error);
+            result = schedule_csv_read(cut, n, plan, &desc, &again, &extras, &error);
             free(cut);
         }
         if (result == CF_OK) {
             accepted++;
             for (i = 0; i < (size_t)again->n_actions; i++) CHECK(again->actions[i].reserved == 0);
             if (again->n_stages <= 60) CHECK_STR(naive_fault(plan, again), NULL);
+            desc.extras = extras;
+            desc.format = again->lowered ? SCHEDULE_CSV_COMPUTE_COMMS : SCHEDULE_CSV_COMPUTE_ONLY;
+            CHECK_INT(schedule_csv_write(plan, again, &desc, collect, &t, &error), CF_OK);
             cf_schedule_free(again);
+            schedule_csv_extras_free(extras);
         } else {
             CHECK(result == CF_ERROR_TEXT || result == CF_ERROR_SCHEDULE);
-            CHECK(again == NULL && error.code == result && error.text[0] != 0);
+            CHECK(again == NULL && extras == NULL && error.code == result && error.text[0] != 0);
         }
         free(exact);
         free(t.at);
@@ -563,7 +998,10 @@ TEST(damaged_text_is_survived) {
 }
 
 SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_the_older_kind), CASE(bw_is_the_whole_backward_of_older_files),
-      CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension), CASE(line_ends_blanks_and_empty_cells),
+      CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension),
+      CASE(microbatches_are_numbered_as_the_last_stage_runs_them), CASE(bad_microbatches_are_refused_with_their_place),
+      CASE(transfers_are_written_for_a_version), CASE(what_is_no_pass_here_is_kept), CASE(what_pytorch_cannot_run_is_refused),
+      CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused), CASE(line_ends_blanks_and_empty_cells),
       CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place),
       CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
       CASE(csv_arguments_are_checked), CASE(round_trips), CASE(damaged_text_is_survived));

@@ -17,6 +17,8 @@ typedef struct check_options {
     int64_t rank;
     int64_t replay;
     int legacy;
+    int buffered;
+    const char *microbatches;
     cli_reals skew;
     int draw_chart;
     chart_options chart;
@@ -50,6 +52,12 @@ static const cli_option options[] = {
     {.name = "--legacy", .kind = CLI_FLAG, .offset = offsetof(check_options, legacy),
      .help = "of a schedule in CSV: B is the gradient of the inputs only,\n"
      "BW the whole backward, as old files have it"},
+    {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, microbatches),
+     .help = "of a schedule in CSV: which chunk each microbatch is, as plan\n"
+     "--microbatches wrote it; default: they have the same numbers"},
+    {.name = "--buffered", .kind = CLI_FLAG, .offset = offsetof(check_options, buffered),
+     .help = "of a schedule in CSV: sends do not wait for their receivers,\n"
+     "as PyTorch's do not: the order of transfers is not checked"},
     {.name = "--chart", .kind = CLI_FLAG, .offset = offsetof(check_options, draw_chart),
      .help = "draw a sound schedule that has times, or gets them from --time,\n"
      "with makespan and bubbles, as plan does"},
@@ -285,6 +293,8 @@ static int check_json_schedule(const check_options *asked, const source *file, c
 
     if (asked->k > 0 || asked->rank >= 0 || asked->replay > 0 || asked->legacy)
         return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
+    if (asked->buffered || asked->microbatches)
+        return cli_usage("check", "--buffered and --microbatches are only for schedules in CSV");
     code = saved_schedule_read(&file->document, &saved);
     if (code != CLI_OK) return code;
     code = check_one(asked, file, plan, saved.schedule, &saved);
@@ -292,32 +302,57 @@ static int check_json_schedule(const check_options *asked, const source *file, c
     return code;
 }
 
+static int csv_error(const source *file, const cf_error *error) {
+    switch (error->code) {
+    case CF_ERROR_TEXT: return cli_at_line(file->path, error->item > 0 ? error->item : 1, "%s", error->text);
+    case CF_ERROR_SCHEDULE: return breaks(file, error->text);
+    default: return cli_error(error, NULL);
+    }
+}
+
+/* *chunks: to be freed; NULL where the file of microbatches was not asked for. */
+static int read_microbatches(const check_options *asked, const cf_plan *plan, int64_t rank, int32_t **chunks) {
+    cf_error error;
+    source file;
+    int code;
+
+    *chunks = NULL;
+    if (!asked->microbatches) return CLI_OK;
+    memset(&file, 0, sizeof file);
+    code = open_source(asked->microbatches, &file);
+    if (code != CLI_OK) return code;
+    *chunks = (int32_t *)malloc(((size_t)plan->n_steps + 1) * sizeof **chunks);
+    if (!*chunks) code = cli_failed("out of memory for %s", cli_input_name(file.path));
+    else if (schedule_csv_read_microbatches(file.text, file.bytes, plan, rank, *chunks, &error) != CF_OK)
+        code = csv_error(&file, &error);
+    close_source(&file);
+    return code;
+}
+
 static int check_csv_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
     schedule_csv_desc desc;
     cf_schedule *schedule = NULL;
+    int32_t *chunks;
     cf_error error;
-    cf_result result;
     int code;
 
     if (wants_drawing(asked) && !asked->time) return nothing_to_draw(file);
     memset(&desc, 0, sizeof desc);
     desc.legacy = asked->legacy;
+    desc.buffered = asked->buffered;
     desc.replay = asked->replay > 0 ? (cf_replay)asked->replay : CF_REPLAY_LOCAL; /* as plan makes them */
     desc.k = asked->k;
     desc.rank = asked->rank > 0 ? asked->rank : 0;
     if (desc.rank >= plan->n_ranks)
         return cli_usage("check", "--rank: got %lld, wanted 0 .. %lld", (long long)desc.rank,
                          (long long)plan->n_ranks - 1);
-    result = schedule_csv_read(file->text, file->bytes, plan, &desc, &schedule, &error);
-    switch (result) {
-    case CF_OK: break;
-    case CF_ERROR_TEXT:
-        return cli_at_line(file->path, error.item > 0 ? error.item : 1, "%s", error.text);
-    case CF_ERROR_SCHEDULE: return breaks(file, error.text);
-    default: return cli_error(&error, NULL);
-    }
-    code = check_one(asked, file, plan, schedule, NULL);
+    code = read_microbatches(asked, plan, desc.rank, &chunks);
+    desc.chunks = chunks;
+    if (code == CLI_OK && schedule_csv_read(file->text, file->bytes, plan, &desc, &schedule, NULL, &error) != CF_OK)
+        code = csv_error(file, &error);
+    if (code == CLI_OK) code = check_one(asked, file, plan, schedule, NULL);
     cf_schedule_free(schedule);
+    free(chunks);
     return code;
 }
 
@@ -394,6 +429,7 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)n_operands;
     from_stdin += asked->plan && strcmp(asked->plan, "-") == 0;
     from_stdin += asked->lengths && strcmp(asked->lengths, "-") == 0;
+    from_stdin += asked->microbatches && strcmp(asked->microbatches, "-") == 0;
     if ((asked->chart.width > 0 || asked->chart.colour > 0) && !asked->draw_chart)
         return cli_usage("check", "--width and --color need --chart");
     if (names_costs(&asked->pipeline) && !asked->time) return cli_usage("check", "costs, models and GPUs need --time");

@@ -10,8 +10,9 @@
 #include <string.h>
 
 /* The files that can be written. */
-enum { JSON, PLAN_JSON, CSV, DOT, TRACE, N_OUTPUTS };
-static const char *const output_options[N_OUTPUTS] = {"--json", "--plan-json", "--csv", "--dot", "--trace"};
+enum { JSON, PLAN_JSON, CSV, MICROBATCHES, DOT, TRACE, N_OUTPUTS };
+static const char *const output_options[N_OUTPUTS] = {"--json", "--plan-json", "--csv", "--microbatches", "--dot",
+                                                      "--trace"};
 
 typedef struct plan_options {
     packing_options packing;
@@ -28,6 +29,8 @@ typedef struct plan_options {
     int no_list;
     int summary;
     int csv_extensions;
+    int64_t torch; /* 0: not given, else schedule_csv_torch + 1 */
+    int microbatch_order;
     int64_t max_nodes;
     const char *paths[N_OUTPUTS];
 } plan_options;
@@ -74,9 +77,22 @@ static const cli_option options[] = {
     {.name = "--plan-json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[PLAN_JSON]),
      .help = "write the plan as JSON"},
     {.name = "--csv", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[CSV]),
-     .help = "write the schedule as PyTorch's pipelining reads it"},
+     .help = "write the passes as PyTorch's pipelining loads them with\n"
+     "format=\"compute_only\". Its microbatches have one shape: pad\n"
+     "each chunk to ChunkSize"},
+    {.name = "--torch", .value = "2.9|2.14|2.15", .kind = CLI_CHOICE, .offset = offsetof(plan_options, torch),
+     .help = "write --csv with transfers, for format=\"compute_comms\": 2.9 is\n"
+     "for that and older, 2.14 from 2.10 on, 2.15 from 2.15 on"},
     {.name = "--csv-extensions", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
-     .help = "allow passes in --csv that PyTorch cannot run: R, offloads"},
+     .help = "allow in --csv what PyTorch cannot run: split sequences,\n"
+     "replays, offloads"},
+    {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT,
+     .offset = offsetof(plan_options, paths[MICROBATCHES]),
+     .help = "write which chunk each microbatch of --csv is; they are\n"
+     "numbered in the order of the last stage's forwards"},
+    {.name = "--microbatch-order", .kind = CLI_FLAG, .offset = offsetof(plan_options, microbatch_order),
+     .help = "number the chunks like that everywhere, in --plan-json too;\n"
+     "without split sequences only"},
     {.name = "--dot", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[DOT]),
      .help = "write which pass waits for which, for Graphviz; of a group\n"
      "all but the last K chunks are replayed there"},
@@ -325,17 +341,49 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
+/* Whoever reads the file must know which chunk a microbatch is. */
+static cf_result check_numbering(const planned *made, cf_error *error) {
+    const cf_plan *plan = made->packed.plan;
+    int64_t first = made->run.schedule->rank * plan->n_steps, m = 0;
+    int32_t *chunks = (int32_t *)malloc(((size_t)plan->n_steps + 1) * sizeof *chunks);
+    cf_result result;
+
+    if (!chunks) return cf_fail(error, CF_ERROR_MEMORY, "chunks", -1, plan->n_steps, 0, "cannot be had");
+    result = schedule_csv_microbatches(plan, made->run.schedule, chunks, error);
+    while (result == CF_OK && m < plan->n_steps && chunks[m] == first + m) m++;
+    free(chunks);
+    if (result != CF_OK || m == plan->n_steps || made->asked->paths[MICROBATCHES]) return result;
+    (void)cf_refuse(error, CF_ERROR_ARGUMENT, "chunks", m, "");
+    snprintf(error->text, sizeof error->text,
+             "--csv: the last stage runs the chunks in another order: --microbatches FILE writes which microbatch is "
+             "which, --microbatch-order numbers the chunks so");
+    return CF_ERROR_ARGUMENT;
+}
+
 static cf_result write_csv(const planned *made, cli_output *to, cf_error *error) {
+    const cf_plan *plan = made->packed.plan;
+    const cf_schedule *schedule = made->run.schedule;
+    cf_schedule *lowered = NULL;
     schedule_csv_desc desc;
     cf_result result;
+    cf_error why;
 
     memset(&desc, 0, sizeof desc);
     desc.extensions = made->asked->csv_extensions;
-    result = schedule_csv_write(made->packed.plan, made->run.schedule, &desc, cli_write, to, error);
-    if (result == CF_ERROR_ARGUMENT && !desc.extensions)
+    result = check_numbering(made, error);
+    if (result == CF_OK && made->asked->torch > 0) {
+        desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+        desc.torch = (schedule_csv_torch)(made->asked->torch - 1);
+        if (!schedule->lowered) result = cf_schedule_lower(plan, schedule, NULL, &lowered, error);
+    }
+    if (result != CF_OK) return result;
+    result = schedule_csv_write(plan, lowered ? lowered : schedule, &desc, cli_write, to, error);
+    cf_schedule_free(lowered);
+    if (result == CF_ERROR_ARGUMENT && !desc.extensions) {
+        why = *error;
         snprintf(error->text, sizeof error->text,
-                 "--csv: PyTorch cannot run this schedule: it has replays or offloads; --csv-extensions writes it all "
-                 "the same");
+                 "--csv: PyTorch cannot run this schedule: %.120s; --csv-extensions writes it all the same", why.text);
+    }
     return result;
 }
 
@@ -347,6 +395,9 @@ static int write_file(const planned *made, int which, cli_output *to) {
     case JSON: result = cf_write_schedule_json(made->run.schedule, made->run.timeline, cli_write, to, &error); break;
     case PLAN_JSON: result = cf_write_plan_json(made->packed.plan, cli_write, to, &error); break;
     case CSV: result = write_csv(made, to, &error); break;
+    case MICROBATCHES:
+        result = schedule_csv_write_microbatches(made->packed.plan, made->run.schedule, cli_write, to, &error);
+        break;
     case DOT: result = write_dot(made, to, &error); break;
     default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
         return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
@@ -377,6 +428,7 @@ static int check_paths(const plan_options *asked) {
             if (asked->paths[i] && asked->paths[j] && strcmp(asked->paths[i], asked->paths[j]) == 0)
                 return cli_usage("plan", "%s and %s both name %s", output_options[i], output_options[j],
                                  asked->paths[i]);
+    if (asked->torch > 0 && !asked->paths[CSV]) return cli_usage("plan", "--torch needs --csv");
     return CLI_OK;
 }
 
@@ -399,6 +451,9 @@ static int make(planned *made) {
     what.lower = asked->lower;
     what.offload = asked->offload;
     if (pipeline_run_make(&made->pipe, made->packed.plan, &what, &made->run, &error) != CF_OK)
+        return cli_error(&error, NULL);
+    if (asked->microbatch_order &&
+        schedule_csv_renumber(made->packed.plan, made->run.schedule, NULL, &error) != CF_OK)
         return cli_error(&error, NULL);
     return CLI_OK;
 }

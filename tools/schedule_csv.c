@@ -13,14 +13,122 @@
         if (tried != CF_OK) return tried; \
     } while (0)
 
-static cf_result check_format(schedule_csv_format format, cf_error *error) {
-    int64_t got = (int64_t)format, last = SCHEDULE_CSV_FORMAT_COUNT - 1;
+static const char *const extra_names[SCHEDULE_CSV_EXTRA_COUNT] = {
+#define NAME_OF(value, name) name,
+    SCHEDULE_CSV_EXTRAS(NAME_OF)
+#undef NAME_OF
+};
 
-    if (got >= 0 && got <= last) return CF_OK;
-    return cf_fail(error, CF_ERROR_ARGUMENT, "format", -1, got < 0 ? 0 : last, got, "there is no such choice");
+static cf_result check_choice(const char *field, int64_t got, int64_t count, cf_error *error) {
+    if (got >= 0 && got < count) return CF_OK;
+    return cf_fail(error, CF_ERROR_ARGUMENT, field, -1, got < 0 ? 0 : count - 1, got, "there is no such choice");
 }
 
 static int is_transfer(const cf_action *a) { return a->pass >= CF_COMPUTE_PASS_COUNT; }
+
+/* A transfer, or the wait for one: of a chunk, and only in files with transfers. */
+static int is_of_transfers(int kind) { return kind >= SCHEDULE_CSV_WAIT_SEND_F; }
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Microbatches
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Of a schedule that is known to be sound, which has one F of each chunk on every virtual stage. */
+static void find_microbatches(const cf_schedule *schedule, int32_t *chunks) {
+    int64_t last = schedule->n_stages * schedule->n_virtual - 1, i, m = 0;
+    int64_t row = cf_placement_stage(schedule->placement, schedule->n_stages, last);
+
+    for (i = schedule->first[row]; i < schedule->first[row + 1]; i++)
+        if (schedule->actions[i].pass == CF_F && schedule->actions[i].stage == last)
+            chunks[m++] = schedule->actions[i].chunk;
+}
+
+cf_result schedule_csv_microbatches(const cf_plan *plan, const cf_schedule *schedule, int32_t *chunks,
+                                    cf_error *error) {
+    TRY(cf_schedule_validate(plan, schedule, NULL, NULL, error));
+    if (!chunks) return cf_fail_null(error, "chunks");
+    find_microbatches(schedule, chunks);
+    return CF_OK;
+}
+
+cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule *schedule, cf_write_fn write,
+                                          void *user, cf_error *error) {
+    cf_allocator allocator;
+    text_out to;
+    void *chunks;
+    int64_t m;
+
+    TRY(cf_schedule_validate(plan, schedule, NULL, NULL, error));
+    TRY(cf_allocator_resolve(NULL, &allocator, error));
+    TRY(text_out_begin(&to, write, user, error));
+    TRY(cf_allocate(&allocator, (size_t)plan->n_steps * sizeof(int32_t), &chunks, error));
+    find_microbatches(schedule, (int32_t *)chunks);
+    text_out_put(&to, "microbatch,chunk\r\n");
+    for (m = 0; m < plan->n_steps && to.code == 0; m++)
+        text_out_put(&to, "%lld,%d\r\n", (long long)m, (int)((const int32_t *)chunks)[m]);
+    allocator.release(chunks, allocator.user);
+    return text_out_end(&to, error);
+}
+
+/* chunks: the new order. old: room for the rank's chunks and for the plan's slices, as they are now. */
+static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, cf_chunk *old, cf_slice *slices) {
+    int64_t first = rank * plan->n_steps, m, at;
+
+    if (plan->n_steps == 0) return;
+    memcpy(old, plan->chunks + first, (size_t)plan->n_steps * sizeof *old);
+    if (plan->n_slices > 0) memcpy(slices, plan->slices, (size_t)plan->n_slices * sizeof *slices);
+    at = old[0].first_slice;
+    for (m = 0; m < plan->n_steps; m++) {
+        cf_chunk *chunk = &plan->chunks[first + m];
+        *chunk = old[chunks[m] - first];
+        if (chunk->n_slices > 0)
+            memcpy(plan->slices + at, slices + chunk->first_slice, (size_t)chunk->n_slices * sizeof *slices);
+        chunk->first_slice = at;
+        at += chunk->n_slices;
+    }
+}
+
+/* The microbatch of each chunk, counted within the rank, from the chunk of each microbatch. */
+static void invert(const int32_t *chunks, int64_t first, int64_t n, int32_t *microbatch_of) {
+    int64_t m;
+    for (m = 0; m < n; m++) microbatch_of[chunks[m] - first] = (int32_t)m;
+}
+
+static cf_result check_no_groups(const cf_plan *plan, int64_t rank, const char *why, cf_error *error) {
+    int64_t i;
+
+    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++)
+        if (plan->chunks[i].group >= 0) return cf_refuse(error, CF_ERROR_ARGUMENT, "chunks", i, why);
+    return CF_OK;
+}
+
+cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_allocator *allocator, cf_error *error) {
+    cf_allocator used;
+    size_t n, bytes;
+    cf_slice *slices;
+    cf_chunk *old;
+    int32_t *chunks;
+    void *memory;
+    int64_t i, first;
+
+    TRY(cf_schedule_validate(plan, schedule, NULL, allocator, error));
+    TRY(check_no_groups(plan, schedule->rank, "is a dependent chunk, which stays with its group", error));
+    TRY(cf_allocator_resolve(allocator, &used, error));
+    n = (size_t)plan->n_steps;
+    bytes = (size_t)plan->n_slices * sizeof *slices + n * sizeof *old + 2 * n * sizeof *chunks;
+    TRY(cf_allocate(&used, bytes, &memory, error));
+    slices = (cf_slice *)memory;
+    old = (cf_chunk *)(slices + plan->n_slices);
+    chunks = (int32_t *)(old + n);
+    first = schedule->rank * plan->n_steps;
+    find_microbatches(schedule, chunks);
+    invert(chunks, first, plan->n_steps, chunks + n);
+    reorder_chunks(plan, schedule->rank, chunks, old, slices);
+    for (i = 0; i < schedule->n_actions; i++)
+        schedule->actions[i].chunk = (int32_t)first + (chunks + n)[schedule->actions[i].chunk - first];
+    used.release(memory, used.user);
+    return CF_OK;
+}
 
 /* ----------------------------------------------------------------------------------------------------------------
    Writing
@@ -31,52 +139,178 @@ static int is_extension(const cf_action *a) {
            a->pass == CF_PREFETCH;
 }
 
+static int with_transfers(const schedule_csv_desc *desc) { return desc->format == SCHEDULE_CSV_COMPUTE_COMMS; }
+
 static int is_left_out(const cf_action *a, const schedule_csv_desc *desc) {
-    return is_transfer(a) && desc->format == SCHEDULE_CSV_COMPUTE_ONLY;
+    return is_transfer(a) && !with_transfers(desc);
+}
+
+/* What PyTorch would refuse, run wrongly, or run without what it needs. */
+static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
+                                cf_error *error) {
+    int64_t i;
+
+    TRY(check_no_groups(plan, schedule->rank,
+                        "is part of a split sequence, whose keys and values PyTorch's files do not hand on", error));
+    for (i = 0; i < schedule->n_actions; i++)
+        if (is_extension(&schedule->actions[i]) && !is_left_out(&schedule->actions[i], desc))
+            return cf_refuse(error, CF_ERROR_ARGUMENT, "actions.pass", i,
+                             "is a replay or a move of state, which PyTorch's files do not have");
+    return CF_OK;
+}
+
+static cf_result check_extra(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_extra *extra,
+                             const schedule_csv_extra *previous) {
+    int64_t first = schedule->rank * plan->n_steps;
+
+    if (extra->kind < 0 || extra->kind >= SCHEDULE_CSV_EXTRA_COUNT) return CF_ERROR_ARGUMENT;
+    if (extra->row < 0 || extra->row >= schedule->n_stages || extra->stage < 0) return CF_ERROR_ARGUMENT;
+    if (extra->before < schedule->first[extra->row] || extra->before > schedule->first[extra->row + 1])
+        return CF_ERROR_ARGUMENT;
+    if (previous && (extra->row < previous->row || extra->before < previous->before)) return CF_ERROR_ARGUMENT;
+    if (!is_of_transfers(extra->kind)) return CF_OK;
+    return extra->chunk >= first && extra->chunk < first + plan->n_steps ? CF_OK : CF_ERROR_ARGUMENT;
+}
+
+static cf_result check_extras(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_extras *extras,
+                              cf_error *error) {
+    int64_t i;
+
+    for (i = 0; extras && i < extras->n; i++)
+        if (check_extra(plan, schedule, &extras->items[i], i > 0 ? &extras->items[i - 1] : NULL) != CF_OK)
+            return cf_refuse(error, CF_ERROR_ARGUMENT, "extras.items", i, "is none of this schedule");
+    return CF_OK;
 }
 
 /* Everything that can be refused, before the first character is written. */
 static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
                                 cf_error *error) {
-    int64_t i;
-
     TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
-    TRY(check_format(desc->format, error));
-    if (desc->format == SCHEDULE_CSV_COMPUTE_COMMS && !schedule->lowered && schedule->n_stages > 1)
+    TRY(check_choice("format", desc->format, SCHEDULE_CSV_FORMAT_COUNT, error));
+    TRY(check_choice("torch", desc->torch, SCHEDULE_CSV_TORCH_COUNT, error));
+    if (with_transfers(desc) && !schedule->lowered && schedule->n_stages > 1 && !desc->extras)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "format", -1,
                          "the schedule has no transfers to write; lower it first");
-    for (i = 0; i < schedule->n_actions && !desc->extensions; i++)
-        if (is_extension(&schedule->actions[i]) && !is_left_out(&schedule->actions[i], desc))
-            return cf_refuse(error, CF_ERROR_ARGUMENT, "extensions", i, "PyTorch's files do not have such a pass");
-    return CF_OK;
+    TRY(check_extras(plan, schedule, desc->extras, error));
+    return desc->extensions ? CF_OK : check_runnable(plan, schedule, desc, error);
 }
 
-static void write_row(text_out *to, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                      const schedule_csv_desc *desc) {
-    const char *comma = "";
-    int64_t i;
+typedef struct writer {
+    text_out to;
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const schedule_csv_desc *desc;
+    int32_t *microbatch_of; /* of the rank's chunks */
+    int32_t *done;          /* backwards of each virtual stage so far */
+    int64_t next_extra;
+    const char *comma;      /* what comes before the next cell of the row */
+} writer;
 
-    for (i = schedule->first[stage]; i < schedule->first[stage + 1] && to->code == 0; i++) {
-        const cf_action *a = &schedule->actions[i];
-        if (is_left_out(a, desc)) continue;
-        text_out_put(to, "%s%d%s%lld", comma, (int)a->stage, cf_pass_name((cf_pass)a->pass),
-                     (long long)(a->chunk - schedule->rank * plan->n_steps));
-        comma = ",";
+/* A cell; chunk -1: without a microbatch. */
+static void put_cell(writer *w, int32_t stage, const char *word, int64_t chunk) {
+    text_out_put(&w->to, "%s%d%s", w->comma, (int)stage, word);
+    if (chunk >= 0)
+        text_out_put(&w->to, "%d", (int)w->microbatch_of[chunk - w->schedule->rank * w->plan->n_steps]);
+    w->comma = ",";
+}
+
+/* The extras that stand right before an action, or at a row's end. */
+static void put_extras(writer *w, int64_t row, int64_t before) {
+    const schedule_csv_extras *extras = w->desc->extras;
+
+    for (; extras && w->next_extra < extras->n; w->next_extra++) {
+        const schedule_csv_extra *extra = &extras->items[w->next_extra];
+        if (extra->row != row || extra->before != before) return;
+        if (extra->kind == SCHEDULE_CSV_EMPTY) {
+            if (with_transfers(w->desc)) continue;
+            text_out_put(&w->to, "%s", w->comma);
+            w->comma = ",";
+        } else if (!is_of_transfers(extra->kind)) {
+            put_cell(w, extra->stage, extra_names[extra->kind], -1);
+        } else if (with_transfers(w->desc)) {
+            put_cell(w, extra->stage, extra_names[extra->kind], extra->chunk);
+        }
     }
-    text_out_put(to, "\r\n");
+}
+
+static int adds_for_torch(const writer *w, schedule_csv_torch since) {
+    return with_transfers(w->desc) && !w->desc->extras && w->desc->torch >= since;
+}
+
+static int sends_forwards(const cf_schedule *s, int64_t v) {
+    return v + 1 < s->n_stages * s->n_virtual && cf_placement_stage(s->placement, s->n_stages, v + 1) !=
+                                                     cf_placement_stage(s->placement, s->n_stages, v);
+}
+
+/* What stands behind an action where PyTorch lowers schedules itself. Once the gradient of what was sent forward is
+   there, the peer has taken it, and the wait for that send takes no time. Behind a stage's last backward, and behind
+   the send of that one's gradient, gradients are reduced. */
+static void put_torch(writer *w, const cf_action *a, const cf_action *end) {
+    int is_last, sends_next;
+
+    if (adds_for_torch(w, SCHEDULE_CSV_TORCH_2_15) && (a->pass == CF_B || a->pass == CF_I) &&
+        sends_forwards(w->schedule, a->stage))
+        put_cell(w, a->stage, extra_names[SCHEDULE_CSV_WAIT_SEND_F], a->chunk);
+    if (a->pass == CF_B || a->pass == CF_W) w->done[a->stage]++;
+    is_last = w->done[a->stage] == w->plan->n_steps &&
+              (a->pass == CF_B || a->pass == CF_W || a->pass == CF_SEND_B);
+    sends_next = a + 1 < end && a[1].pass == CF_SEND_B && a[1].stage == a->stage;
+    if (!adds_for_torch(w, SCHEDULE_CSV_TORCH_2_14) || !is_last || sends_next) return;
+    w->done[a->stage]++; /* once */
+    put_cell(w, a->stage, extra_names[SCHEDULE_CSV_REDUCE_GRAD], -1);
+    if (adds_for_torch(w, SCHEDULE_CSV_TORCH_2_15))
+        put_cell(w, a->stage, extra_names[SCHEDULE_CSV_WAIT_REDUCE_GRAD], -1);
+}
+
+static void write_row(writer *w, int64_t row) {
+    const cf_schedule *schedule = w->schedule;
+    const cf_action *begin = schedule->actions + schedule->first[row], *a;
+    const cf_action *end = schedule->actions + schedule->first[row + 1];
+
+    w->comma = "";
+    for (a = begin; a < end && w->to.code == 0; a++) {
+        put_extras(w, row, a - schedule->actions);
+        if (is_left_out(a, w->desc)) continue;
+        put_cell(w, a->stage, cf_pass_name((cf_pass)a->pass), a->chunk);
+        put_torch(w, a, end);
+    }
+    put_extras(w, row, schedule->first[row + 1]);
+    for (a = begin; a < end && adds_for_torch(w, SCHEDULE_CSV_TORCH_2_15); a++)
+        if (a->pass == CF_SEND_B) put_cell(w, a->stage, extra_names[SCHEDULE_CSV_WAIT_SEND_B], a->chunk);
+    text_out_put(&w->to, "\r\n");
+}
+
+/* memory: room for the chunk and the microbatch of each other, and for the count of each virtual stage. */
+static void write_rows(writer *w, int32_t *memory) {
+    int64_t n_steps = w->plan->n_steps, n_all = w->schedule->n_stages * w->schedule->n_virtual, row;
+
+    find_microbatches(w->schedule, memory);
+    w->microbatch_of = memory + n_steps;
+    invert(memory, w->schedule->rank * n_steps, n_steps, w->microbatch_of);
+    w->done = (int32_t *)memset(memory + 2 * n_steps, 0, (size_t)n_all * sizeof(int32_t));
+    for (row = 0; row < w->schedule->n_stages && w->to.code == 0; row++) write_row(w, row);
 }
 
 cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
                              cf_write_fn write, void *user, cf_error *error) {
     static const schedule_csv_desc defaults;
-    text_out to;
-    int64_t stage;
+    cf_allocator allocator;
+    writer w;
+    void *memory;
 
-    if (!desc) desc = &defaults;
-    TRY(check_writable(plan, schedule, desc, error));
-    TRY(text_out_begin(&to, write, user, error));
-    for (stage = 0; stage < schedule->n_stages && to.code == 0; stage++) write_row(&to, plan, schedule, stage, desc);
-    return text_out_end(&to, error);
+    memset(&w, 0, sizeof w);
+    w.plan = plan;
+    w.schedule = schedule;
+    w.desc = desc ? desc : &defaults;
+    TRY(check_writable(plan, schedule, w.desc, error));
+    TRY(cf_allocator_resolve(w.desc->allocator, &allocator, error));
+    TRY(text_out_begin(&w.to, write, user, error));
+    TRY(cf_allocate(&allocator,
+                    (size_t)(2 * plan->n_steps + schedule->n_stages * schedule->n_virtual) * sizeof(int32_t), &memory,
+                    error));
+    write_rows(&w, (int32_t *)memory);
+    allocator.release(memory, allocator.user);
+    return text_out_end(&w.to, error);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -100,6 +334,7 @@ typedef struct reader {
     char separator;        /* behind the cell last read; 0: the text begins or ends there */
     cell cell;             /* the one last read; its line is the number of rows up to it */
     cell empty;            /* the first empty one; line 0: there was none */
+    int64_t n_extras;
 } reader;
 
 static cf_result bad_cell(const reader *r, const cell *c, const char *why) {
@@ -166,45 +401,72 @@ static int is_word(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-/* The pass of that name, as this file means it. */
-static cf_result read_pass(const reader *r, const char *text, size_t n, uint8_t *out) {
-    static const char *const foreign[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
-    int pass = 0, i;
+/* Passes and, numbered on behind them, extras: what a cell can hold. */
+static const char *word_of(int code) {
+    return code < CF_PASS_COUNT ? cf_pass_name((cf_pass)code) : extra_names[code - CF_PASS_COUNT];
+}
 
-    while (pass < CF_PASS_COUNT && !is_word(text, n, cf_pass_name((cf_pass)pass))) pass++;
-    if (r->desc.legacy && pass == CF_B) pass = CF_I;
-    else if (r->desc.legacy && is_word(text, n, "BW")) pass = CF_B;
-    *out = (uint8_t)pass;
-    if (pass < CF_PASS_COUNT) return CF_OK;
-    for (i = 0; i < 3; i++)
-        if (is_word(text, n, foreign[i])) return bad_cell(r, &r->cell, "sharding is not scheduled here");
+static int is_extra(const cf_action *a) { return a->pass >= CF_PASS_COUNT; }
+
+static int needs_transfers(const cf_action *a) {
+    return is_extra(a) ? is_of_transfers(a->pass - CF_PASS_COUNT) : is_transfer(a);
+}
+
+/* Whether that pass is an extra of the same name here. */
+static int is_apart(const reader *r, int code) { return r->desc.buffered && code >= CF_SEND_F && code <= CF_RECV_B; }
+
+/* What has that name, as this file means it. */
+static cf_result read_word(const reader *r, const char *text, size_t n, uint8_t *out) {
+    const int end = CF_PASS_COUNT + SCHEDULE_CSV_EXTRA_COUNT;
+    int code = 0;
+
+    while (code < end && (n == 0 || !is_word(text, n, word_of(code)) || is_apart(r, code))) code++;
+    if (r->desc.legacy && code == CF_B) code = CF_I;
+    else if (r->desc.legacy && is_word(text, n, "BW")) code = CF_B;
+    *out = (uint8_t)code;
+    if (code < end) return CF_OK;
     if (is_word(text, n, "BW")) return bad_cell(r, &r->cell, "BW stands in older files; read them with `legacy`");
     return bad_cell(r, &r->cell, "there is no such pass");
 }
 
-/* The cell as an action; chunk counts within the rank. */
+static cf_result bad_start(const reader *r) {
+    static const char overlap[] = ")OVERLAP_F_B";
+    const cell *c = &r->cell;
+    size_t n = sizeof overlap - 1;
+
+    if (c->n > n && c->text[0] == '(' && memcmp(c->text + c->n - n, overlap, n) == 0)
+        return bad_cell(r, c, "OVERLAP_F_B, two passes that run as one, is no pass here");
+    return bad_cell(r, c, "an action starts with the number of its virtual stage");
+}
+
+/* The cell as an action; its pass may be one of the extras. */
 static cf_result read_action(const reader *r, cf_action *action) {
     const cell *c = &r->cell;
     size_t word, end, used;
 
-    memset(action, 0, sizeof *action);
     word = read_number(c->text, c->n, &action->stage);
-    if (word == 0) return bad_cell(r, c, "an action starts with the number of its virtual stage");
+    if (word == 0) return bad_start(r);
     for (end = word; end < c->n && ((c->text[end] >= 'A' && c->text[end] <= 'Z') || c->text[end] == '_');) end++;
-    TRY(read_pass(r, c->text + word, end - word, &action->pass));
+    TRY(read_word(r, c->text + word, end - word, &action->pass));
+    if (is_extra(action) && !needs_transfers(action))
+        return end == c->n ? CF_OK : bad_cell(r, c, "this action is of no microbatch and ends with its name");
     used = read_number(c->text + end, c->n - end, &action->chunk);
-    if (used == 0 || end + used != c->n) return bad_cell(r, c, "an action ends with the number of its chunk");
-    if (action->chunk >= r->plan->n_steps) return bad_cell(r, c, "the rank has no such chunk");
+    if (used == 0 || end + used != c->n) return bad_cell(r, c, "an action ends with the number of its microbatch");
+    if (action->chunk >= r->plan->n_steps) return bad_cell(r, c, "the rank has no chunk for this microbatch");
+    action->chunk = r->desc.chunks ? r->desc.chunks[action->chunk]
+                                   : (int32_t)(r->desc.rank * r->plan->n_steps) + action->chunk;
     return CF_OK;
 }
 
-/* The next action of the text; *more: 0 at its end. */
+/* The next cell as an action, empty ones as an extra; *more: 0 at the end of the text. */
 static cf_result next_action(reader *r, cf_action *action, int *more) {
     int bare;
 
+    memset(action, 0, sizeof *action);
     while ((*more = next_cell(r, &bare)) != 0) {
         if (r->cell.n > 0) return read_action(r, action);
-        if (!bare && r->empty.line == 0) r->empty = r->cell;
+        action->pass = CF_PASS_COUNT + SCHEDULE_CSV_EMPTY;
+        if (!bare) return CF_OK;
     }
     return CF_OK;
 }
@@ -218,21 +480,41 @@ static cf_result next_action(reader *r, cf_action *action, int *more) {
 static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
+    int64_t m, first;
 
     if (!text && r->bytes > 0) return cf_fail_null(r->error, "text");
-    TRY(check_format(r->desc.format, r->error));
+    TRY(check_choice("format", r->desc.format, SCHEDULE_CSV_FORMAT_COUNT, r->error));
     memset(&order, 0, sizeof order);
     order.kind = r->desc.kind;
     order.replay = r->desc.replay;
     order.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
+    first = r->desc.rank * r->plan->n_steps;
+    for (m = 0; r->desc.chunks && m < r->plan->n_steps; m++)
+        if (r->desc.chunks[m] < first || r->desc.chunks[m] >= first + r->plan->n_steps)
+            return cf_refuse(r->error, CF_ERROR_ARGUMENT, "chunks", m, "is no chunk of the rank");
     return r->desc.k >= 0 ? CF_OK : cf_fail(r->error, CF_ERROR_ARGUMENT, "k", -1, 0, r->desc.k, "is too small");
+}
+
+/* Takes one cell into account. */
+static cf_result count_action(reader *r, const cf_action *action, cf_schedule *header) {
+    int is_empty = action->pass == CF_PASS_COUNT + SCHEDULE_CSV_EMPTY;
+    int64_t *count = is_extra(action) ? &r->n_extras : &header->n_actions;
+
+    if (needs_transfers(action) && r->desc.format == SCHEDULE_CSV_COMPUTE_ONLY)
+        return bad_cell(r, &r->cell, "there is a transfer in a file that is said to hold passes only");
+    if (*count == CF_MAX_ACTIONS)
+        return cf_fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, *count + 1, "is too large");
+    ++*count;
+    if (needs_transfers(action)) header->lowered = 1;
+    if (is_empty && r->empty.line == 0) r->empty = r->cell;
+    if (!is_empty && action->stage >= header->n_virtual) header->n_virtual = (int64_t)action->stage + 1;
+    return CF_OK;
 }
 
 /* First time through: every cell must be an action, and the dialect must be one. Fills in rows, actions, virtual stages
    (all of them for now) and whether there are transfers. */
 static cf_result count_actions(reader *r, cf_schedule *header) {
-    const schedule_csv_format format = r->desc.format;
     cf_action action;
     int more;
 
@@ -240,23 +522,17 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
     for (;;) {
         TRY(next_action(r, &action, &more));
         if (!more) break;
-        if (is_transfer(&action) && format == SCHEDULE_CSV_COMPUTE_ONLY)
-            return bad_cell(r, &r->cell, "there is a transfer in a file that is said to hold passes only");
-        if (header->n_actions == CF_MAX_ACTIONS)
-            return cf_fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, header->n_actions + 1,
-                           "is too large");
-        if (is_transfer(&action)) header->lowered = 1;
-        if (action.stage >= header->n_virtual) header->n_virtual = (int64_t)action.stage + 1;
-        header->n_actions++;
+        TRY(count_action(r, &action, header));
     }
     header->n_stages = r->cell.line;
-    if (format == SCHEDULE_CSV_COMPUTE_COMMS) header->lowered = 1;
+    if (r->desc.format == SCHEDULE_CSV_COMPUTE_COMMS) header->lowered = 1;
     if (header->n_stages == 0) {
         const cell start = {"", 0, 1, 1};
         return bad_cell(r, &start, "there are no rows");
     }
     if (r->empty.line > 0 && header->lowered)
         return bad_cell(r, &r->empty, "a file with transfers has no empty cells");
+    if (r->desc.buffered) header->lowered = 0;
     return CF_OK;
 }
 
@@ -281,22 +557,39 @@ static cf_result finish_header(const reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* Second time: the actions, which could be read the first time, with chunks as the plan numbers them. Rows that loops
-   and a V explain alike are loops. */
-static cf_result fill_actions(reader *r, cf_schedule *schedule) {
-    int64_t n, stage, n_stages = schedule->n_stages;
+static schedule_csv_extra extra_of(const cf_action *a, int64_t before, int64_t row) {
+    schedule_csv_extra extra;
+
+    extra.before = before;
+    extra.row = (int32_t)row;
+    extra.stage = a->stage;
+    extra.chunk = a->chunk;
+    extra.kind = a->pass - CF_PASS_COUNT;
+    return extra;
+}
+
+/* Second time: the cells, which could be read the first time. Rows that loops and a V explain alike are loops. extras:
+   NULL if they are not wanted. */
+static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_extra *extras) {
+    int64_t n = 0, cells, stage, n_stages = schedule->n_stages;
     int more, loops = 1, turns = 1;
+    cf_action action;
 
     rewind_text(r);
-    for (n = 0; n < schedule->n_actions; n++) {
-        cf_action *action = &schedule->actions[n];
-        TRY(next_action(r, action, &more));
-        loops &= cf_placement_stage(CF_PLACEMENT_LOOP, n_stages, action->stage) == r->cell.line - 1;
-        turns &= cf_placement_stage(CF_PLACEMENT_V, n_stages, action->stage) == r->cell.line - 1;
+    for (cells = schedule->n_actions + r->n_extras; cells > 0; cells--) {
+        TRY(next_action(r, &action, &more));
+        if (action.pass != CF_PASS_COUNT + SCHEDULE_CSV_EMPTY) {
+            loops &= cf_placement_stage(CF_PLACEMENT_LOOP, n_stages, action.stage) == r->cell.line - 1;
+            turns &= cf_placement_stage(CF_PLACEMENT_V, n_stages, action.stage) == r->cell.line - 1;
+        }
         if (!loops && !turns)
             return bad_cell(r, &r->cell, "this virtual stage lies on another row, in loops (v mod rows) as in a V");
-        action->chunk += (int32_t)(schedule->rank * r->plan->n_steps);
-        schedule->first[r->cell.line]++;
+        if (!is_extra(&action)) {
+            schedule->actions[n++] = action;
+            schedule->first[r->cell.line]++;
+        } else if (extras) {
+            *extras++ = extra_of(&action, n, r->cell.line - 1);
+        }
     }
     for (stage = 0; stage < n_stages; stage++) schedule->first[stage + 1] += schedule->first[stage];
     schedule->placement = loops ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
@@ -342,10 +635,47 @@ static cf_result find_keeps_and_k(const reader *r, cf_schedule *schedule) {
     return CF_OK;
 }
 
+void schedule_csv_extras_free(schedule_csv_extras *extras) {
+    cf_allocator allocator;
+
+    if (!extras) return;
+    allocator = extras->block.allocator;
+    allocator.release(extras, allocator.user);
+}
+
+/* Room for n extras. */
+static cf_result extras_new(int64_t n, const cf_allocator *given, schedule_csv_extras **out, cf_error *error) {
+    cf_allocator allocator;
+    schedule_csv_extras *extras;
+    size_t bytes;
+    void *memory;
+
+    TRY(cf_allocator_resolve(given, &allocator, error));
+    if ((uint64_t)n > (SIZE_MAX - sizeof *extras) / sizeof *extras->items)
+        return cf_refuse(error, CF_ERROR_OVERFLOW, "bytes", -1, "does not fit in memory");
+    bytes = sizeof *extras + (size_t)n * sizeof *extras->items;
+    TRY(cf_allocate(&allocator, bytes, &memory, error));
+    extras = (schedule_csv_extras *)memory;
+    extras->n = n;
+    extras->items = (schedule_csv_extra *)(extras + 1);
+    extras->block.allocator = allocator;
+    extras->block.bytes = bytes;
+    *out = extras;
+    return CF_OK;
+}
+
+/* Fills in and checks what there is room for now. */
+static cf_result read_schedule(reader *r, cf_schedule *schedule, schedule_csv_extras *extras) {
+    TRY(fill_actions(r, schedule, extras ? extras->items : NULL));
+    TRY(find_keeps_and_k(r, schedule));
+    return cf_schedule_validate(r->plan, schedule, NULL, r->desc.allocator, r->error);
+}
+
 cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan, const schedule_csv_desc *desc,
-                            cf_schedule **out, cf_error *error) {
+                            cf_schedule **out, schedule_csv_extras **extras, cf_error *error) {
     reader r;
-    cf_schedule header, *schedule;
+    cf_schedule header, *schedule = NULL;
+    schedule_csv_extras *made = NULL;
     cf_result result;
 
     memset(&r, 0, sizeof r);
@@ -360,10 +690,84 @@ cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan,
     if (!out) return cf_fail_null(error, "out");
     TRY(finish_header(&r, &header));
     TRY(schedule_new(&header, r.desc.allocator, &schedule, error));
-    result = fill_actions(&r, schedule);
-    if (result == CF_OK) result = find_keeps_and_k(&r, schedule);
-    if (result == CF_OK) result = cf_schedule_validate(plan, schedule, NULL, r.desc.allocator, error);
-    if (result == CF_OK) *out = schedule;
-    else cf_schedule_free(schedule);
+    result = extras ? extras_new(r.n_extras, r.desc.allocator, &made, error) : CF_OK;
+    if (result == CF_OK) result = read_schedule(&r, schedule, made);
+    if (result == CF_OK) {
+        *out = schedule;
+        if (extras) *extras = made;
+        return CF_OK;
+    }
+    cf_schedule_free(schedule);
+    schedule_csv_extras_free(made);
+    return result;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Reading microbatches
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The two cells of a line as numbers. */
+static cf_result read_pair(reader *r, int32_t *microbatch, int32_t *chunk) {
+    int32_t *const numbers[] = {microbatch, chunk};
+    int i, bare;
+
+    for (i = 0; i < 2; i++) {
+        if (!next_cell(r, &bare) || r->cell.n == 0 || read_number(r->cell.text, r->cell.n, numbers[i]) != r->cell.n)
+            return bad_cell(r, &r->cell, "a line is the number of a microbatch and of its chunk");
+        if ((r->separator == ',') != (i == 0)) return bad_cell(r, &r->cell, "a line has two numbers");
+    }
+    return CF_OK;
+}
+
+static cf_result read_header(reader *r) {
+    int bare, is_header;
+
+    is_header = next_cell(r, &bare) && is_word(r->cell.text, r->cell.n, "microbatch") && r->separator == ',';
+    is_header = is_header && next_cell(r, &bare) && is_word(r->cell.text, r->cell.n, "chunk") && r->separator != ',';
+    return is_header ? CF_OK : bad_cell(r, &r->cell, "the first line is microbatch,chunk");
+}
+
+/* chunk_of: filled in; taken: zeros, a byte for each chunk of the rank. */
+static cf_result read_microbatches(reader *r, int32_t *chunk_of, unsigned char *taken) {
+    int64_t first = r->desc.rank * r->plan->n_steps, m;
+    int32_t microbatch, chunk;
+    int bare;
+
+    TRY(read_header(r));
+    for (m = 0; m < r->plan->n_steps; m++) {
+        TRY(read_pair(r, &microbatch, &chunk));
+        if (microbatch != m) return bad_cell(r, &r->cell, "microbatches are counted up from 0");
+        if (chunk < first || chunk >= first + r->plan->n_steps)
+            return bad_cell(r, &r->cell, "this is no chunk of the rank");
+        if (taken[chunk - first]++) return bad_cell(r, &r->cell, "this chunk has a microbatch already");
+        chunk_of[m] = chunk;
+    }
+    return next_cell(r, &bare) ? bad_cell(r, &r->cell, "the rank has no more chunks") : CF_OK;
+}
+
+cf_result schedule_csv_read_microbatches(const char *text, size_t bytes, const cf_plan *plan, int64_t rank,
+                                         int32_t *chunks, cf_error *error) {
+    cf_allocator allocator;
+    cf_result result;
+    reader r;
+    void *memory;
+    size_t n;
+
+    memset(&r, 0, sizeof r);
+    r.text = text ? text : "";
+    r.bytes = bytes;
+    r.plan = plan;
+    r.error = error;
+    r.desc.rank = rank;
+    TRY(check_arguments(&r, text));
+    if (!chunks) return cf_fail_null(error, "chunks");
+    n = (size_t)plan->n_steps;
+    TRY(cf_allocator_resolve(NULL, &allocator, error));
+    TRY(cf_allocate(&allocator, n * (sizeof(int32_t) + 1), &memory, error));
+    memset(memory, 0, n * (sizeof(int32_t) + 1));
+    rewind_text(&r);
+    result = read_microbatches(&r, (int32_t *)memory, (unsigned char *)memory + n * sizeof(int32_t));
+    if (result == CF_OK && n > 0) memcpy(chunks, memory, n * sizeof(int32_t));
+    allocator.release(memory, allocator.user);
     return result;
 }
