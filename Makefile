@@ -7,6 +7,7 @@
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
+#   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make clean
@@ -48,7 +49,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu clean
+.PHONY: all shared demo test test-cuda test-gpu unit bench bench-gpu clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -65,6 +66,24 @@ LINKED  := -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern -DCHUNKFLOW_TUNE_IMPLE
 
 $(LIBRARY): tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -c $< -o $@
+
+# For other languages: the libraries with nothing visible but their functions, and the declarations of these without what
+# they include, whole-number constants and comments kept (a comment says how long an array is).
+SHARED  := $(BUILD)/libchunkflow.so $(BUILD)/libchunkflow.h
+VISIBLE := extern __attribute__((visibility("default")))
+
+shared: $(SHARED)
+
+$(BUILD)/libchunkflow.so: tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -fPIC -shared -fvisibility=hidden '-DCHUNKFLOW_API=$(VISIBLE)' \
+	    '-DCHUNKFLOW_TUNE_API=$(VISIBLE)' $(LDFLAGS) $< -o $@ $(LDLIBS)
+
+$(BUILD)/libchunkflow.h: chunkflow.h tools/chunkflow_tune.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) -E -C -dD -DCHUNKFLOW_API=extern tools/chunkflow_tune.h >$@.all
+	awk '/^# [0-9]/ { ours = /chunkflow(_tune)?\.h"/; next } \
+	    /^#define C[A-Z_]* \(?-?[0-9]+\)?( |$$)/ { if (ours) { gsub(/[()]/, "", $$3); print $$1, $$2, $$3 } next } \
+	    ours && !/^#/' $@.all >$@
+	rm $@.all
 
 # ---- the command ----
 
