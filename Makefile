@@ -264,7 +264,7 @@ test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
 test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) \
-      $(CUDA_TESTS)
+      $(CUDA_TESTS) $(SHARED)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
@@ -278,6 +278,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 	    "sh tests/tiny_check.sh $(BUILD)" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
 	    $(CUDA_SUITE) \
 	    "sh tests/executor_check.sh" \

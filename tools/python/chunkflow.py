@@ -176,6 +176,8 @@ def _count(length: str, number: Callable[[str], int]) -> int:
 
 def _callback(ctype: Any, function: Callable[..., Any], given: _Given) -> Any:
     """Calls a Python function without the last argument, `user`, which a Python function has no use for."""
+    if not callable(function):
+        raise TypeError(f"wanted a function, got {function!r}")
     return ffi.callback(ctype, lambda *arguments: function(*arguments[:-1]),
                         error=math.nan if ctype.result.cname == "double" else -1,
                         onerror=lambda kind, raised, trace: given.raised.append(raised))
@@ -227,15 +229,19 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
         elif ctype.kind == "struct" and isinstance(value, Mapping):
             _fill(ffi.addressof(c[0], name), value, given, number)
         else:
-            setattr(c, name, _number_of(ctype.cname, value, name) if isinstance(value, str) else value)
+            named = ctype.kind == "enum" and isinstance(value, str)
+            setattr(c, name, _number_of(ctype.cname, value, name) if named else value)
 
 
 def _describe(struct: str, options: Mapping[str, Any], number: Callable[[str], int] | None = None) -> tuple[Any, _Given]:
     """A description with these options, and what must live as long as it. `number` knows the sizes that the description
     itself does not have."""
     c, given = ffi.new(f"{struct} *"), _Given()
-    defaults = getattr(lib, struct.replace("_desc", "_defaults")) if number is None else None
-    _fill(c, options, given, number or (lambda name: int(getattr(defaults(c), name))))
+    if number is None:
+        defaults = getattr(lib, struct.replace("_desc", "_defaults"))
+        _fill(c, options, given, lambda name: int(getattr(defaults(c), name)))
+    else:
+        _fill(c, options, given, number)
     return c, given
 
 
@@ -304,11 +310,10 @@ class _Object:
 def _json(function: Any, *arguments: Any) -> str:
     pieces: list[bytes] = []
 
-    @ffi.callback("cf_write_fn", error=1)
     def write(text: Any, n_bytes: int, user: Any) -> int:
         pieces.append(ffi.buffer(text, n_bytes)[:])
         return 0
-    _call(function, *arguments, write, ffi.NULL)
+    _call(function, *arguments, ffi.callback("cf_write_fn", write, error=1), ffi.NULL)
     return b"".join(pieces).decode()
 
 
@@ -481,9 +486,9 @@ class Plan(_Object):
         numbers = _integers(lengths, "lengths")
         _call(lib.cf_plan_validate, self.c, ffi.from_buffer("int64_t[]", numbers), numbers.size, ffi.NULL)
 
-    def json(self) -> str:
-        """cf_write_plan_json."""
-        return _json(lib.cf_write_plan_json, self.c)
+    def json(self, metadata: bool = False) -> str:
+        """cf_write_plan_json, with metadata: also cu_seqlens, positions and targets of every chunk."""
+        return _json(lib.cf_write_plan_json, self.c, bool(metadata))
 
 
 class Report(_Object):
