@@ -12,13 +12,14 @@
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make clean
 #
-# Useful variables: CC, CXX, NVCC, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
+# Useful variables: CC, CXX, NVCC, PYTHON, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
 
 # Two jobs at once unless -j says otherwise: most of the time of `make test` on a fresh machine is compiling.
 MAKEFLAGS += -j2
 
 CC      ?= cc
 CXX     ?= c++
+PYTHON  ?= python3
 BUILD   ?= build
 CFLAGS  ?= -O2
 LDLIBS  += -lm
@@ -286,8 +287,11 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 
 # ---- benchmarks ----
 
-bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit
+bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/chunkflow $(SHARED)
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" sh tools/bench/bench_pack.sh
+	$(BUILD)/chunkflow gen lmsys --n 100000 --seed 1 >$(BUILD)/bench_peers.lengths
+	if $(PYTHON) -c 'import cffi, numpy'; then \
+	    CHUNKFLOW_BUILD=$(BUILD) $(PYTHON) tools/bench/bench_pack_peers.py $(BUILD)/bench_peers.lengths; fi
 	$(BUILD)/bench_schedule
 	$(BUILD)/bench_tune
 	$(BUILD)/bench_fit
