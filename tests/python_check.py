@@ -62,7 +62,7 @@ def test_members_are_the_declared_ones():
         assert not stale, f"{cls._struct} has no {stale}"
         for name, field in declared.items():
             if field.type.kind == "pointer":
-                assert (cls._struct, name) in chunkflow._LENGTHS, f"chunkflow.h does not say how long {cls._struct}.{name} is"
+                assert (cls._struct, name) in chunkflow._LENGTHS, f"no comment says how long {cls._struct}.{name} is"
     for struct, options in OPTIONS.items():
         stale = set(options.__annotations__) - {name for name, _ in chunkflow.ffi.typeof(struct).fields}
         assert not stale, f"{struct} has no {stale}"
@@ -171,7 +171,8 @@ def test_schedules_are_those_of_the_paper():
 
 def test_options_reach_the_library():
     plan = chunkflow.pack([8, 8], 8)
-    costs = [{"forward": {"constant": 1}, "backward": {"per_token": 0.5}}, {"forward": [2, 0, 0], "backward": (3, 0, 0)}]
+    costs = [{"forward": {"constant": 1}, "backward": {"per_token": 0.5}},
+             {"forward": [2, 0, 0], "backward": (3, 0, 0)}]
     schedule = plan.schedule(n_stages=2, kind="gpipe", k=1, timing={"stages": costs, "latency": 0.25}, limits=[2, 1])
     timeline = schedule.simulate(timing={"stages": costs, "latency": 0.25}, no_bounds=True)
     assert schedule.limits.tolist() == [2, 1] and timeline.bounds == {}
@@ -326,7 +327,7 @@ def test_what_the_library_writes_is_valid_and_what_is_there():
         document = json.loads(plan.json(metadata=i % 2 == 0))
         validator("plan").validate(document)
         for about, chunk in zip(plan.chunks, document["chunks"]):
-            assert all(about[name] == chunk[name] for name in ("group", "index", "prefix", "tokens", "padded", "pairs", "rank"))
+            assert all(about[name] == chunk[name] for name in set(about.dtype.names) & set(chunk)) and "pairs" in chunk
         metadata = [chunk["metadata"] for chunk in document["chunks"] if "metadata" in chunk]
         assert len(metadata) == (plan.n_chunks if i % 2 == 0 else 0)
         for chunk, said in enumerate(metadata):

@@ -31,9 +31,9 @@ def row(name, lengths, chunk_size, repeat, pack):
         start = time.process_time()
         n_bins, kept = pack(lengths, chunk_size)
         seconds.append(time.process_time() - start)
-    total = int(lengths.sum())
-    print(f"  {name:<50} {n_bins:>9,} bins {100 * kept / (n_bins * chunk_size):>9.4f} % full {total - kept:>12,} tokens lost "
-          f"({100 * (total - kept) / total:>5.2f} %) {1e3 * statistics.median(seconds[1:]):>12.2f} ms", flush=True)
+    lost, fill = int(lengths.sum()) - kept, kept / (n_bins * chunk_size)
+    print(f"  {name:<44} {n_bins:>7,} bins {fill:>9.4%} full {lost:>10,} tokens lost ({lost / lengths.sum():>6.2%}) "
+          f"{1e3 * statistics.median(seconds[1:]):>9.2f} ms", flush=True)
 
 
 def of_chunkflow(**options):
@@ -79,7 +79,8 @@ def main():
     parser.add_argument("file", type=pathlib.Path)
     options = parser.parse_args()
     lengths = np.loadtxt(options.file, np.int64, ndmin=1)
-    installed = [name for name in ("numpy", "pyarrow", "datasets", "trl", "numba", "axolotl") if importlib.util.find_spec(name)]
+    wanted = ("numpy", "pyarrow", "datasets", "trl", "numba", "axolotl")
+    installed = [name for name in wanted if importlib.util.find_spec(name)]
     print(f"python {sys.version.split()[0]}, {', '.join(f'{n} {importlib.metadata.version(n)}' for n in installed)}")
     print(f"{len(lengths):,} lengths, {int(lengths.sum()):,} tokens, ChunkSize {options.chunk_size:,}; lower bound "
           f"{chunkflow.pack(lengths, options.chunk_size).lower_bound:,} bins for all tokens")

@@ -16,10 +16,10 @@ else; it looks for them in the folder that CHUNKFLOW_BUILD names, beside itself,
 
 What a member or an option means is said in chunkflow.h, at the struct that a class here is named after; every member is
 an attribute of the same name, and options are members of the description, as keywords. Enumerations are words
-("best-fit", "paper"), records are dictionaries, and arrays of the library are NumPy arrays on its own memory: nothing is
-copied, they cannot be written to, and each keeps the plan, schedule or timeline alive that it belongs to. Members, types
-and lengths of arrays come from the declarations, so this file has none of its own that could differ from them. All else
-that the library has is in `lib` and `ffi`, as cffi gives it.
+("best-fit", "paper"), records are dictionaries, and arrays of the library are NumPy arrays on its own memory: nothing
+is copied, they cannot be written to, and each keeps the plan, schedule or timeline alive that it belongs to. Members,
+types and lengths of arrays come from the declarations, so this file has none of its own that could differ from them.
+All else that the library has is in `lib` and `ffi`, as cffi gives it.
 """
 
 from __future__ import annotations
@@ -233,7 +233,8 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
             setattr(c, name, _number_of(ctype.cname, value, name) if named else value)
 
 
-def _describe(struct: str, options: Mapping[str, Any], number: Callable[[str], int] | None = None) -> tuple[Any, _Given]:
+def _describe(struct: str, options: Mapping[str, Any],
+              number: Callable[[str], int] | None = None) -> tuple[Any, _Given]:
     """A description with these options, and what must live as long as it. `number` knows the sizes that the description
     itself does not have."""
     c, given = ffi.new(f"{struct} *"), _Given()
@@ -255,7 +256,8 @@ class _Memory:
 
     def __init__(self, address: int, n_bytes: int, writable: bool, keep: Any):
         self.keep = keep
-        self.__array_interface__ = {"data": (address, not writable), "shape": (n_bytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = {"data": (address, not writable), "shape": (n_bytes,), "typestr": "|u1",
+                                    "version": 3}
 
 
 @functools.lru_cache(maxsize=None)
@@ -479,7 +481,8 @@ class Plan(_Object):
         if searches:
             desc.report = report.c
         made = _make("schedule", lib.cf_schedule_make, self.c, desc, given=given)
-        return Schedule(made, self, {name: getattr(report, name) for name in _fields(report._struct)} if searches else None)
+        said = {name: getattr(report, name) for name in _fields(report._struct)}
+        return Schedule(made, self, said if searches else None)
 
     def validate(self, lengths: Any) -> None:
         """cf_plan_validate: raises Error unless this is a sound plan of these lengths."""
@@ -498,8 +501,8 @@ class Report(_Object):
 
 
 def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, **options: Unpack[PackOptions]) -> Plan:
-    """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the members
-    of cf_pack_desc; slice_cost is a function of (begin, length)."""
+    """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
+    members of cf_pack_desc; slice_cost is a function of (begin, length)."""
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
     return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc, given=given))
