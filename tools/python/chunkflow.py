@@ -57,7 +57,7 @@ def _array_lengths(declarations: str) -> dict[tuple[str, str], str]:
     lengths = {}
     for body, struct in re.findall(r"typedef struct \w+ \{(.*?)\n\} (\w+);", declarations, re.DOTALL):
         for names, length in re.findall(r"^ +[^*;(]*\*([\w, *]+); */\* \(([a-z_0-9 +]+)\)", body, re.MULTILINE):
-            lengths.update({(struct, name.strip(" *")): length for name in names.split(",")})
+            lengths.update({(struct, re.findall(r"\w+", name)[-1]): length for name in names.split(",")})
     return lengths
 
 
