@@ -8,18 +8,20 @@
 #   make test-torch the command's CSV in PyTorch's pipelining, in an environment under build/ that takes about 6 GB
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
+#   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make clean
 #
-# Useful variables: CC, CXX, NVCC, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
+# Useful variables: CC, CXX, NVCC, PYTHON, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
 
 # Two jobs at once unless -j says otherwise: most of the time of `make test` on a fresh machine is compiling.
 MAKEFLAGS += -j2
 
 CC      ?= cc
 CXX     ?= c++
+PYTHON  ?= python3
 BUILD   ?= build
 CFLAGS  ?= -O2
 LDLIBS  += -lm
@@ -50,7 +52,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch clean
+.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch shared clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -67,6 +69,24 @@ LINKED  := -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern -DCHUNKFLOW_TUNE_IMPLE
 
 $(LIBRARY): tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -c $< -o $@
+
+# For other languages: the libraries with nothing visible but their functions, and the declarations of these without what
+# they include, whole-number constants and comments kept (a comment says how long an array is).
+SHARED  := $(BUILD)/libchunkflow.so $(BUILD)/libchunkflow.h
+VISIBLE := extern __attribute__((visibility("default")))
+
+shared: $(SHARED)
+
+$(BUILD)/libchunkflow.so: tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -fPIC -shared -fvisibility=hidden '-DCHUNKFLOW_API=$(VISIBLE)' \
+	    '-DCHUNKFLOW_TUNE_API=$(VISIBLE)' $(LDFLAGS) $< -o $@ $(LDLIBS)
+
+$(BUILD)/libchunkflow.h: chunkflow.h tools/chunkflow_tune.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) -E -C -dD -DCHUNKFLOW_API=extern tools/chunkflow_tune.h >$@.all
+	awk '/^# [0-9]/ { ours = /chunkflow(_tune)?\.h"/; next } \
+	    /^#define C[A-Z_]* \(?-?[0-9]+\)?( |$$)/ { if (ours) { gsub(/[()]/, "", $$3); print $$1, $$2, $$3 } next } \
+	    ours && !/^#/' $@.all >$@
+	rm $@.all
 
 # ---- the command ----
 
@@ -261,7 +281,7 @@ test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
 test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) \
-      $(CUDA_TESTS)
+      $(CUDA_TESTS) $(SHARED)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
@@ -275,6 +295,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 	    "sh tests/tiny_check.sh $(BUILD)" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
 	    "sh tests/install_check.sh $(BUILD)" \
 	    $(CUDA_SUITE) \
@@ -283,8 +304,11 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 
 # ---- benchmarks ----
 
-bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit
+bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/chunkflow $(SHARED)
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" sh tools/bench/bench_pack.sh
+	$(BUILD)/chunkflow gen lmsys --n 100000 --seed 1 >$(BUILD)/bench_peers.lengths
+	if $(PYTHON) -c 'import cffi, numpy'; then \
+	    CHUNKFLOW_BUILD=$(BUILD) $(PYTHON) tools/bench/bench_pack_peers.py $(BUILD)/bench_peers.lengths; fi
 	$(BUILD)/bench_schedule
 	$(BUILD)/bench_tune
 	$(BUILD)/bench_fit

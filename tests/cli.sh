@@ -63,6 +63,7 @@ test_help() {
             same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
         done
     done
+    same "help/pack/--metadata" 1 "$("$CHUNKFLOW" pack --help | grep -Ec "^  --metadata( |\$)")"
     refuses help/unknown 2 "unknown command 'nosuch'" help nosuch
     refuses unknown/command 2 "unknown command 'nosuch'" nosuch
     refuses unknown/option 2 "unknown option '--nosuch'" --nosuch
@@ -104,6 +105,9 @@ test_usage() {
     refuses usage/number/ranks 2 "--ranks: got '65537', wanted" pack --chunk-size 8 --ranks 65537 list
     refuses usage/number/rank 2 '--rank: got 2' plan --chunk-size 8 --k 1 --ranks 2 --rank 2 list
     refuses usage/number/rank/none 2 '--rank: got 1' plan --chunk-size 8 --k 1 --rank 1 list
+    refuses usage/metadata/pack 2 '--metadata wants --json' pack --chunk-size 8 --metadata list
+    refuses usage/metadata/plan 2 '--metadata wants --plan-json' plan --chunk-size 8 --k 1 --metadata --json x list
+    refuses usage/all-ranks 2 '--all-ranks wants --json' plan --chunk-size 8 --k 1 --ranks 2 --all-ranks list
     refuses usage/same-output 2 '--json and --plan-json both name x' \
         plan --chunk-size 8 --k 1 --json x --plan-json x list
 

@@ -31,7 +31,7 @@ test_help() {
         done
     done
     for option in --schedule --virtual --split-backward --lower --offload --width --color --no-list --csv \
-        --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace; do
+        --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks; do
         same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --buffered --chart --width --color --trace \
@@ -469,12 +469,20 @@ test_files() {
             *) same_files files/stdout/trace t.json out ;;
         esac
     done
+    cf plan "$@" --ranks 3 --all-ranks --json all.json drawn
+    for rank in 0 1 2; do
+        if [ $rank -gt 0 ]; then echo ,; fi
+        "$CHUNKFLOW" plan "$@" --ranks 3 --rank $rank --json - drawn
+    done >each
+    sed '1,3d; s/^\]}$//' all.json | sed '$d' >between
+    same_files files/all-ranks each between
     refuses files/dot/many 2 '^chunkflow: --dot: got [0-9]+ passes, wanted at most 10: raise --max-nodes' \
         plan "$@" --dot made --max-nodes 10 drawn
     refuses files/csv/split 2 'PyTorch cannot run this schedule: .* part of a split sequence' \
         plan "$@" --csv made --json made2 --microbatches made3 drawn
     same files/csv/nothing "no no" "$([ -e made ] && echo yes || echo no) $([ -e made2 ] && echo yes || echo no)"
     refuses files/csv/reorder 2 'is a dependent chunk' plan "$@" --microbatch-order drawn
+    refuses files/csv/reorder/ranks 2 'numbers the chunks of one rank' plan "$@" --microbatch-order --all-ranks --json x drawn
     refuses files/csv/torch 2 'needs --csv' plan "$@" --torch 2.15 drawn
 
     # Whole sequences only: what PyTorch runs, with a mapping, and with the plan numbered so.
@@ -860,6 +868,15 @@ test_check() {
     succeeds check/version/1 check --plan p.json o1.json
     sed 's/"limits": \[3, 3, 3\]/"limits": [3, 3]/' o.json >o2.json
     refuses check/limits/few 1 'stages: says 3, there are 2' check --plan p.json o2.json
+    cf plan "$@" --ranks 2 --plan-json p2.json --metadata --all-ranks --json all.json lengths
+    succeeds check/all-ranks check --plan p2.json all.json
+    same check/all-ranks/said 2 "$(grep -c 'all.json: sound schedule' out)"
+    refuses check/all-ranks/other-plan 1 'n_chunks: is too large' check --plan p.json all.json
+    refuses check/all-ranks/chart 2 'want the schedule of one rank' check --plan p2.json all.json --chart
+    sed 's/"n_ranks": 2,/"n_ranks": 3,/' all.json >more.json
+    refuses check/all-ranks/count 1 'more.json:.* n_ranks: says 3, there are 2' check --plan p2.json more.json
+    sed 's/"format": "chunkflow-schedule",/"format": "chunkflow-plan",/' all.json >mixed.json
+    refuses check/all-ranks/mixed 2 'wanted (version|schedules)|got 2, wanted 1' check --plan p2.json mixed.json
     cf plan "$@" --ranks 2 --rank 1 --plan-json p2.json --json s2.json --csv s2.csv --csv-extensions \
         --microbatches m2.csv lengths
     succeeds check/rank check --plan p2.json s2.json

@@ -230,7 +230,7 @@ TEST(what_is_written_is_what_is_there) {
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         harness_poison(&error, sizeof error);
         memset(&s, 0, sizeof s);
-        CHECK_INT(cf_write_plan_json(plan, sink_write, &s, &error), CF_OK);
+        CHECK_INT(cf_write_plan_json(plan, 0, sink_write, &s, &error), CF_OK);
         if (well_formed(&s, &j)) check_plan_json(&j, plan);
         json_free(&j);
         free(s.text);
@@ -260,7 +260,7 @@ TEST(large_numbers_are_written_whole) {
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
     last = plan->n_chunks - 2;
     CHECK(plan->chunks[last].pairs > (int64_t)1 << 61);
-    CHECK_INT(cf_write_plan_json(plan, sink_write, &s, NULL), CF_OK);
+    CHECK_INT(cf_write_plan_json(plan, 0, sink_write, &s, NULL), CF_OK);
     REQUIRE(well_formed(&s, &j));
     check_int_member(&j, 0, "max_slices", INT64_MAX);
     check_int_member(&j, 0, "n_tokens", lengths[0]);
@@ -272,12 +272,94 @@ TEST(large_numbers_are_written_whole) {
     cf_plan_free(plan);
 }
 
+/* ---- what a kernel and a loss are told ---- */
+
+static int64_t row_of(const json_document *j, int64_t metadata, const char *key, int64_t row) {
+    return (int64_t)json_double(j, json_at(j, json_get(j, metadata, key), row));
+}
+
+/* Row by row and not slice by slice: each row is looked up among the slices of the chunk, its target in the lengths. */
+static void check_metadata_rows(const json_document *j, int64_t metadata, const cf_plan *plan, const cf_chunk *chunk,
+                                const int64_t *lengths) {
+    int64_t row, i;
+    CHECK_INT(json_size(j, json_get(j, metadata, "sequence_ids")), chunk->padded);
+    CHECK_INT(json_size(j, json_get(j, metadata, "position_ids")), chunk->padded);
+    CHECK_INT(json_size(j, json_get(j, metadata, "target_positions")), chunk->padded);
+    for (row = 0; row < chunk->padded; row++) {
+        int64_t sequence = -1, position = 0;
+        for (i = chunk->first_slice; i < chunk->first_slice + chunk->n_slices; i++) {
+            const cf_slice *slice = &plan->slices[i];
+            if (row < slice->offset || row >= slice->offset + slice->length) continue;
+            sequence = slice->sequence;
+            position = slice->begin + row - slice->offset;
+        }
+        CHECK_INT(row_of(j, metadata, "sequence_ids", row), sequence);
+        CHECK_INT(row_of(j, metadata, "position_ids", row), position);
+        CHECK_INT(row_of(j, metadata, "target_positions", row),
+                  sequence >= 0 && position + 1 < lengths[sequence] ? position + 1 : -1);
+    }
+}
+
+/* cu_seqlens cut the rows exactly where one belongs to another sequence than the row before, and the first has the
+   prefix as well. Sequences of one chunk are all different. */
+static void check_metadata_cuts(const json_document *j, int64_t metadata, const cf_chunk *chunk) {
+    int64_t q = json_get(j, metadata, "cu_seqlens_q"), k = json_get(j, metadata, "cu_seqlens_k"), row, n = 0, begin = 0;
+    int64_t most_q = 0, most_k = 0;
+    CHECK(json_is_int(j, json_at(j, q, 0), 0) && json_is_int(j, json_at(j, k, 0), 0));
+    for (row = 1; row <= chunk->padded; row++) {
+        int64_t before = row_of(j, metadata, "sequence_ids", row - 1);
+        if (row < chunk->padded && row_of(j, metadata, "sequence_ids", row) == before) continue;
+        n++;
+        CHECK(json_is_int(j, json_at(j, q, n), row) && json_is_int(j, json_at(j, k, n), row + chunk->prefix));
+        if (most_q < row - begin) most_q = row - begin;
+        if (most_k < row - begin + (n == 1 ? chunk->prefix : 0)) most_k = row - begin + (n == 1 ? chunk->prefix : 0);
+        begin = row;
+    }
+    CHECK_INT(json_size(j, q), n + 1);
+    CHECK_INT(json_size(j, k), n + 1);
+    check_int_member(j, metadata, "max_seqlen_q", most_q);
+    check_int_member(j, metadata, "max_seqlen_k", most_k);
+}
+
+TEST(metadata_is_written_row_by_row) {
+    uint64_t seed;
+    int64_t n_padded = 0, n_prefixed = 0;
+    for (seed = 1; seed <= 60; seed++) {
+        harness_rng rng = {seed};
+        oracle_batch batch;
+        cf_plan *plan = NULL;
+        sink s;
+        json_document j;
+        int64_t i, chunks;
+        memset(&s, 0, sizeof s);
+        oracle_draw(&rng, &batch, 12);
+        oracle_note(seed, &batch);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        CHECK_INT(cf_write_plan_json(plan, 1, sink_write, &s, NULL), CF_OK);
+        if (well_formed(&s, &j)) {
+            check_plan_json(&j, plan);
+            chunks = json_get(&j, 0, "chunks");
+            for (i = 0; i < plan->n_chunks; i++) {
+                int64_t metadata = json_get(&j, json_at(&j, chunks, i), "metadata");
+                check_metadata_rows(&j, metadata, plan, &plan->chunks[i], batch.lengths);
+                check_metadata_cuts(&j, metadata, &plan->chunks[i]);
+                n_padded += plan->chunks[i].padded > plan->chunks[i].tokens;
+                n_prefixed += plan->chunks[i].prefix > 0;
+            }
+        }
+        json_free(&j);
+        free(s.text);
+        cf_plan_free(plan);
+    }
+    CHECK(n_padded > 10 && n_prefixed > 10);
+}
+
 /* ---- a callback that fails ---- */
 
 typedef cf_result (*write_any)(const void *object, sink *s, cf_error *error);
 
 static cf_result write_plan(const void *object, sink *s, cf_error *error) {
-    return cf_write_plan_json((const cf_plan *)object, sink_write, s, error);
+    return cf_write_plan_json((const cf_plan *)object, 1, sink_write, s, error);
 }
 
 static cf_result write_schedule(const void *object, sink *s, cf_error *error) {
@@ -346,19 +428,19 @@ TEST(write_refuses_bad_arguments) {
     pack.chunk_size = 4;
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
-    CHECK_INT(cf_write_plan_json(NULL, sink_write, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(NULL, 0, sink_write, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
-    CHECK_INT(cf_write_plan_json(plan, NULL, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(plan, 0, NULL, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
     CHECK_INT(cf_write_schedule_json(NULL, NULL, sink_write, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_write_schedule_json(schedule, NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
-    CHECK_INT(cf_write_plan_json(NULL, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(NULL, 0, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_write_schedule_json(NULL, NULL, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
     bad = *plan;
     bad.n_chunks = -1;
-    CHECK_INT(cf_write_plan_json(&bad, sink_write, &s, &error), CF_ERROR_PLAN);
+    CHECK_INT(cf_write_plan_json(&bad, 0, sink_write, &s, &error), CF_ERROR_PLAN);
     CHECK_STR(error.field, "n_chunks");
     CHECK_INT(s.calls, 0); /* nothing was written */
     cf_schedule_free(schedule);
@@ -378,4 +460,5 @@ TEST(names_of_methods) {
 
 SUITE(write, CASE(the_reader_takes_json), CASE(the_reader_takes_nothing_else), CASE(the_reader_finds_things),
       CASE(what_is_written_is_what_is_there), CASE(large_numbers_are_written_whole),
+      CASE(metadata_is_written_row_by_row),
       CASE(a_failing_callback_is_reported_at_every_call), CASE(write_refuses_bad_arguments), CASE(names_of_methods));

@@ -287,18 +287,44 @@ static int check_one(const check_options *asked, const source *file, const cf_pl
     return code;
 }
 
-static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
+/* The schedule at a node of the file; rank: whose it must be, -1 for anybody's. */
+static int check_json_node(const check_options *asked, const source *file, const cf_plan *plan, uint32_t node,
+                           int64_t rank) {
     saved_schedule saved;
-    int code;
+    int code = saved_schedule_read(&file->document, node, &saved);
+
+    if (code != CLI_OK) return code;
+    if (rank >= 0 && saved.schedule->rank != rank) {
+        json_wrong(&file->document, node, "rank: got %lld, wanted %lld: there is one schedule for each rank, in order",
+                   (long long)saved.schedule->rank, (long long)rank);
+        saved_schedule_free(&saved);
+        return CLI_FAILED;
+    }
+    code = check_one(asked, file, plan, saved.schedule, &saved);
+    saved_schedule_free(&saved);
+    return code;
+}
+
+static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
+    const json_document *document = &file->document;
+    saved_format format;
+    uint32_t array, node;
+    int64_t rank = 0;
+    int code = saved_format_of(document, &format);
 
     if (asked->k > 0 || asked->rank >= 0 || asked->replay > 0 || asked->legacy)
         return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
     if (asked->buffered || asked->microbatches)
         return cli_usage("check", "--buffered and --microbatches are only for schedules in CSV");
-    code = saved_schedule_read(&file->document, &saved);
+    if (code == CLI_OK && format == SAVED_SCHEDULE) return check_json_node(asked, file, plan, 0, -1);
+    if (wants_drawing(asked)) return cli_usage("check", "--chart and --trace want the schedule of one rank");
+    if (code == CLI_OK) code = saved_schedules_find(document, &array);
     if (code != CLI_OK) return code;
-    code = check_one(asked, file, plan, saved.schedule, &saved);
-    saved_schedule_free(&saved);
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
+        code = check_json_node(asked, file, plan, node, rank++);
+    if (code == CLI_OK && rank != plan->n_ranks)
+        code = json_wrong(document, 0, "n_ranks: got %lld, the plan has %lld", (long long)rank,
+                          (long long)plan->n_ranks);
     return code;
 }
 

@@ -9,6 +9,7 @@ typedef struct pack_options {
     packing_options packing;
     int chunks;
     const char *json;
+    int metadata;
 } pack_options;
 
 static const pack_options defaults = {.chunks = 0};
@@ -19,6 +20,8 @@ static const cli_option options[] = {
      .help = "also print a line for each chunk"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(pack_options, json),
      .help = "write the plan as JSON; with - nothing else is printed"},
+    {.name = "--metadata", .kind = CLI_FLAG, .offset = offsetof(pack_options, metadata),
+     .help = "with cu_seqlens, positions and targets of every chunk"},
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -200,13 +203,15 @@ static int run(const void *given, char **operands, int n_operands) {
     packing packed;
     cli_output json = {0};
     cf_error error;
-    int code = packing_make(&asked->packing, operands[0], &packed);
+    int code;
 
     (void)n_operands;
+    if (asked->metadata && !asked->json) return cli_usage("pack", "--metadata wants --json");
+    code = packing_make(&asked->packing, operands[0], &packed);
     if (code != CLI_OK) return code;
     code = cli_output_open(&json, asked->json);
     if (code == CLI_OK && json.stream)
-        code = cli_written(cf_write_plan_json(packed.plan, cli_write, &json, &error), &error);
+        code = cli_written(cf_write_plan_json(packed.plan, asked->metadata, cli_write, &json, &error), &error);
     if (code == CLI_OK && json.stream != stdout) {
         if (asked->chunks) print_chunks(packed.plan, packed.lengths);
         print_input(&packed);

@@ -31,6 +31,8 @@ typedef struct plan_options {
     int csv_extensions;
     int64_t torch; /* 0: not given, else schedule_csv_torch + 1 */
     int microbatch_order;
+    int metadata;
+    int all_ranks;
     int64_t max_nodes;
     const char *paths[N_OUTPUTS];
 } plan_options;
@@ -74,8 +76,12 @@ static const cli_option options[] = {
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[JSON]),
      .help = "write the simulated schedule as JSON. With - for any of\n"
      "these files nothing else is printed"},
+    {.name = "--all-ranks", .kind = CLI_FLAG, .offset = offsetof(plan_options, all_ranks),
+     .help = "with the schedules of all ranks, not only of --rank"},
     {.name = "--plan-json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[PLAN_JSON]),
-     .help = "write the plan as JSON"},
+     .help = "write the plan as JSON, all ranks"},
+    {.name = "--metadata", .kind = CLI_FLAG, .offset = offsetof(plan_options, metadata),
+     .help = "with cu_seqlens, positions and targets of every chunk"},
     {.name = "--csv", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[CSV]),
      .help = "write the passes as PyTorch's pipelining loads them with\n"
      "format=\"compute_only\". Its microbatches have one shape: pad\n"
@@ -109,6 +115,23 @@ typedef struct planned {
     pipeline pipe;
     pipeline_run run;
 } planned;
+
+/* The schedule of pipe->rank. */
+static int make_run(const plan_options *asked, const pipeline *pipe, const cf_plan *plan, pipeline_run *run) {
+    pipeline_case what;
+    cf_error error;
+
+    memset(&what, 0, sizeof what);
+    what.kind = (cf_schedule_kind)asked->kind;
+    what.replay = (cf_replay)asked->replay;
+    what.n_virtual = asked->n_virtual;
+    what.placement = (cf_placement)asked->placement;
+    what.k = asked->k;
+    what.split_backward = asked->split_backward;
+    what.lower = asked->lower;
+    what.offload = asked->offload;
+    return pipeline_run_make(pipe, plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
+}
 
 /* ----------------------------------------------------------------------------------------------------------------
    The action list of one stage, printed by a dry run of the interpreter: what it counts is what a trainer will see
@@ -387,13 +410,41 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
+/* The schedules of all ranks, each as it is written alone. */
+static int write_schedules(const planned *made, cli_output *to) {
+    pipeline pipe = made->pipe;
+    int64_t n_ranks = made->packed.plan->n_ranks;
+    char text[120];
+    int n = snprintf(text, sizeof text, "{\n  \"format\": \"chunkflow-schedules\", \"version\": 1, \"n_ranks\": %lld,\n"
+                     "  \"schedules\": [\n", (long long)n_ranks);
+    int code = CLI_OK;
+
+    (void)cli_write(text, (size_t)n, to);
+    for (pipe.rank = 0; pipe.rank < n_ranks && code == CLI_OK; pipe.rank++) {
+        pipeline_run run = {0};
+        cf_error error;
+        if (pipe.rank > 0) (void)cli_write(",\n", 2, to);
+        code = make_run(made->asked, &pipe, made->packed.plan, &run);
+        if (code == CLI_OK)
+            code = cli_written(cf_write_schedule_json(run.schedule, run.timeline, cli_write, to, &error), &error);
+        pipeline_run_free(&run);
+    }
+    (void)cli_write("]}\n", 3, to);
+    return code;
+}
+
 static int write_file(const planned *made, int which, cli_output *to) {
     cf_result result = CF_OK;
     cf_error error;
 
     switch (which) {
-    case JSON: result = cf_write_schedule_json(made->run.schedule, made->run.timeline, cli_write, to, &error); break;
-    case PLAN_JSON: result = cf_write_plan_json(made->packed.plan, cli_write, to, &error); break;
+    case JSON:
+        if (made->asked->all_ranks) return write_schedules(made, to);
+        result = cf_write_schedule_json(made->run.schedule, made->run.timeline, cli_write, to, &error);
+        break;
+    case PLAN_JSON:
+        result = cf_write_plan_json(made->packed.plan, made->asked->metadata, cli_write, to, &error);
+        break;
     case CSV: result = write_csv(made, to, &error); break;
     case MICROBATCHES:
         result = schedule_csv_write_microbatches(made->packed.plan, made->run.schedule, cli_write, to, &error);
@@ -420,9 +471,13 @@ static int write_all(const planned *made) {
     return cli_outputs_finish(outputs, N_OUTPUTS, code);
 }
 
-static int check_paths(const plan_options *asked) {
+static int check_outputs(const plan_options *asked) {
     int i, j;
 
+    if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
+    if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json");
+    if (asked->all_ranks && asked->microbatch_order)
+        return cli_usage("plan", "--microbatch-order numbers the chunks of one rank, --all-ranks wants those of all");
     for (i = 0; i < N_OUTPUTS; i++)
         for (j = i + 1; j < N_OUTPUTS; j++)
             if (asked->paths[i] && asked->paths[j] && strcmp(asked->paths[i], asked->paths[j]) == 0)
@@ -436,32 +491,17 @@ static int check_paths(const plan_options *asked) {
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
-static int make(planned *made) {
-    const plan_options *asked = made->asked;
-    pipeline_case what;
+static int order_microbatches(planned *made) {
     cf_error error;
 
-    memset(&what, 0, sizeof what);
-    what.kind = (cf_schedule_kind)asked->kind;
-    what.replay = (cf_replay)asked->replay;
-    what.n_virtual = asked->n_virtual;
-    what.placement = (cf_placement)asked->placement;
-    what.k = asked->k;
-    what.split_backward = asked->split_backward;
-    what.lower = asked->lower;
-    what.offload = asked->offload;
-    if (pipeline_run_make(&made->pipe, made->packed.plan, &what, &made->run, &error) != CF_OK)
-        return cli_error(&error, NULL);
-    if (asked->microbatch_order &&
-        schedule_csv_renumber(made->packed.plan, made->run.schedule, NULL, &error) != CF_OK)
-        return cli_error(&error, NULL);
-    return CLI_OK;
+    if (schedule_csv_renumber(made->packed.plan, made->run.schedule, NULL, &error) == CF_OK) return CLI_OK;
+    return cli_error(&error, NULL);
 }
 
 static int run(const void *given, char **operands, int n_operands) {
     const plan_options *asked = (const plan_options *)given;
     planned made;
-    int code = check_paths(asked);
+    int code = check_outputs(asked);
 
     (void)n_operands;
     memset(&made, 0, sizeof made);
@@ -470,7 +510,8 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code != CLI_OK) return code;
     code = packing_make(&asked->packing, operands[0], &made.packed);
     if (code == CLI_OK) {
-        code = make(&made);
+        code = make_run(asked, &made.pipe, made.packed.plan, &made.run);
+        if (code == CLI_OK && asked->microbatch_order) code = order_microbatches(&made);
         if (code == CLI_OK) code = write_all(&made);
         pipeline_run_free(&made.run);
         packing_free(&made.packed);

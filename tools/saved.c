@@ -22,7 +22,8 @@ static void *new_array(int64_t n, size_t size) {
 }
 
 static const char *format_word(int64_t place) {
-    return place == SAVED_PLAN ? "chunkflow-plan" : place == SAVED_SCHEDULE ? "chunkflow-schedule" : "?";
+    static const char *const words[] = {"chunkflow-plan", "chunkflow-schedule", "chunkflow-schedules"};
+    return place <= SAVED_SCHEDULES ? words[place] : "?";
 }
 
 typedef struct header {
@@ -34,16 +35,20 @@ static const json_field header_fields[] = {
     {.name = "version", .type = JSON_INT, .offset = offsetof(header, version)},
     {.name = NULL}};
 
-int saved_format_of(const json_document *document, saved_format *out) {
+static int format_of(const json_document *document, uint32_t node, saved_format *out) {
     header head;
-    int code = json_read_object(document, 0, header_fields, &head, NULL);
+    int code = json_read_object(document, node, header_fields, &head, NULL);
 
     if (code != CLI_OK) return code;
     if (head.version != 1 && (head.version != 2 || head.format != SAVED_SCHEDULE))
-        return json_wrong(document, 0, "version: got %lld, wanted 1%s", (long long)head.version,
+        return json_wrong(document, node, "version: got %lld, wanted 1%s", (long long)head.version,
                           head.format == SAVED_SCHEDULE ? " or 2" : "");
     *out = (saved_format)head.format;
     return CLI_OK;
+}
+
+int saved_format_of(const json_document *document, saved_format *out) {
+    return format_of(document, 0, out);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -431,7 +436,36 @@ static int make_timeline(const json_document *document, const cf_schedule *sched
     return timeline->start && timeline->end && timeline->live ? CLI_OK : no_memory(document);
 }
 
-int saved_schedule_read(const json_document *document, saved_schedule *out) {
+typedef struct schedules_object {
+    int64_t n_ranks;
+    uint32_t schedules;
+} schedules_object;
+
+static const json_field schedules_fields[] = {
+    {.name = "n_ranks", .type = JSON_INT, .offset = offsetof(schedules_object, n_ranks)},
+    {.name = "schedules", .type = JSON_ARRAY_OF, .offset = offsetof(schedules_object, schedules)},
+    {.name = NULL}};
+
+int saved_schedules_find(const json_document *document, uint32_t *array) {
+    schedules_object object;
+    saved_format format;
+    uint32_t node;
+    int code = json_read_object(document, 0, schedules_fields, &object, NULL);
+
+    if (code != CLI_OK) return code;
+    if (object.n_ranks != json_count(document, object.schedules))
+        return contradicts(document, 0, "n_ranks", object.n_ranks, json_count(document, object.schedules));
+    for (node = object.schedules + 1; node < document->nodes[object.schedules].next;
+         node = document->nodes[node].next) {
+        code = format_of(document, node, &format);
+        if (code != CLI_OK) return code;
+        if (format != SAVED_SCHEDULE) return json_wrong(document, node, "schedules: wanted schedules");
+    }
+    *array = object.schedules;
+    return CLI_OK;
+}
+
+int saved_schedule_read(const json_document *document, uint32_t node, saved_schedule *out) {
     const uint64_t all_times = ((uint64_t)1 << N_TIMES) - 1;
     saved_schedule fresh;
     schedule_object object;
@@ -440,17 +474,17 @@ int saved_schedule_read(const json_document *document, saved_schedule *out) {
 
     memset(&fresh, 0, sizeof fresh);
     memset(&object, 0, sizeof object);
-    code = json_read_object(document, 0, schedule_fields, &object, &seen);
+    code = json_read_object(document, node, schedule_fields, &object, &seen);
     if (code != CLI_OK) return code;
     if ((seen & all_times) != 0 && (seen & all_times) != all_times)
-        return json_wrong(document, 0,
+        return json_wrong(document, node,
                           "of makespan, busy, replayed, bubble_useful, bubble_busy and peak_live some are missing");
     if (object.lowered < 0 || object.lowered > 1)
-        return json_wrong(document, 0, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
+        return json_wrong(document, node, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
     code = check_lists(document, &object);
     if (code != CLI_OK) return code;
     if (object.version > 1 && object.placement == CF_PLACEMENT_DEFAULT)
-        return json_wrong(document, 0, "placement is missing");
+        return json_wrong(document, node, "placement is missing");
     fresh.timeline = object.timeline;
     fresh.has_times = (seen & all_times) != 0;
     code = make_schedule(document, &object, &fresh.schedule);

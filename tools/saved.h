@@ -5,8 +5,8 @@
 
 #include "json_read.h"
 
-/* What a file says it is: by its "format". */
-typedef enum saved_format { SAVED_PLAN, SAVED_SCHEDULE } saved_format;
+/* What a file says it is: by its "format". SAVED_SCHEDULES: those of all ranks. */
+typedef enum saved_format { SAVED_PLAN, SAVED_SCHEDULE, SAVED_SCHEDULES } saved_format;
 
 /* All of these return an exit code: CLI_WRONG where the file is no such file, CLI_FAILED where it is one that
    contradicts itself (or there is no memory). The message names the line. */
@@ -30,7 +30,10 @@ typedef struct saved_schedule {
                              are no bounds */
 } saved_schedule;
 
-int saved_schedule_read(const json_document *document, saved_schedule *out);
+/* node: that of the schedule: 0, or one of the nodes in the array that saved_schedules_find finds in a file of all
+   ranks, where there is one for each rank, in order. */
+int saved_schedules_find(const json_document *document, uint32_t *array);
+int saved_schedule_read(const json_document *document, uint32_t node, saved_schedule *out);
 void saved_schedule_free(saved_schedule *saved);
 
 /* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other

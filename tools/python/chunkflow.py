@@ -1,0 +1,602 @@
+"""chunkflow from Python: pack a batch, order its passes, time them, feed an attention kernel.
+
+`make shared` builds build/libchunkflow.so and build/libchunkflow.h. This file needs both, cffi and NumPy, and nothing
+else; it looks for them in the folder that CHUNKFLOW_BUILD names, beside itself, and in ../../build.
+
+    import chunkflow
+
+    plan = chunkflow.pack([900, 14000, 350, 2600], chunk_size=4096)
+    schedule = plan.schedule(k=2)                         # one stage; n_stages=4 for a pipeline
+    for action in schedule.stage(0):
+        chunk = int(action["chunk"])
+        name = chunkflow.PASSES[action["pass"]]           # "F", "R", "B", ...
+        metadata = plan.metadata(chunk)                   # metadata.cu_seqlens_q, metadata.cu_seqlens_k, ...
+        positions = plan.position_ids(chunk)
+    print(schedule.simulate().makespan)
+
+What a member or an option means is said in chunkflow.h, at the struct that a class here is named after; every member is
+an attribute of the same name, and options are members of the description, as keywords. Enumerations are words
+("best-fit", "paper"), records are dictionaries, and arrays of the library are NumPy arrays on its own memory: nothing
+is copied, they cannot be written to, and each keeps the plan, schedule or timeline alive that it belongs to. Members,
+types and lengths of arrays come from the declarations, so this file has none of its own that could differ from them.
+All else that the library has is in `lib` and `ffi`, as cffi gives it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import cffi
+import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi", "lib", "pack"]
+
+
+def _find() -> Path:
+    here = Path(__file__).resolve().parent
+    asked = os.environ.get("CHUNKFLOW_BUILD")
+    folders = [Path(asked)] if asked else [here, here.parents[1] / "build"]
+    for folder in folders:
+        if (folder / "libchunkflow.so").exists() and (folder / "libchunkflow.h").exists():
+            return folder
+    raise ImportError(f"libchunkflow.so and libchunkflow.h are not in {' or '.join(map(str, folders))}: `make shared` "
+                      "makes them in build/, and CHUNKFLOW_BUILD may name another folder")
+
+
+def _array_lengths(declarations: str) -> dict[tuple[str, str], str]:
+    """How long the arrays are that members point to: a comment that starts with it follows each: `(n_slices + 1)`."""
+    lengths = {}
+    for body, struct in re.findall(r"typedef struct \w+ \{(.*?)\n\} (\w+);", declarations, re.DOTALL):
+        for names, length in re.findall(r"^ +[^*;(]*\*([\w, *]+); */\* \(([a-z_0-9 +]+)\)", body, re.MULTILINE):
+            lengths.update({(struct, re.findall(r"\w+", name)[-1]): length for name in names.split(",")})
+    return lengths
+
+
+_folder = _find()
+_declarations = (_folder / "libchunkflow.h").read_text(encoding="utf-8")
+_LENGTHS = _array_lengths(_declarations)
+ffi = cffi.FFI()
+ffi.cdef(_declarations)
+lib = ffi.dlopen(str(_folder / "libchunkflow.so"))
+
+
+def _text(c: Any) -> str:
+    return ffi.string(c).decode() if c else ""
+
+
+PASSES: tuple[str, ...] = tuple(_text(lib.cf_pass_name(i)) for i in range(lib.CF_PASS_COUNT))
+"""What the number in an action's "pass" stands for."""
+
+
+class Error(Exception):
+    """A call failed. The members are those of cf_error: `code` by name ("CF_ERROR_ARGUMENT"), `field` the argument or
+    member at fault, `item` the index of the sequence, chunk, action ... (-1: none), `wanted`, `got`, `text`."""
+
+    def __init__(self, text: str, code: str, field: str, item: int, wanted: int, got: int):
+        super().__init__(text, code, field, item, wanted, got)
+        self.text, self.code, self.field, self.item, self.wanted, self.got = text, code, field, item, wanted, got
+
+    def __str__(self) -> str:
+        return self.text
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Calling the library
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Given:
+    """What a description points to, which must live as long as the call, and what Python callbacks raised in it."""
+
+    def __init__(self) -> None:
+        self.alive: list[Any] = []
+        self.raised: list[BaseException] = []
+
+
+def _error(record: Any) -> Error:
+    return Error(_text(record.text), _text(lib.cf_result_name(record.code)), _text(record.field), record.item,
+                 record.wanted, record.got)
+
+
+def _call(function: Any, *arguments: Any, given: _Given | None = None) -> None:
+    record = ffi.new("cf_error *")
+    if function(*arguments, record) == lib.CF_OK:
+        return
+    if given is not None and given.raised:
+        raise given.raised[0] from _error(record)
+    raise _error(record)
+
+
+def _refuse(field: str, wanted: int, got: int, why: str) -> None:
+    """Raises what the library itself would say of a bad argument, where it cannot see that."""
+    name = ffi.new("char[]", field.encode())
+    record = ffi.new("cf_error *")
+    lib.cf_fail(record, lib.CF_ERROR_ARGUMENT, name, -1, wanted, got, why.encode())
+    raise _error(record)
+
+
+def _make(kind: str, function: Any, *arguments: Any, given: _Given | None = None) -> Any:
+    """A new object of the library, which goes when the last reference to it does."""
+    out = ffi.new(f"cf_{kind} **")
+    _call(function, *arguments, out, given=given)
+    return ffi.gc(out[0], getattr(lib, f"cf_{kind}_free"))
+
+
+def _integers(values: Any, what: str) -> np.ndarray:
+    """One row of whole numbers as the library reads them."""
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"{what}: wanted one row of whole numbers, got shape {array.shape} of {array.dtype}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise OverflowError(f"{what}: {int(array.max())} does not fit in 64 bits with a sign")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options: keywords and dictionaries into the members of a description
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def _fields(struct: str) -> dict[str, Any]:
+    return {name: field.type for name, field in ffi.typeof(struct).fields}
+
+
+@functools.lru_cache(maxsize=None)
+def _words(enum: str) -> tuple[str, ...]:
+    """The words of an enumeration by number; its default is no word."""
+    name_of = getattr(lib, f"{enum}_name")
+    return tuple(_text(name_of(number)) for number in range(len(ffi.typeof(enum).elements) - 1))
+
+
+def _number_of(enum: str, word: str, member: str) -> int:
+    words = _words(enum)
+    if word not in words or word == "?":
+        raise ValueError(f"{member}: got '{word}', wanted one of {', '.join(words[1:])}")
+    return words.index(word)
+
+
+def _count(length: str, number: Callable[[str], int]) -> int:
+    """The value of "n_slices + 1" or "n_stages x n_virtual", where `number` knows what a name stands for."""
+    def term(text: str) -> int:
+        return int(text) if text.isdigit() else number(text)
+    return math.prod(sum(term(part) for part in factor.split(" + ")) for factor in length.split(" x "))
+
+
+def _callback(ctype: Any, function: Callable[..., Any], given: _Given) -> Any:
+    """Calls a Python function without the last argument, `user`, which a Python function has no use for."""
+    if not callable(function):
+        raise TypeError(f"wanted a function, got {function!r}")
+    return ffi.callback(ctype, lambda *arguments: function(*arguments[:-1]),
+                        error=math.nan if ctype.result.cname == "double" else -1,
+                        onerror=lambda kind, raised, trace: given.raised.append(raised))
+
+
+def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callable[[str], int]) -> Any:
+    """What a member of a description that is a pointer shall point to."""
+    ctype = _fields(struct)[member]
+    length = _LENGTHS.get((struct, member))
+    if ctype.kind == "function":
+        made = _callback(ctype, value, given)
+    elif member in ("allocator", "report") or (ctype.item.kind != "struct" and length is None):
+        raise TypeError(f"{struct}.{member} cannot be given from Python")
+    elif length is None:
+        made = ffi.new(ctype)
+        _fill(made, value, given, number)
+    else:
+        if ctype.item.kind != "struct":
+            value = _integers(value, member)
+        wanted = _count(length, number)
+        if len(value) != wanted:
+            _refuse(member, wanted, len(value), f"has not ({length}) items")
+        made = ffi.new(f"{ctype.item.cname.replace('const ', '')}[]", len(value))
+        for i, item in enumerate(value):
+            if isinstance(item, Mapping):
+                _fill(made + i, item, given, number)
+            else:
+                made[i] = item
+    given.alive.append(made)
+    return made
+
+
+_POINTERS = ("pointer", "function")
+
+
+def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[str], int]) -> None:
+    struct = ffi.typeof(c).item.cname
+    fields = _fields(struct)
+    for name in options:
+        if name not in fields:
+            raise TypeError(f"{struct} has no member '{name}'; it has {', '.join(fields)}")
+    # Numbers first: they say how long arrays are.
+    for name, value in sorted(options.items(), key=lambda item: fields[item[0]].kind in _POINTERS):
+        ctype = fields[name]
+        if value is None:
+            continue
+        if ctype.kind in _POINTERS:
+            setattr(c, name, _pointed(struct, name, value, given, number))
+        elif ctype.kind == "struct" and isinstance(value, Mapping):
+            _fill(ffi.addressof(c[0], name), value, given, number)
+        else:
+            named = ctype.kind == "enum" and isinstance(value, str)
+            setattr(c, name, _number_of(ctype.cname, value, name) if named else value)
+
+
+def _describe(struct: str, options: Mapping[str, Any],
+              number: Callable[[str], int] | None = None) -> tuple[Any, _Given]:
+    """A description with these options, and what must live as long as it. `number` knows the sizes that the description
+    itself does not have."""
+    c, given = ffi.new(f"{struct} *"), _Given()
+    if number is None:
+        defaults = getattr(lib, struct.replace("_desc", "_defaults"))
+        _fill(c, options, given, lambda name: int(getattr(defaults(c), name)))
+    else:
+        _fill(c, options, given, number)
+    return c, given
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results: members as attributes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """A piece of the library's memory, for NumPy, and what it must not outlive."""
+
+    def __init__(self, address: int, n_bytes: int, writable: bool, keep: Any):
+        self.keep = keep
+        self.__array_interface__ = {"data": (address, not writable), "shape": (n_bytes,), "typestr": "|u1",
+                                    "version": 3}
+
+
+@functools.lru_cache(maxsize=None)
+def _dtype(ctype: Any) -> np.dtype:
+    if ctype.kind == "struct":
+        fields = ctype.fields
+        return np.dtype({"names": [name for name, _ in fields], "formats": [_dtype(field.type) for _, field in fields],
+                         "offsets": [field.offset for _, field in fields], "itemsize": ffi.sizeof(ctype)})
+    letter = "f" if ctype.cname in ("double", "float") else "u" if ctype.cname.startswith("u") else "i"
+    return np.dtype(f"{letter}{ffi.sizeof(ctype)}")
+
+
+class _Object:
+    """A struct of the library. `c` is the pointer to it, for calls through `lib`; `keep` is what it points into."""
+
+    _struct: str
+    _writable = False
+
+    def __init__(self, c: Any, keep: Any = None):
+        self.c = c
+        self._keep = keep
+
+    def __getattr__(self, name: str) -> Any:
+        fields = _fields(self._struct)
+        if name not in fields:
+            raise AttributeError(f"{self._struct} has no member '{name}'")
+        value, ctype = getattr(self.c, name), fields[name]
+        if ctype.kind == "primitive":
+            return value
+        if ctype.kind == "enum":
+            return _words(ctype.cname)[int(ffi.cast("int", value))]
+        if ctype.kind != "pointer" or (self._struct, name) not in _LENGTHS:
+            raise AttributeError(f"{self._struct}.{name} has no form in Python: see .c.{name}")
+        self.__dict__[name] = array = self._array(name, value, ctype.item)
+        return array
+
+    def _array(self, name: str, pointer: Any, item: Any) -> np.ndarray | None:
+        if not pointer:
+            return None
+        n_bytes = _count(_LENGTHS[self._struct, name], lambda member: int(getattr(self.c, member))) * ffi.sizeof(item)
+        memory = _Memory(int(ffi.cast("uintptr_t", pointer)), n_bytes, self._writable, (self.c, self._keep))
+        return np.asarray(memory).view(_dtype(item))
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_fields(self._struct)]
+
+    def __repr__(self) -> str:
+        numbers = (name for name, ctype in _fields(self._struct).items() if ctype.kind in ("primitive", "enum"))
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in numbers)})"
+
+
+def _json(function: Any, *arguments: Any) -> str:
+    pieces: list[bytes] = []
+
+    def write(text: Any, n_bytes: int, user: Any) -> int:
+        pieces.append(ffi.buffer(text, n_bytes)[:])
+        return 0
+    _call(function, *arguments, ffi.callback("cf_write_fn", write, error=1), ffi.NULL)
+    return b"".join(pieces).decode()
+
+
+class Metadata(_Object):
+    """cf_metadata of one chunk, in memory of its own, which may be written to (torch.from_numpy takes it as it is)."""
+
+    _struct = "cf_metadata"
+    _writable = True
+    chunk: int
+    n_slices: int
+    tokens: int
+    padded: int
+    prefix: int
+    pairs: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+    cu_seqlens_q: np.ndarray
+    cu_seqlens_k: np.ndarray
+    cu_seqlens_q_padded: np.ndarray
+    cu_seqlens_k_padded: np.ndarray
+
+
+class Timeline(_Object):
+    """cf_timeline: when each action of a schedule runs, and what is held meanwhile."""
+
+    _struct = "cf_timeline"
+    n_actions: int
+    n_stages: int
+    makespan: float
+    busy: float
+    replayed: float
+    bubble_useful: float
+    bubble_busy: float
+    bound: float
+    start: np.ndarray
+    end: np.ndarray
+    live: np.ndarray
+    peak_live: np.ndarray
+    peak_tokens: np.ndarray
+    peak_state_tokens: np.ndarray
+    peak_bytes: np.ndarray
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The lower bounds by name."""
+        return {_text(self.c.bounds[i].name): self.c.bounds[i].value for i in range(self.c.n_bounds)}
+
+
+class Schedule(_Object):
+    """cf_schedule: the order in which each stage runs its passes. `plan` is what it was made of."""
+
+    _struct = "cf_schedule"
+    kind: str
+    replay: str
+    n_stages: int
+    n_virtual: int
+    placement: str
+    k: int
+    rank: int
+    n_chunks: int
+    n_actions: int
+    lowered: int
+    first: np.ndarray
+    actions: np.ndarray
+    limits: np.ndarray | None
+
+    def __init__(self, c: Any, plan: Plan, report: dict[str, Any] | None = None):
+        super().__init__(c)
+        self.plan = plan
+        self.report = report
+        """What the search tried (cf_search_report), where the kind is "best" or "paper"; or None."""
+
+    def stage(self, stage: int) -> np.ndarray:
+        """The actions of one stage, in order: records with "pass" (see PASSES), "chunk", "stage" and "keep"."""
+        if not 0 <= stage < self.n_stages:
+            raise IndexError(f"stage: got {stage}, wanted 0 .. {self.n_stages - 1}")
+        return self.actions[self.first[stage]:self.first[stage + 1]]
+
+    def _size(self, name: str) -> int:
+        return int(getattr(self.c, name))
+
+    def simulate(self, **options: Unpack[SimulateOptions]) -> Timeline:
+        """cf_simulate; the options are the members of cf_simulate_desc."""
+        desc, given = _describe("cf_simulate_desc", options, self._size)
+        return Timeline(_make("timeline", lib.cf_simulate, self.plan.c, self.c, desc, given=given))
+
+    def lower(self, **options: Unpack[LowerOptions]) -> Schedule:
+        """cf_schedule_lower: the same with its transfers; the options are the members of cf_lower_desc."""
+        desc, given = _describe("cf_lower_desc", options, self._size)
+        return Schedule(_make("schedule", lib.cf_schedule_lower, self.plan.c, self.c, desc, given=given), self.plan,
+                        self.report)
+
+    def validate(self, **options: Unpack[ValidateOptions]) -> None:
+        """cf_schedule_validate: raises Error unless it is sound; the options are the members of cf_validate_desc."""
+        desc, given = _describe("cf_validate_desc", options, self._size)
+        _call(lib.cf_schedule_validate, self.plan.c, self.c, desc, ffi.NULL, given=given)
+
+    def json(self, timeline: Timeline | None = None) -> str:
+        """cf_write_schedule_json, with the times of a timeline if one is given."""
+        return _json(lib.cf_write_schedule_json, self.c, timeline.c if timeline is not None else ffi.NULL)
+
+
+class Plan(_Object):
+    """cf_plan: a packed batch. `chunks`, `slices` and `groups` are arrays of records: plan.chunks["tokens"]."""
+
+    _struct = "cf_plan"
+    chunk_size: int
+    align: int
+    max_slices: int
+    method: str
+    split: str
+    n_sequences: int
+    n_empty: int
+    n_tokens: int
+    n_ranks: int
+    n_steps: int
+    n_chunks: int
+    n_idle: int
+    n_groups: int
+    n_slices: int
+    lower_bound: int
+    chunks: np.ndarray
+    slices: np.ndarray
+    groups: np.ndarray
+
+    def slices_of(self, chunk: int) -> np.ndarray:
+        """The slices of one chunk."""
+        first = self.chunks["first_slice"][chunk]
+        return self.slices[first:first + self.chunks["n_slices"][chunk]]
+
+    def metadata(self, chunk: int) -> Metadata:
+        """cf_metadata_fill: what an attention kernel is told about a chunk."""
+        n_bytes = ffi.new("size_t *")
+        _call(lib.cf_metadata_size, self.c, chunk, n_bytes)
+        memory, out = np.zeros(-(-n_bytes[0] // 4), np.int32), ffi.new("cf_metadata *")
+        _call(lib.cf_metadata_fill, self.c, chunk, ffi.from_buffer(memory), memory.nbytes, out)
+        return Metadata(out, memory)
+
+    def _ids(self, function: Any, chunk: int) -> np.ndarray:
+        ids = np.empty(self.chunks["padded"][chunk] if 0 <= chunk < self.n_chunks else 0, np.int32)
+        _call(function, self.c, chunk, ffi.from_buffer("int32_t[]", ids), ids.size)
+        return ids
+
+    def position_ids(self, chunk: int) -> np.ndarray:
+        """cf_position_ids: each row's position in its own sequence; 0 in padding."""
+        return self._ids(lib.cf_position_ids, chunk)
+
+    def sequence_ids(self, chunk: int) -> np.ndarray:
+        """cf_sequence_ids: each row's sequence; -1 in padding."""
+        return self._ids(lib.cf_sequence_ids, chunk)
+
+    def stats(self) -> dict[str, float]:
+        """cf_plan_measure, with the default weights."""
+        stats = ffi.new("cf_plan_stats *")
+        lib.cf_plan_measure(self.c, ffi.NULL, stats)
+        return {name: getattr(stats, name) for name in _fields("cf_plan_stats")}
+
+    def schedule(self, **options: Unpack[ScheduleOptions]) -> Schedule:
+        """cf_schedule_make; the options are the members of cf_schedule_desc."""
+        desc, given = _describe("cf_schedule_desc", options)
+        searches = lib.cf_schedule_defaults(desc).kind in (lib.CF_SCHEDULE_BEST, lib.CF_SCHEDULE_PAPER)
+        report = Report(ffi.new("cf_search_report *"))
+        if searches:
+            desc.report = report.c
+        made = _make("schedule", lib.cf_schedule_make, self.c, desc, given=given)
+        said = {name: getattr(report, name) for name in _fields(report._struct)}
+        return Schedule(made, self, said if searches else None)
+
+    def validate(self, lengths: Any) -> None:
+        """cf_plan_validate: raises Error unless this is a sound plan of these lengths."""
+        numbers = _integers(lengths, "lengths")
+        _call(lib.cf_plan_validate, self.c, ffi.from_buffer("int64_t[]", numbers), numbers.size, ffi.NULL)
+
+    def json(self, metadata: bool = False) -> str:
+        """cf_write_plan_json, with metadata: also cu_seqlens, positions and targets of every chunk."""
+        return _json(lib.cf_write_plan_json, self.c, bool(metadata))
+
+
+class Report(_Object):
+    """cf_search_report."""
+
+    _struct = "cf_search_report"
+
+
+def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, **options: Unpack[PackOptions]) -> Plan:
+    """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
+    members of cf_pack_desc; slice_cost is a function of (begin, length)."""
+    numbers = _integers(lengths, "lengths")
+    desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
+    return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc, given=given))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The options by name, for editors and type checkers; tests hold them to the declarations
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class PassCost(TypedDict, total=False):
+    """cf_pass_cost"""
+    constant: float
+    per_token: float
+    per_pair: float
+
+
+class StageCost(TypedDict, total=False):
+    """cf_stage_cost"""
+    forward: PassCost
+    replay: PassCost
+    backward: PassCost
+    input: PassCost
+    weight: PassCost
+
+
+class Timing(TypedDict, total=False):
+    """cf_timing"""
+    all: StageCost
+    stages: Sequence[StageCost]
+    latency: float
+    seconds_per_token: float
+    offload_seconds_per_token: float
+    no_overlap: int
+
+
+class Bytes(TypedDict, total=False):
+    """cf_bytes"""
+    per_token_activations: int
+    per_token_state: int
+    per_token_state_gradient: int
+    per_token_boundary: int
+
+
+class PackOptions(TypedDict, total=False):
+    """cf_pack_desc, less chunk_size"""
+    method: str
+    split: str
+    no_tails: int
+    align: int
+    max_slices: int
+    n_ranks: int
+    cost: PassCost
+    slice_cost: Callable[[int, int], float]
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """cf_schedule_desc"""
+    n_stages: int
+    kind: str
+    replay: str
+    n_virtual: int
+    placement: str
+    k: int
+    rank: int
+    timing: Timing
+    limit: int
+    limits: Sequence[int]
+    bytes: Bytes
+    limit_bytes: int
+    limits_bytes: Sequence[int]
+    split_backward: int
+    budget: int
+
+
+class SimulateOptions(TypedDict, total=False):
+    """cf_simulate_desc"""
+    timing: Timing
+    bytes: Bytes
+    limit: int
+    limits: Sequence[int]
+    no_bounds: int
+
+
+class ValidateOptions(TypedDict, total=False):
+    """cf_validate_desc"""
+    limit: int
+    limits: Sequence[int]
+    bytes: Bytes
+    limit_bytes: int
+    limits_bytes: Sequence[int]
+
+
+class LowerOptions(TypedDict, total=False):
+    """cf_lower_desc"""
+    timing: Timing
+    offload: int
