@@ -122,7 +122,7 @@ TEST_CFLAGS  := -g1 -O1 $(SANITIZE)
 TEST_LIBRARY := $(TEST_BUILD)/implementation.o
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
 # What the tools have of the library's kind: tested as the library is.
-KIN_SOURCES  := $(addprefix tools/,graph_dot.c schedule_csv.c schedule_new.c text_out.c)
+KIN_SOURCES  := $(addprefix tools/,graph_dot.c idle.c schedule_csv.c schedule_new.c text_out.c)
 KIN_OBJECTS  := $(KIN_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(KIN_OBJECTS)
 TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h)
