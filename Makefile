@@ -68,8 +68,11 @@ $(LIBRARY): tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 
 # ---- the command ----
 
-TOOL_SOURCES := $(wildcard tools/*.c)
+TOOL_SOURCES := $(wildcard tools/*.c) $(BUILD)/report_page.c
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
+
+$(BUILD)/report_page.c: $(addprefix tools/report/,embed.awk report.html.in report.css report.js) | $(BUILD)
+	awk -v at=tools/report -f tools/report/embed.awk tools/report/report.html.in >$@
 
 $(BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(LIBRARY) -o $@ $(LDLIBS)
