@@ -8,50 +8,51 @@
    What was gained
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* "0.72 s and 15.95 GiB", or "56 token times and 8 kept tokens". */
-static void say_cost(const report *r, const report_schedule *s, char *text, size_t size) {
-    int64_t stage, most = 0;
-
-    for (stage = 0; !s->memory && s->timeline->peak_tokens && stage < s->timeline->n_stages; stage++)
-        if (s->timeline->peak_tokens[stage] > most) most = s->timeline->peak_tokens[stage];
-    if (s->memory)
-        snprintf(text, size, "%s %s and %.2f GiB on its fullest GPU", pipeline_time(s->timeline->makespan),
-                 pipeline_unit(r->pipe->unit_cost), modelling_gib(s->memory[s->fullest].total));
-    else
-        snprintf(text, size, "%s %s and %s kept tokens on its fullest stage", pipeline_time(s->timeline->makespan),
-                 pipeline_unit(r->pipe->unit_cost), pipeline_share(most, s->schedule->n_virtual));
+/* "0.72 s", and "15.95 GiB on the fullest GPU" or "8 kept tokens on the fullest stage". */
+static void say_time(const report *r, const report_schedule *s, char *text, size_t size) {
+    snprintf(text, size, "%s %s", pipeline_time(s->timeline->makespan), pipeline_unit(r->pipe->unit_cost));
 }
 
-static void say_baseline(const report *r, const report_schedule *base, char *text, size_t size) {
-    char cost[160];
+static void say_held(const report_schedule *s, char *text, size_t size) {
+    int64_t stage, most = 0;
 
-    say_cost(r, base, cost, sizeof cost);
-    snprintf(text, size, "%s%s%s takes %s", base->name, base->memory ? " with recomputation: " : "",
-             base->memory ? cf_recompute_name(base->recompute) : "", cost);
+    for (stage = 0; s->timeline->peak_tokens && stage < s->timeline->n_stages; stage++)
+        if (s->timeline->peak_tokens[stage] > most) most = s->timeline->peak_tokens[stage];
+    if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(s->memory[s->fullest].total));
+    else snprintf(text, size, "%s kept tokens on the fullest stage", pipeline_share(most, s->schedule->n_virtual));
+}
+
+static void say_alone(const report *r, const report_schedule *ours, char *text, size_t size) {
+    char time[64], held[64];
+
+    say_time(r, ours, time, sizeof time);
+    say_held(ours, held, sizeof held);
+    snprintf(text, size, "In chunks this batch takes %s (%s) with %s; without them it cannot be run: %s.", time,
+             ours->name, held, r->no_baseline);
+}
+
+static void say_both(const report *r, const report_schedule *ours, const report_schedule *base, char *text,
+                     size_t size) {
+    double ratio = ours->timeline->makespan > 0 ? base->timeline->makespan / ours->timeline->makespan : 1;
+    char time[64], held[64], time_base[64], held_base[64], recompute[48] = "";
+
+    say_time(r, ours, time, sizeof time);
+    say_held(ours, held, sizeof held);
+    say_time(r, base, time_base, sizeof time_base);
+    say_held(base, held_base, sizeof held_base);
+    if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
+        snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
+    snprintf(text, size, "%s %.2f times as fast (%s, %s, %s) as %s (%s%s, %s).",
+             ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs only", ratio,
+             time, ours->name, held, base->name, time_base, recompute, held_base);
 }
 
 void report_sentence(const report *r, char *text, size_t size) {
-    char ours[160], base[256];
-    double ratio;
+    const report_schedule *ours = r->best >= 0 ? &r->schedules[r->best] : NULL;
 
-    if (r->best < 0) {
-        snprintf(text, size, "No schedule of these chunks fits on the GPU.");
-        return;
-    }
-    say_cost(r, &r->schedules[r->best], ours, sizeof ours);
-    if (r->baseline < 0) {
-        snprintf(text, size, "In chunks this batch takes %s; without them it cannot be run: %s.", ours, r->no_baseline);
-        return;
-    }
-    say_baseline(r, &r->schedules[r->baseline], base, sizeof base);
-    ratio = r->schedules[r->best].timeline->makespan > 0
-                ? r->schedules[r->baseline].timeline->makespan / r->schedules[r->best].timeline->makespan : 1;
-    if (ratio >= 1)
-        snprintf(text, size, "In chunks this batch runs %.2f times as fast: %s (%s), where %s.", ratio, ours,
-                 r->schedules[r->best].name, base);
-    else
-        snprintf(text, size, "Chunks do not pay for this batch: they take %s (%s), %.2f times as long; %s.", ours,
-                 r->schedules[r->best].name, 1 / ratio, base);
+    if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
+    else if (r->baseline < 0) say_alone(r, ours, text, size);
+    else say_both(r, ours, &r->schedules[r->baseline], text, size);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ static int say_cause(const report_schedule *s, int rank, char *text, size_t size
     add_causes(s, sum);
     cause = cause_ranked(sum, rank);
     if (cause < 0 || !(sum[cause] >= 0.001 * whole)) return 0;
-    snprintf(text, size, "%.1f %% of all stage time is idle for the cause %s: %s.", 100 * sum[cause] / whole,
+    snprintf(text, size, "%.1f %% of all stage time is idle, cause %s: %s.", 100 * sum[cause] / whole,
              idle_cause_name((idle_cause)cause), remedies[cause]);
     return 1;
 }
@@ -124,9 +125,10 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
 #undef LARGEST_TERM
     if (r->pipe->estimates)
         snprintf(text, size,
-                 "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, %.2f GiB.",
+                 "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, %.2f GiB.%s",
                  (long long)s->fullest, modelling_gib(m->total), modelling_gib(r->pipe->gpu.memory), name,
-                 modelling_gib(most));
+                 modelling_gib(most),
+                 m->total < r->pipe->gpu.memory / 4 * 3 ? " There is room for a larger --k or --limit." : "");
     else
         snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB; its largest term is %s, %.2f GiB.",
                  (long long)s->fullest, modelling_gib(m->total), name, modelling_gib(most));

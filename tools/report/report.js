@@ -201,7 +201,8 @@ const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation San
 
 // Makes it sharp and empty; returns its context, which is in CSS pixels.
 function prepare(canvas, height) {
-  const ratio = window.devicePixelRatio || 1, width = Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
+  const paper = document.documentElement.classList.contains("paper");
+  const ratio = Math.max(window.devicePixelRatio || 1, paper ? 2 : 1), width = Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
@@ -294,7 +295,6 @@ function columnMerger(g, y, height, colours) {
     for (let i = 0; i < cover.length; i++) {
       sum += cover[i];
       if (cover[i] > 0 && (most < 0 || cover[i] > cover[most])) most = i;
-      
     }
     cover.fill(0);
     if (sum < 0.5) most = -1;
@@ -537,11 +537,12 @@ const MEMORY_HEIGHT = 220, MEMORY_TOP = 14;
 
 function limitOf(s) {
   const from = s.from;
-  if (data.held === "bytes" && from.memory && data.gpu_memory) return {all: data.gpu_memory, name: data.gpu + ", " + gib(data.gpu_memory)};
-  if (data.held === "bytes") return data.limit_bytes ? {all: data.limit_bytes, name: "limit, " + held(data.limit_bytes)} : null;
+  if (data.held === "bytes" && from.memory && data.gpu_memory) return {all: data.gpu_memory, name: data.gpu + " has " + gib(data.gpu_memory)};
+  if (data.held === "bytes") return data.limit_bytes ? {all: data.limit_bytes, name: held(data.limit_bytes)} : null;
   if (!from.limits) return null;
   const most = Math.max(...from.limits) * data.chunk_size / from.virtual_stages;
-  return {all: most, name: "limit of the first stage, as full chunks: " + held(most)};
+  return {all: most, name: number(Math.max(...from.limits) / from.virtual_stages)
+    + " chunks on the stage that has most, if all are full: " + held(most)};
 }
 
 function stageColour(stage, n) {
@@ -1073,8 +1074,10 @@ function fillTerms() {
   const s = data.schedules[state.schedule], box = byId("terms");
   box.textContent = "";
   if (!s) return;
+  const limit = isDrawn(state.schedule) ? limitOf(scheduleAt(state.schedule)) : null;
   byId("memory-caption").textContent = s.name + ": what each stage holds while a pass runs, in " + (s.memory ?
-    "GiB of one GPU" : data.held === "bytes" ? "bytes of --token-bytes" : "tokens whose activations are kept (with --model it is GiB)") + ".";
+    "GiB of one GPU" : data.held === "bytes" ? "bytes of --token-bytes" : "tokens whose activations are kept (with --model it is GiB)") + "."
+    + (limit ? " The limit: " + limit.name + "." : "");
   if (!s.memory) return;
   const keys = Object.keys(data.terms).filter(key => s.memory.some(m => m[key] > 0));
   const table = element("table", {id: "terms-table"}, head(["at its peak", ...s.memory.map((_, i) => "stage " + i)]));
@@ -1099,13 +1102,12 @@ function fillIdle() {
     if (i < 64) box.append(element("span", {}, "stage " + i), bar);
   });
   table.append(head(["cause", unit === "s" ? "seconds, all stages" : unit + ", all stages", "of all stage time"]));
-  table.rows[0].append(element("th", {class: "words", scope: "col"}, "what it means"));
   data.causes.forEach((name, c) => {
     if (!(sums[c] > 0)) return;
-    table.append(row([element("td", {}, swatch(`var(--cause${c})`), name), exact(sums[c], count(sums[c])), exact(sums[c] / whole, percent(sums[c] / whole)),
-      element("td", {class: "words"}, CAUSES[name])]));
+    table.append(row([element("td", {class: "words"}, swatch(`var(--cause${c})`), name, element("small", {}, CAUSES[name])),
+      exact(sums[c], count(sums[c])), exact(sums[c] / whole, percent(sums[c] / whole))]));
   });
-  table.append(row(["in all", exact(idle, count(idle)), exact(idle / whole, percent(idle / whole)), ""], {class: "chosen"}));
+  table.append(row(["in all", exact(idle, count(idle)), exact(idle / whole, percent(idle / whole))], {class: "chosen"}));
 }
 
 function fillRanks() {
