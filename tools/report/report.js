@@ -22,13 +22,14 @@ function element(tag, options, ...children) {
 }
 
 const isWhole = x => Math.abs(x) < 9e15 && x === Math.trunc(x);
-const count = x => isWhole(x) ? x.toLocaleString("en-US") : number(x);
+const inWhole = new Intl.NumberFormat("en-US"), inSix = new Intl.NumberFormat("en-US", {maximumSignificantDigits: 6});
+const count = x => isWhole(x) ? inWhole.format(x) : number(x);
 
 function number(x) {
   if (!Number.isFinite(x)) return String(x);
   const size = Math.abs(x);
   if (size !== 0 && (size < 1e-4 || size >= 1e15)) return x.toPrecision(6);
-  return x.toLocaleString("en-US", {maximumSignificantDigits: 6});
+  return inSix.format(x);
 }
 
 const unit = data.unit === "s" ? "s" : "token times";
@@ -193,6 +194,19 @@ function readColours() {
     cause: data.causes.map((_, i) => get("cause" + i)), hatch: null};
 }
 
+// A colour as a pixel of an ImageData.
+const pixels = new Map();
+const probe = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+
+function pixelOf(text) {
+  if (!pixels.has(text)) {
+    probe.fillStyle = text;
+    probe.fillRect(0, 0, 1, 1);
+    pixels.set(text, new Uint32Array(probe.getImageData(0, 0, 1, 1).data.buffer)[0]);
+  }
+  return pixels.get(text);
+}
+
 const groupColour = group => colour.group[group % colour.group.length];
 
 // ---- canvases ----
@@ -278,46 +292,54 @@ function firstAbove(sorted, x) {
   return low;
 }
 
-// Boxes along a lane from left to right. Those below a pixel are merged: a column has the colour that fills most of it.
-function columnMerger(g, y, height, colours) {
-  const cover = new Float64Array(colours.length);
-  let column = -1, runStart = 0, runEnd = 0, runColour = -1;
-  const endRun = () => {
-    if (runColour >= 0) {
-      g.fillStyle = colours[runColour];
-      g.fillRect(runStart, y, runEnd - runStart, height);
-    }
-    runColour = -1;
+// A canvas to set pixels of, which is then drawn onto another: one picture in place of thousands of boxes.
+function makeScratch() {
+  const canvas = document.createElement("canvas"), scratch = {canvas, image: null, cells: null};
+  scratch.clear = (width, height) => {
+    if (!scratch.image || canvas.width !== width || canvas.height !== height) {
+      [canvas.width, canvas.height] = [width, height];
+      scratch.image = new ImageData(width, height);
+      scratch.cells = new Uint32Array(scratch.image.data.buffer);
+    } else scratch.cells.fill(0);
   };
+  scratch.put = () => { canvas.getContext("2d").putImageData(scratch.image, 0, 0); return canvas; };
+  return scratch;
+}
+
+const strip = makeScratch(), plot = makeScratch();
+
+// Boxes along a lane from left to right that are below a pixel: a column has the colour that fills most of it.
+function columnMerger(colours) {
+  const cover = new Float64Array(colours.length), paint = colours.map(pixelOf);
+  let column = -1;
+  strip.clear(Math.ceil(chart.width) + 1, 1);
   const endColumn = () => {
-    if (column < 0) return;
-    let most = -1, sum = 0;
+    let most = 0, sum = 0;
     for (let i = 0; i < cover.length; i++) {
       sum += cover[i];
-      if (cover[i] > 0 && (most < 0 || cover[i] > cover[most])) most = i;
+      if (cover[i] > cover[most]) most = i;
     }
     cover.fill(0);
-    if (sum < 0.5) most = -1;
-    if (most !== runColour || column !== runEnd) {
-      endRun();
-      if (most >= 0) [runStart, runColour] = [column, most];
-    }
-    runEnd = column + 1;
-    column = -1;
+    if (sum >= 0.5) strip.cells[column] = paint[most];
   };
   return {
     add(x0, x1, which) {
       while (x0 < x1) {
         const at = Math.floor(x0), end = Math.min(x1, at + 1);
         if (at !== column) {
-          endColumn();
+          if (column >= 0) endColumn();
           column = at;
         }
         cover[which] += end - x0;
         x0 = end;
       }
     },
-    end() { endColumn(); endRun(); }
+    draw(g, y, h) {
+      if (column < 0) return;
+      endColumn();
+      g.imageSmoothingEnabled = false;
+      g.drawImage(strip.put(), 0, 0, strip.canvas.width, 1, 0, y, strip.canvas.width, h);
+    }
   };
 }
 
@@ -370,10 +392,10 @@ function drawPass(g, s, st, i, x0, x1, y, h) {
 }
 
 function drawPieces(g, st, y, h, x, from, to) {
-  const merger = columnMerger(g, y, h, colour.cause);
+  const merger = columnMerger(colour.cause);
   for (let p = firstAbove(st.pieceEnd, from); p < st.pieceEnd.length && st.pieceStart[p] < to; p++)
     merger.add(Math.max(GUTTER, x(st.pieceStart[p])), Math.min(chart.width, x(st.pieceEnd[p])), st.pieceCause[p]);
-  merger.end();
+  merger.draw(g, y, h);
 }
 
 function drawLane(g, lane) {
@@ -382,20 +404,13 @@ function drawLane(g, lane) {
   g.fillStyle = colour.lane;
   g.fillRect(GUTTER, y, chart.width - GUTTER, h);
   if (state.bubbles === "cause") drawPieces(g, st, y, h, x, from, to);
-  const merger = columnMerger(g, y, h, paletteOf());
-  let narrow = false;
+  const merger = columnMerger(paletteOf());
   for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
     const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.min(chart.width, x(st.end[i]));
-    if (x1 - x0 >= 1) {
-      if (narrow) merger.end();
-      narrow = false;
-      drawPass(g, s, st, i, x0, x1, y, h);
-    } else {
-      narrow = true;
-      merger.add(x0, x1, colourOf(s, st, i));
-    }
+    if (x1 - x0 >= 1) drawPass(g, s, st, i, x0, x1, y, h);
+    else merger.add(x0, x1, colourOf(s, st, i));
   }
-  if (narrow) merger.end();
+  merger.draw(g, y, h);
   if (state.group) shadeUnmarked(g, s, st, y, h, x, from, to);
 }
 
@@ -554,34 +569,30 @@ function stageColour(stage, n) {
 // What is held by virtual copies is shown in whole stages' worth, as everywhere.
 const share = s => s.from.held_unit / (data.held === "tokens" || !s.from.memory ? s.from.virtual_stages : 1);
 
-// A stage's line: in each column of pixels from the least to the most that was held in it.
-function drawHeld(g, s, stage, y, right) {
-  const st = s.stages[stage], scale = (right - GUTTER) / (state.to - state.from), unitOf = share(s);
-  const x = t => GUTTER + (t * s.tick - state.from) * scale;
-  let column = -1, low = 0, high = 0, last = 0, begun = false;
-  const flush = () => {
-    if (column < 0) return;
-    if (begun) g.lineTo(column, y(high));
-    else g.moveTo(column, y(high));
-    begun = true;
-    if (low !== high) g.lineTo(column, y(low));
-    if (last !== low) g.lineTo(column, y(last));
+// A stage's line: in each column of pixels from the least to the most that is held in it.
+function drawHeld(s, stage, y, ratio) {
+  const st = s.stages[stage], width = plot.canvas.width, scale = (width - GUTTER * ratio) / (state.to - state.from);
+  const x = t => GUTTER * ratio + (t * s.tick - state.from) * scale, paint = pixelOf(stageColour(stage, s.stages.length));
+  const thick = Math.round(1.5 * ratio), first = Math.max(0, firstAbove(st.end, state.from / s.tick) - 1);
+  let column = Math.ceil(GUTTER * ratio), low = st.held[first], high = low, last = low;
+  const fill = () => {
+    const top = Math.round(y(high * share(s)) * ratio), bottom = Math.round(y(low * share(s)) * ratio) + thick;
+    for (let at = top * width + column; at < bottom * width; at += width) plot.cells[at] = paint;
   };
-  g.beginPath();
-  for (let i = Math.max(0, firstAbove(st.end, state.from / s.tick) - 1); i < st.n && st.start[i] * s.tick < state.to; i++) {
-    const at = Math.max(GUTTER, Math.floor(x(st.start[i]))), value = st.held[i] * unitOf;
-    if (at !== column) {
-      flush();
-      if (column >= 0) g.lineTo(at, y(last));
-      [column, low, high] = [at, value, value];
+  const goTo = end => {
+    for (; column < end; column++) {
+      fill();
+      low = high = last;
     }
-    low = Math.min(low, value);
-    high = Math.max(high, value);
-    last = value;
+  };
+  for (let i = first; i < st.n && st.start[i] * s.tick < state.to; i++) {
+    if (i === 0) column = Math.max(column, Math.floor(x(st.start[0])));
+    goTo(Math.min(width, Math.floor(x(st.start[i]))));
+    last = st.held[i];
+    if (last < low) low = last;
+    if (last > high) high = last;
   }
-  flush();
-  if (begun) g.lineTo(Math.min(right, Math.max(column, x(st.n ? st.end[st.n - 1] : 0))), y(last));
-  g.stroke();
+  if (st.n) goTo(Math.min(width, Math.ceil(x(st.end[st.n - 1]))));
 }
 
 function peakOf(s) {
@@ -603,16 +614,9 @@ function drawMemory() {
     g.fillStyle = colour.quiet;
     g.fillText(data.held === "bytes" ? number(value / memoryUnit(top).size) + " " + memoryUnit(top).name : count(value), 0, y(value));
   }
-  g.save();
-  g.beginPath();
-  g.rect(GUTTER, 0, width - GUTTER, MEMORY_HEIGHT);
-  g.clip();
-  g.lineWidth = 1.5;
-  s.stages.forEach((_, stage) => {
-    g.strokeStyle = stageColour(stage, s.stages.length);
-    drawHeld(g, s, stage, y, width);
-  });
-  g.restore();
+  plot.clear(canvas.width, canvas.height);
+  s.stages.forEach((_, stage) => drawHeld(s, stage, y, canvas.width / width));
+  g.drawImage(plot.put(), 0, 0, width, MEMORY_HEIGHT);
   if (shown) {
     g.strokeStyle = g.fillStyle = colour.limit;
     g.setLineDash([6, 4]);
