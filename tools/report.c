@@ -347,19 +347,26 @@ static void write_causes(json_writer *w, const report_schedule *s) {
     json_close(w, ']');
 }
 
+static int64_t count_passes(const cf_schedule *schedule) {
+    int64_t i, n = 0;
+    for (i = 0; i < schedule->n_actions; i++) n += schedule->actions[i].pass < CF_COMPUTE_PASS_COUNT;
+    return n;
+}
+
 static void write_schedule(json_writer *w, const report *r, const report_schedule *s) {
+    int64_t n_passes = count_passes(s->schedule);
     stream t;
 
     json_open(w, NULL, '{');
     write_kind(w, s);
     write_times(w, s->timeline);
-    json_integer_member(w, "n_passes", s->schedule->n_actions);
+    json_integer_member(w, "n_passes", n_passes);
     WRITE_STAGE_LIST(w, "peak_live", s->schedule, s->timeline->peak_live);
     if (s->timeline->peak_tokens) WRITE_STAGE_LIST(w, "peak_tokens", s->schedule, s->timeline->peak_tokens);
     if (s->schedule->limits) WRITE_STAGE_LIST(w, "limits", s->schedule, s->schedule->limits);
     if (s->memory) write_memory(w, s);
     write_causes(w, s);
-    if (s->schedule->n_actions <= REPORT_MOST_PASSES) {
+    if (n_passes <= REPORT_MOST_PASSES) {
         t.w = w;
         t.r = r;
         t.s = s;

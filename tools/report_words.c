@@ -144,6 +144,26 @@ static int say_replays(const report_schedule *s, char *text, size_t size) {
     return 1;
 }
 
+/* Where a stage has more work than others: however the passes are ordered, all wait for it. */
+static int say_uneven(const report *r, const report_schedule *s, char *text, size_t size) {
+    double most = 0, mean = s->timeline->busy / (double)s->schedule->n_stages;
+    int64_t stage, busiest = 0;
+    int cause;
+
+    for (stage = 0; stage < s->schedule->n_stages; stage++) {
+        double busy = s->timeline->makespan;
+        for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) busy -= s->idle.stages[stage].seconds[cause];
+        if (busy <= most) continue;
+        most = busy;
+        busiest = stage;
+    }
+    if (!(most >= 1.05 * mean)) return 0;
+    snprintf(text, size, "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: "
+             "even out the stages (--stage-layers).", (long long)busiest, most / mean, pipeline_time(most),
+             pipeline_unit(r->pipe->unit_cost));
+    return 1;
+}
+
 /* Where unsplit sequences are faster, why. */
 static int say_unsplit(const report *r, const report_schedule *s, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
@@ -171,6 +191,7 @@ int report_advice(const report *r, int i, char *text, size_t size) {
     if (say_unsplit(r, s, text, size) && i-- == 0) return 1;
     for (rank = 0; rank < 3; rank++)
         if (say_cause(s, rank, text, size) && i-- == 0) return 1;
+    if (say_uneven(r, s, text, size) && i-- == 0) return 1;
     if (say_replays(s, text, size) && i-- == 0) return 1;
     return say_memory(r, s, text, size) && i == 0;
 }

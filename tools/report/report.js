@@ -308,19 +308,22 @@ function makeScratch() {
 
 const strip = makeScratch(), plot = makeScratch();
 
-// Boxes along a lane from left to right that are below a pixel: a column has the colour that fills most of it.
+// Boxes along a lane from left to right that are below a pixel: a column has the mean of what is in it, so that its hue
+// says what there is most of, and a pale one that it is idle for a part.
 function columnMerger(colours) {
   const cover = new Float64Array(colours.length), paint = colours.map(pixelOf);
   let column = -1;
   strip.clear(Math.ceil(chart.width) + 1, 1);
   const endColumn = () => {
-    let most = 0, sum = 0;
+    let sum = 0, red = 0, green = 0, blue = 0;
     for (let i = 0; i < cover.length; i++) {
       sum += cover[i];
-      if (cover[i] > cover[most]) most = i;
+      red += cover[i] * (paint[i] & 255);
+      green += cover[i] * (paint[i] >> 8 & 255);
+      blue += cover[i] * (paint[i] >> 16 & 255);
     }
     cover.fill(0);
-    if (sum >= 0.5) strip.cells[column] = paint[most];
+    if (sum > 0) strip.cells[column] = Math.round(255 * Math.min(1, sum)) << 24 | blue / sum << 16 | green / sum << 8 | red / sum;
   };
   return {
     add(x0, x1, which) {
