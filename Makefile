@@ -90,8 +90,11 @@ $(BUILD)/libchunkflow.h: chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 
 # ---- the command ----
 
-TOOL_SOURCES := $(wildcard tools/*.c)
+TOOL_SOURCES := $(wildcard tools/*.c) $(BUILD)/report_page.c
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
+
+$(BUILD)/report_page.c: $(addprefix tools/report/,embed.awk report.html.in report.css report.js) | $(BUILD)
+	awk -v at=tools/report -f tools/report/embed.awk tools/report/report.html.in >$@
 
 $(BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(LIBRARY) -o $@ $(LDLIBS)
@@ -144,7 +147,7 @@ TEST_CFLAGS  := -g1 -O1 $(SANITIZE)
 TEST_LIBRARY := $(TEST_BUILD)/implementation.o
 TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
 # What the tools have of the library's kind: tested as the library is.
-KIN_SOURCES  := $(addprefix tools/,graph_dot.c schedule_csv.c schedule_new.c text_out.c)
+KIN_SOURCES  := $(addprefix tools/,graph_dot.c idle.c schedule_csv.c schedule_new.c text_out.c)
 KIN_OBJECTS  := $(KIN_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
 TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(KIN_OBJECTS)
 TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h)
@@ -290,6 +293,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_pipeline.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_tune.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/report_check.sh" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_model" \
 	    "sh tests/tiny_check.sh $(BUILD)" \

@@ -14,8 +14,8 @@
 #include <string.h>
 
 static const cli_command *const commands[] = {
-    &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_check, &cmd_memory, &cmd_time, &cmd_tune,
-    &cmd_reproduce, NULL,
+    &cmd_lengths, &cmd_gen, &cmd_pack, &cmd_plan, &cmd_compare, &cmd_report, &cmd_check, &cmd_memory,
+    &cmd_time, &cmd_tune, &cmd_reproduce, NULL,
 };
 
 static const cli_command *find_command(const char *name) {

@@ -248,6 +248,7 @@ extern const cli_command cmd_pack;
 extern const cli_command cmd_plan;
 extern const cli_command cmd_compare;
 extern const cli_command cmd_check;
+extern const cli_command cmd_report;
 extern const cli_command cmd_memory;
 extern const cli_command cmd_time;
 extern const cli_command cmd_tune;

@@ -94,7 +94,7 @@ static void measure(const table *t, const pipeline_run *run, row *r) {
     r->recompute = r->what.recompute ? r->what.recompute : t->pipe.model.parallel.recompute;
     r->stage = run->fullest;
     r->memory = run->memory[run->fullest].total;
-    r->too_large = t->pipe.estimates && r->memory > t->pipe.gpu.memory;
+    r->too_large = !pipeline_fits(&t->pipe, run);
 }
 
 static void fill_case(const table *t, const cf_plan *plan, row *r) {
@@ -110,24 +110,20 @@ static void fill_case(const table *t, const cf_plan *plan, row *r) {
     }
 }
 
-/* The baseline: with a model and a GPU it recomputes no more than it must to fit. */
 static void fill_baseline(const table *t, row *r) {
     cf_plan *plan = NULL;
+    pipeline_run run;
     cf_error error;
-    int64_t level;
 
-    r->result = packing_unsplit(&t->packed, &t->asked->packing, r->unsplit == PACKED, &plan, &error);
-    if (r->result != CF_OK) memcpy(r->why, error.text, sizeof r->why);
-    for (level = CF_RECOMPUTE_NONE; r->result == CF_OK && level < CF_RECOMPUTE_COUNT; level++) {
-        row tried = *r;
-        if (t->pipe.estimates) tried.what.recompute = (cf_recompute)level;
-        fill_case(t, plan, &tried);
-        if (!tried.too_large || level == CF_RECOMPUTE_COUNT - 1) {
-            *r = tried;
-            break;
-        }
+    r->result = pipeline_baseline_make(&t->pipe, &t->packed, &t->asked->packing, r->unsplit == PACKED, &plan, &r->what,
+                                       &run, &error);
+    if (r->result == CF_OK) {
+        measure(t, &run, r);
+        pipeline_run_free(&run);
+        cf_plan_free(plan);
+    } else {
+        memcpy(r->why, error.text, sizeof r->why);
     }
-    cf_plan_free(plan);
 }
 
 /* Of zero-bubble's own choice there is none: with `any` it takes the V that it was made for. */
@@ -153,7 +149,6 @@ static int add_rows(table *t, const int64_t *k, int64_t n_k) {
         row *r = &t->rows[t->n_rows];
         r->unsplit = t->n_rows == 0 ? UNSPLIT : PACKED;
         r->what.kind = CF_SCHEDULE_1F1B;
-        r->what.unlimited = 1;
     }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)

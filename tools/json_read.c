@@ -114,9 +114,7 @@ static int parse_number(parser *p) {
     return code;
 }
 
-/* Bytes of the UTF-8 sequence at text[0 .. n), 0 if there is none: no overlong forms, no surrogates, none past
-   U+10FFFF. */
-static uint32_t utf8_length(const unsigned char *text, uint32_t n) {
+uint32_t json_utf8_length(const unsigned char *text, uint32_t n) {
     uint32_t length, i;
 
     if (text[0] < 0x80) return 1;
@@ -185,7 +183,7 @@ static int parse_string(parser *p) {
             code = skip_escape(p);
             continue;
         }
-        n = utf8_length((const unsigned char *)p->text + p->at, p->bytes - p->at);
+        n = json_utf8_length((const unsigned char *)p->text + p->at, p->bytes - p->at);
         if (n == 0) return parse_wrong(p, "a string is not UTF-8");
         p->at += n;
     }

@@ -78,4 +78,8 @@ int json_read_object(const json_document *document, uint32_t node, const json_fi
 /* One value alone. */
 int json_read_int(const json_document *document, uint32_t node, const char *name, int64_t *out);
 
+/* Bytes of the UTF-8 sequence at text[0 .. n), 0 if there is none: no overlong forms, no surrogates, none past
+   U+10FFFF. */
+uint32_t json_utf8_length(const unsigned char *text, uint32_t n);
+
 #endif /* CHUNKFLOW_JSON_READ_H */

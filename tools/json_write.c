@@ -1,6 +1,7 @@
 /* json_write.c - JSON, member by member. */
 
 #include "json_write.h"
+#include "json_read.h"
 
 #include <string.h>
 
@@ -73,14 +74,68 @@ void json_bool_member(json_writer *w, const char *key, int value) {
     put(w, value ? "true" : "false");
 }
 
+/* Bytes up to the end of a text, at most n. */
+static uint32_t length_to(const char *text, uint32_t n) {
+    uint32_t i = 0;
+    while (i < n && text[i]) i++;
+    return i;
+}
+
+/* One character of a string, perhaps of several bytes; returns how many. */
+static uint32_t put_character(json_writer *w, const char *at) {
+    unsigned char first = (unsigned char)*at;
+    uint32_t n = json_utf8_length((const unsigned char *)at, length_to(at, 4));
+    char text[8];
+
+    if (first < 32 || first == 127 || first == '<') snprintf(text, sizeof text, "\\u%04x", (unsigned)first);
+    else if (first == '"' || first == '\\') snprintf(text, sizeof text, "\\%c", first);
+    else if (n == 0) snprintf(text, sizeof text, "?");
+    else snprintf(text, sizeof text, "%.*s", (int)n, at);
+    put(w, text);
+    return n > 0 ? n : 1;
+}
+
 void json_text_member(json_writer *w, const char *key, const char *value) {
     begin_member(w, key);
     put(w, "\"");
-    for (; *value; value++) {
-        char text[2] = {'?', 0};
-        if (*value >= 32 && *value < 127) text[0] = *value;
-        if (*value == '"' || *value == '\\') put(w, "\\");
-        put(w, text);
-    }
+    while (*value) value += put_character(w, value);
     put(w, "\"");
+}
+
+void json_string_open(json_writer *w, const char *key) {
+    begin_member(w, key);
+    put(w, "\"");
+}
+
+void json_string_put(json_writer *w, char letter) { (void)cli_write(&letter, 1, w->to); }
+void json_string_close(json_writer *w) { put(w, "\""); }
+
+void json_list_open(json_writer *w, const char *key) {
+    begin_member(w, key);
+    put(w, "[");
+    w->inside = 0;
+}
+
+static void begin_item(json_writer *w) {
+    if (w->inside) put(w, ",");
+    w->inside = 1;
+}
+
+void json_list_integer(json_writer *w, int64_t value) {
+    char text[32];
+    begin_item(w);
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    put(w, text);
+}
+
+void json_list_number(json_writer *w, double value) {
+    char text[40];
+    begin_item(w);
+    snprintf(text, sizeof text, "%.17g", value);
+    put(w, text);
+}
+
+void json_list_close(json_writer *w) {
+    put(w, "]");
+    w->inside = 1;
 }

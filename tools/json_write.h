@@ -21,6 +21,18 @@ void json_close(json_writer *w, char bracket);
 void json_integer_member(json_writer *w, const char *key, int64_t value);
 void json_number_member(json_writer *w, const char *key, double value);
 void json_bool_member(json_writer *w, const char *key, int value);
-void json_text_member(json_writer *w, const char *key, const char *value); /* printable ASCII; others become ? */
+/* Control characters and '<', which could end a script that the text lies in, are escaped; what is not UTF-8 becomes ? */
+void json_text_member(json_writer *w, const char *key, const char *value);
+
+/* A string that is put together from letters and digits. */
+void json_string_open(json_writer *w, const char *key);
+void json_string_put(json_writer *w, char letter);
+void json_string_close(json_writer *w);
+
+/* An array of numbers on one line. */
+void json_list_open(json_writer *w, const char *key);
+void json_list_integer(json_writer *w, int64_t value);
+void json_list_number(json_writer *w, double value);
+void json_list_close(json_writer *w);
 
 #endif /* CHUNKFLOW_JSON_WRITE_H */

@@ -415,16 +415,23 @@ static cf_result simulate(const pipeline *p, const cf_plan *plan, const cf_sched
     return cf_simulate(plan, schedule, &simulation, &run->timeline, error);
 }
 
+cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute) {
+    cf_memory_desc desc = p->memory;
+
+    desc.model = &p->model.model;
+    desc.parallel = parallel_of(p, schedule->n_virtual, recompute);
+    desc.parallel.placement = schedule->placement;
+    return desc;
+}
+
 static cf_result weigh(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
                        pipeline_run *run, cf_error *error) {
-    cf_memory_desc desc = p->memory;
+    cf_memory_desc desc;
     cf_result result;
     int64_t s;
 
     if (!p->has_model) return CF_OK;
-    desc.model = &p->model.model;
-    desc.parallel = parallel_of(p, schedule->n_virtual, recompute);
-    desc.parallel.placement = schedule->placement;
+    desc = pipeline_memory_of(p, schedule, recompute);
     run->memory = (cf_memory_report *)calloc((size_t)p->n_stages, sizeof *run->memory);
     if (!run->memory) return no_memory(error);
     result = cf_schedule_memory(&desc, plan, schedule, run->memory, p->n_stages, NULL, error);
@@ -513,6 +520,39 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     if (result == CF_ERROR_INFEASIBLE) explain_limit(error, n_virtual);
     if (result == CF_OK) *out = fresh;
     else pipeline_run_free(&fresh);
+    return result;
+}
+
+int pipeline_fits(const pipeline *p, const pipeline_run *run) {
+    return !p->estimates || run->memory[run->fullest].total <= p->gpu.memory;
+}
+
+cf_result pipeline_baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
+                                 cf_plan **plan, pipeline_case *what, pipeline_run *out, cf_error *error) {
+    cf_plan *unsplit = NULL;
+    pipeline_case tried;
+    pipeline_run run;
+    int64_t level;
+    int done = 0;
+    cf_result result = packing_unsplit(list, asked, packed, &unsplit, error);
+
+    memset(&tried, 0, sizeof tried);
+    tried.kind = CF_SCHEDULE_1F1B;
+    tried.unlimited = 1;
+    for (level = CF_RECOMPUTE_NONE; result == CF_OK && !done; level++) {
+        if (p->estimates) tried.recompute = (cf_recompute)level;
+        result = pipeline_run_make(p, unsplit, &tried, &run, error);
+        if (result != CF_OK) break;
+        done = pipeline_fits(p, &run) || level == CF_RECOMPUTE_COUNT - 1;
+        if (!done) pipeline_run_free(&run);
+    }
+    if (result == CF_OK) {
+        *plan = unsplit;
+        *what = tried;
+        *out = run;
+    } else {
+        cf_plan_free(unsplit);
+    }
     return result;
 }
 

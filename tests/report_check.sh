@@ -1,0 +1,175 @@
+#!/bin/sh
+# report_check.sh - chunkflow report: its numbers, and its page in a browser - MIT or public domain
+#
+#     CHUNKFLOW=build/chunkflow tests/report_check.sh [FILTER]
+#
+# The numbers need python3, the page headless Chromium as well (Debian: chromium; CHROMIUM names another one): where one
+# is missing these tests are skipped. Prints "ok NAME" or "FAIL NAME: why" for each and the counts at the end.
+
+tests=$(cd "$(dirname "$0")" && pwd)
+. "$tests/cli_harness.sh"
+
+if [ -z "$PYTHON" ]; then skip_all report "there is no python3"; fi
+CHROMIUM=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
+
+printf '1\n1\n2\n4\n' >example
+model="--model qwen2.5-7b --tp 4 --gpu h100-80g"
+
+# numbers NAME OPTIONS...: the report of a list is what plan says of its schedules
+numbers() {
+    name=report/$1
+    shift
+    wanted "$name" || return 0
+    cf report "$@" -o page.html --json data.json
+    if [ "$code" != 0 ]; then fail "$name" "exit code $code: $(head -n 1 err)"; return 0; fi
+    head -n 1 out >sentence
+    pairs="best=best.json" # paper has no virtual stages
+    cf plan "$@" --schedule paper --json paper.json --summary
+    if [ "$code" = 0 ]; then pairs="$pairs paper=paper.json"; fi
+    cf plan "$@" --json best.json --summary
+    # shellcheck disable=SC2086
+    if "$PYTHON" "$tests/report_data.py" data.json page.html $pairs >why 2>&1; then ok "$name"
+    else fail "$name" "$(head -n 3 why | tr '\n' ' ')"; fi
+}
+
+test_numbers() {
+    numbers example --chunk-size 2 --k 1 --stages 4 example
+    same report/example/sentence \
+        "In chunks this batch runs 1.56 times as fast (36 token times, zero-bubble, 6 kept tokens on the fullest stage)\
+ as 1F1B on unsplit sequences (56 token times, 8 kept tokens on the fullest stage)." "$(cat sentence 2>/dev/null)"
+    "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
+    # shellcheck disable=SC2086
+    {
+        numbers model --chunk-size 8K --k 2 --stages 4 $model lengths
+        numbers replay --chunk-size 8K --k 1 --stages 3 --replay pipeline --cost 1e-3,1e-7,1e-12 --latency 1e-3 lengths
+        numbers blocking --chunk-size 8K --k 2 --stages 3 --cost 1e-3,1e-7,1e-12 --latency 0.01 --no-overlap lengths
+        numbers bytes --chunk-size 8K --k 2 --stages 3 --token-bytes 100,10,20,5 lengths
+        numbers virtual --chunk-size 8K --k 2 --stages 2 --virtual 2 --placement v $model lengths
+        numbers ranks --chunk-size 8K --k 2 --stages 2 --ranks 3 --rank 1 --align 64 $model lengths
+    }
+    same report/ranks/three 3 "$(grep -c '"pairs": ' data.json 2>/dev/null)"
+    numbers huge --chunk-size 2 --k 1 --stages 2 --cost 1e300,0,0 example
+    numbers tiny --chunk-size 2 --k 1 --stages 2 --cost 1e-300,0,0 example
+    printf '5\n' >one
+    cf report --chunk-size 8 --k 1 -o page.html --json data.json one
+    same report/one-stage 0 "$code"
+    printf '' >none
+    cf report --chunk-size 8 --k 1 --stages 2 -o page.html --json data.json none
+    same report/empty "0 " "$code $(head -n 1 err)"
+}
+
+# The baseline is that of compare: the shorter of its two rows.
+test_baseline() {
+    wanted report/baseline || return 0
+    # shellcheck disable=SC2086
+    for options in "--stages 4" "--stages 4 $model" "--stages 2 $model --loss fused"; do
+        cf compare --chunk-size 8K --k 2 $options --json compared.json lengths
+        cf report --chunk-size 8K --k 2 $options -o page.html --json data.json lengths
+        same "report/baseline/$options" ok "$("$PYTHON" - <<'END'
+import json
+rows = [r for r in json.load(open("compared.json"))["rows"] if r["unsplit"] and r.get("fits", True)]
+d = json.load(open("data.json"))
+got = d["schedules"][d["baseline"]]["makespan"] if d["baseline"] >= 0 else None
+wanted = min((r["makespan"] for r in rows), default=None)
+print("ok" if got == wanted else (got, wanted))
+END
+)"
+    done
+}
+
+# A measured schedule: here one whose passes take twice the predicted time.
+test_measured() {
+    costs="--cost 1e-3,1e-7,0"
+    # shellcheck disable=SC2086
+    {
+        cf plan --chunk-size 8K --k 2 --stages 3 $costs --json s.json --summary lengths
+        cf plan --chunk-size 8K --k 2 --stages 3 --cost 2e-3,2e-7,0 --json twice.json --summary --schedule 1f1b lengths
+        cf report --chunk-size 8K --k 2 --stages 3 $costs --measured twice.json -o page.html --json data.json lengths
+        same report/measured "0 " "$code $(head -n 1 err)"
+        same report/measured/off "0.5 0.5 0.5" "$("$PYTHON" -c '
+import json
+d = json.load(open("data.json"))
+print(*[round(e["off"], 9) for e in d["errors"]])')"
+        same report/measured/numbers "" "$("$PYTHON" "$tests/report_data.py" data.json page.html)"
+        refuses report/measured/unit 2 'needs costs in seconds' report --chunk-size 8K --k 2 --stages 3 \
+            --measured s.json -o no.html lengths
+        refuses report/measured/stages 2 's.json: is for 3 stages and rank 0, wanted 2 and 0' report --chunk-size 8K --k 2 --stages 2 $costs \
+            --measured s.json -o no.html lengths
+        refuses report/measured/chunks 2 's.json: no schedule of these chunks: n_chunks' report --chunk-size 4K --k 2 --stages 3 \
+            $costs --measured s.json -o no.html lengths
+        cf plan --chunk-size 8K --k 2 --stages 3 $costs --latency 0.1 --lower --json lowered.json --plan-json p.json \
+            --summary lengths
+        cf report --chunk-size 8K --k 2 --stages 3 $costs --latency 0.1 --measured lowered.json -o page.html \
+            --json data.json lengths
+        same report/measured/lowered "0 " "$code $("$PYTHON" "$tests/report_data.py" data.json page.html)"
+        refuses report/measured/plan 2 'is a plan' report --chunk-size 8K --stages 3 $costs --measured p.json -o no.html lengths
+        grep -Ev '"(makespan|bounds|peak_[a-z_]*)": ' s.json | sed 's/, "start": .*}/}/' >untimed.json
+        refuses report/measured/untimed 2 'has no times' report --chunk-size 8K --k 2 --stages 3 $costs \
+            --measured untimed.json -o no.html lengths
+    }
+}
+
+test_usage() {
+    refuses report/usage/output 2 '-o is required|-o' report --chunk-size 2 example
+    refuses report/usage/both 2 '-o and --json both name x' report --chunk-size 2 -o x --json x example
+    refuses report/usage/directory 1 'nosuch' report --chunk-size 2 -o nosuch/x.html example
+    refuses report/usage/input 2 "nosuch" report --chunk-size 2 -o no.html nosuch
+    same report/usage/nothing-written no "$([ -e no.html ] && echo yes || echo no)"
+    cf report --chunk-size 2 --stages 2 -o - example
+    same report/stdout "<!DOCTYPE html>" "$(head -n 1 out)"
+}
+
+# A list whose name is meant to do harm, and a model's. The browser says what became of it.
+make_hostile() {
+    mkdir -p '<'
+    hostile='</script><script>alert(1)<img src=x onerror=alert(2)>"&'"$(printf '\001\033\t')"' \u003c é'
+    printf '1\n1\n2\n4\n' >"$hostile"
+}
+
+test_hostile() {
+    make_hostile
+    cf report --chunk-size 2 --k 1 --stages 2 --cost 1e300,0,0 -o hostile.html --json hostile.json "$hostile"
+    same report/hostile 0 "$code"
+    same report/hostile/text "$hostile" "$("$PYTHON" -c 'import json; print(json.load(open("hostile.json"))["source"])')"
+    same report/hostile/scripts "4 0" "$(grep -o '</*script' hostile.html | wc -l) $(grep -c '<img' hostile.html)"
+    printf '1\n' >"$(printf 'bad\377name')"
+    cf report --chunk-size 2 -o bytes.html --json bytes.json "$(printf 'bad\377name')"
+    same report/hostile/bytes 'bad?name' "$("$PYTHON" -c 'import json; print(json.load(open("bytes.json"))["source"])')"
+}
+
+# in_browser NAME PAGE JSON: the tests of report_browser.py
+in_browser() {
+    wanted "report/browser/$1" || return 0
+    timeout -k 5 300 "$PYTHON" "$tests/report_browser.py" check "$CHROMIUM" "$1" "$2" "$3" >log 2>&1
+    status=$?
+    cat log
+    passed=$((passed + $(grep -c '^ok ' log)))
+    failed=$((failed + $(grep -c '^FAIL ' log)))
+    if [ "$status" -ne 0 ] && ! grep -q '^FAIL ' log; then fail "report/browser/$1" "status $status: $(tail -n 1 log)"; fi
+}
+
+test_browser() {
+    if [ -z "$CHROMIUM" ]; then skip report/browser "there is no chromium"; return 0; fi
+    cf report --chunk-size 2 --k 2 --stages 2 -o small.html --json small.json example
+    in_browser small small.html small.json
+    # shellcheck disable=SC2086
+    cf report --chunk-size 8K --k 2 --stages 4 $model --ranks 2 -o medium.html --json medium.json lengths
+    in_browser medium medium.html medium.json
+    in_browser hostile hostile.html hostile.json
+    "$CHUNKFLOW" gen lognormal --n 5600 --median 5000 --max 120K --seed 3 >large
+    # shellcheck disable=SC2086
+    cf report --chunk-size 8K --k 2 --stages 8 $model -o large.html --json large.json large
+    same report/browser/large/passes "5 yes" "$("$PYTHON" -c '
+import json
+n = [s["n_passes"] for s in json.load(open("large.json"))["schedules"] if "stages" in s]
+print(len(n), "yes" if max(n) >= 100000 and sum(n) >= 400000 else n)')"
+    in_browser large large.html large.json
+}
+
+test_numbers
+test_baseline
+test_measured
+test_usage
+test_hostile
+test_browser
+finish

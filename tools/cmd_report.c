@@ -1,0 +1,392 @@
+/* cmd_report.c - chunkflow report: a batch, its chunks and its schedules as one HTML file. */
+
+#include "report.h"
+#include "saved.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct report_options {
+    packing_options packing;
+    pipeline_options pipeline;
+    int64_t k;
+    int64_t replay;
+    int64_t n_virtual;
+    int64_t placement;
+    const char *measured;
+    cli_reals skew;
+    const char *output;
+    const char *json;
+} report_options;
+
+#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+
+static const report_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = 1};
+
+static const cli_option options[] = {
+    {.name = "-o", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, output), .required = 1,
+     .help = "the HTML file to write; required"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, json),
+     .help = "write the numbers of the page as JSON, too"},
+    PACKING_OPTIONS(report_options, packing),
+    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
+     .max = INT32_MAX, .help = "most chunks of a group that keep their activations; default 1"},
+    {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
+     .help = "how dropped activations come back: through all stages again,\n"
+     "or on each stage alone (the default)"},
+    {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(report_options, n_virtual), .min = 1,
+     .max = CF_MAX_STAGES, .help = "virtual stages of each stage, for best; default 1"},
+    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(report_options, placement),
+     .help = "where they lie: in loops (the default), in a V, or in\n"
+     "whichever is faster"},
+    {.name = "--measured", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(report_options, measured),
+     .help = "a schedule of these chunks with times that were measured, to\n"
+     "be shown beside what the costs predict for it"},
+    {.name = "--clock-skew", .value = "S", .kind = CLI_REALS, .offset = offsetof(report_options, skew), .min = 1,
+     .max = 1, .help = "seconds by which the clocks of two of its stages may differ"},
+    PIPELINE_OPTIONS(report_options, pipeline),
+    {.name = NULL}};
+
+/* What is made for a report and has to be freed after it. */
+typedef struct maker {
+    const report_options *asked;
+    packing packed;
+    pipeline pipe;
+    cf_plan *unsplit;
+    pipeline_run runs[REPORT_MOST_SCHEDULES]; /* parallel to the schedules */
+    saved_schedule saved;
+    char *text; /* of the file of --measured */
+    json_document document;
+    report out;
+} maker;
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Schedules
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int transfers_of(const maker *m, const report_schedule *s, cf_timing *out, cf_error *error) {
+    pipeline_costs costs;
+
+    if (pipeline_costs_make(&m->pipe, s->schedule->n_virtual, m->packed.plan->chunk_size, s->recompute, &costs,
+                            error) != CF_OK)
+        return cli_error(error, NULL);
+    *out = costs.timing;
+    out->stages = NULL;
+    pipeline_costs_free(&costs);
+    return CLI_OK;
+}
+
+/* Takes a run over as the next schedule of the report, with its idle time and its memory over time. `measured`: its
+   times, or NULL for simulated ones. */
+static int add_schedule(maker *m, const char *name, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *run,
+                        cf_recompute recompute, const cf_timeline *measured) {
+    report *r = &m->out;
+    report_schedule *s = &r->schedules[r->n_schedules];
+    cf_error error;
+    int code;
+
+    m->runs[r->n_schedules++] = *run;
+    snprintf(s->name, sizeof s->name, "%s", name);
+    s->plan = plan != m->packed.plan;
+    s->measured = measured != NULL;
+    s->fits = pipeline_fits(&m->pipe, run);
+    s->recompute = recompute ? recompute : m->pipe.model.parallel.recompute;
+    s->schedule = schedule;
+    s->timeline = measured ? measured : run->timeline;
+    s->memory = run->memory;
+    s->fullest = run->fullest;
+    if ((code = transfers_of(m, s, &s->timing, &error)) != CLI_OK) return code;
+    if (idle_make(plan, schedule, s->timeline, &s->timing, &s->idle, &error) != CF_OK ||
+        held_make(&m->pipe, plan, schedule, s->recompute, &s->held, &error) != CF_OK)
+        return cli_error(&error, NULL);
+    return CLI_OK;
+}
+
+/* The baseline that is shorter, or the one that fits. */
+static int add_baseline(maker *m) {
+    report *r = &m->out;
+    int packed, found = -1;
+    cf_plan *plans[2] = {NULL, NULL};
+    pipeline_run runs[2];
+    pipeline_case cases[2];
+    cf_error error;
+
+    memset(runs, 0, sizeof runs);
+    for (packed = 0; packed < 2; packed++) {
+        if (pipeline_baseline_make(&m->pipe, &m->packed, &m->asked->packing, packed, &plans[packed], &cases[packed],
+                                   &runs[packed], &error) != CF_OK)
+            snprintf(r->no_baseline, sizeof r->no_baseline, "%s", error.text);
+        else if (found < 0 || pipeline_fits(&m->pipe, &runs[packed]) > pipeline_fits(&m->pipe, &runs[found]) ||
+                 (pipeline_fits(&m->pipe, &runs[packed]) == pipeline_fits(&m->pipe, &runs[found]) &&
+                  runs[packed].timeline->makespan < runs[found].timeline->makespan))
+            found = packed;
+    }
+    for (packed = 0; packed < 2; packed++) {
+        if (packed == found) continue;
+        pipeline_run_free(&runs[packed]);
+        cf_plan_free(plans[packed]);
+    }
+    if (found < 0) return CLI_OK;
+    m->unsplit = plans[found];
+    r->plans[r->n_plans].name = "unsplit";
+    r->plans[r->n_plans++].plan = m->unsplit;
+    r->schedules[r->n_schedules].unsplit = 1;
+    if (pipeline_fits(&m->pipe, &runs[found])) r->baseline = r->n_schedules;
+    else
+        snprintf(r->no_baseline, sizeof r->no_baseline, "1F1B on unsplit sequences needs %.2f GiB on stage %lld",
+                 modelling_gib(runs[found].memory[runs[found].fullest].total), (long long)runs[found].fullest);
+    return add_schedule(m, found ? "1F1B on unsplit sequences, packed" : "1F1B on unsplit sequences", m->unsplit,
+                        runs[found].schedule, &runs[found], cases[found].recompute, NULL);
+}
+
+static int add_case(maker *m, const char *name, pipeline_case what) {
+    report *r = &m->out;
+    pipeline_run run;
+    cf_error error;
+    int code, i = r->n_schedules;
+
+    what.replay = (cf_replay)m->asked->replay;
+    what.k = m->asked->k;
+    if (pipeline_run_make(&m->pipe, m->packed.plan, &what, &run, &error) != CF_OK) return cli_error(&error, NULL);
+    code = add_schedule(m, name, m->packed.plan, run.schedule, &run, what.recompute, NULL);
+    if (code == CLI_OK && r->schedules[i].fits &&
+        (r->best < 0 || run.timeline->makespan < r->schedules[r->best].timeline->makespan))
+        r->best = i;
+    return code;
+}
+
+static pipeline_case best_case(const maker *m, int split) {
+    pipeline_case what;
+
+    memset(&what, 0, sizeof what);
+    what.kind = CF_SCHEDULE_BEST;
+    what.replay = (cf_replay)m->asked->replay;
+    what.k = m->asked->k;
+    what.n_virtual = m->asked->n_virtual;
+    what.placement = (cf_placement)m->asked->placement;
+    what.split_backward = split;
+    return what;
+}
+
+static int add_cases(maker *m) {
+    pipeline_case paper, zero_bubble;
+    int pipelined = m->pipe.n_stages > 1, code;
+
+    memset(&paper, 0, sizeof paper);
+    paper.kind = CF_SCHEDULE_PAPER;
+    zero_bubble = paper;
+    zero_bubble.kind = CF_SCHEDULE_ZERO_BUBBLE;
+    code = add_case(m, "paper", paper);
+    if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", zero_bubble);
+    if (code == CLI_OK) code = add_case(m, "best", best_case(m, 0));
+    if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", best_case(m, 1));
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Ranks
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The schedule `best` of one rank; without one where there is none. */
+static void simulate_rank(const maker *m, int64_t rank, report_rank *out) {
+    pipeline pipe = m->pipe;
+    pipeline_case what = best_case(m, 0);
+    pipeline_run run;
+
+    out->makespan = -1;
+    pipe.rank = rank;
+    if (rank >= REPORT_MOST_RANKS || pipeline_run_make(&pipe, m->packed.plan, &what, &run, NULL) != CF_OK) return;
+    out->makespan = run.timeline->makespan;
+    out->bubble_useful = run.timeline->bubble_useful;
+    if (run.memory) out->memory = run.memory[run.fullest].total;
+    pipeline_run_free(&run);
+}
+
+static int add_ranks(maker *m) {
+    const cf_plan *plan = m->packed.plan;
+    report *r = &m->out;
+    int64_t i;
+
+    if (plan->n_ranks < 2) return CLI_OK;
+    r->ranks = (report_rank *)calloc((size_t)plan->n_ranks, sizeof *r->ranks);
+    if (!r->ranks) return cli_failed("out of memory");
+    r->n_ranks = plan->n_ranks;
+    for (i = 0; i < plan->n_chunks; i++) {
+        report_rank *rank = &r->ranks[plan->chunks[i].rank];
+        rank->tokens += plan->chunks[i].tokens;
+        rank->pairs += plan->chunks[i].pairs;
+        rank->n_chunks += plan->chunks[i].n_slices > 0;
+    }
+    for (i = 0; i < r->n_ranks; i++) simulate_rank(m, i, &r->ranks[i]);
+    return CLI_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   A measured timeline
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int read_measured(maker *m) {
+    const char *path = m->asked->measured;
+    saved_format format;
+    size_t bytes;
+    int code = cli_file_read(path, JSON_MAX_BYTES, &m->text, &bytes);
+
+    if (code == CLI_OK) code = json_parse(path, m->text, bytes, &m->document);
+    if (code == CLI_OK) code = saved_format_of(&m->document, &format);
+    if (code == CLI_OK && format != SAVED_SCHEDULE)
+        code = cli_usage("report", "--measured: %s is a plan", cli_input_name(path));
+    if (code == CLI_OK) code = saved_schedule_read(&m->document, &m->saved);
+    return code;
+}
+
+/* It must be a sound schedule of these very chunks, with times. */
+static int check_measured(const maker *m) {
+    const char *path = cli_input_name(m->asked->measured);
+    cf_validate_desc desc;
+    cf_error error;
+    char why[200];
+    int holds;
+
+    memset(&desc, 0, sizeof desc);
+    if (!m->saved.has_times) return cli_wrong("%s: has no times", path);
+    if (m->saved.schedule->n_stages != m->pipe.n_stages || m->saved.schedule->rank != m->pipe.rank)
+        return cli_wrong("%s: is for %lld stages and rank %lld, wanted %lld and %lld", path,
+                         (long long)m->saved.schedule->n_stages, (long long)m->saved.schedule->rank,
+                         (long long)m->pipe.n_stages, (long long)m->pipe.rank);
+    if (cf_schedule_validate(m->packed.plan, m->saved.schedule, &desc, NULL, &error) != CF_OK)
+        return cli_wrong("%s: no schedule of these chunks: %s", path, error.text);
+    holds = saved_times_hold(m->packed.plan, &m->saved, m->asked->skew.value[0], NULL, why, sizeof why);
+    if (holds < 0) return cli_failed("out of memory for %s", path);
+    return holds ? CLI_OK : cli_wrong("%s: breaks a rule: %s", path, why);
+}
+
+static void compare_times(report *r, const cf_schedule *schedule, const cf_timeline *predicted,
+                          const cf_timeline *measured) {
+    int64_t i, timed[CF_COMPUTE_PASS_COUNT] = {0};
+    int pass;
+
+    for (i = 0; i < schedule->n_actions; i++) {
+        double wanted = measured->end[i] - measured->start[i], got = predicted->end[i] - predicted->start[i];
+        report_error *e = &r->errors[schedule->actions[i].pass % CF_COMPUTE_PASS_COUNT];
+        if (schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue;
+        e->n++;
+        e->predicted += got;
+        e->measured += wanted;
+        if (!(wanted > 0)) continue;
+        e->off += fabs(got - wanted) / wanted;
+        timed[schedule->actions[i].pass]++;
+    }
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (timed[pass] > 0) r->errors[pass].off /= (double)timed[pass];
+}
+
+static int add_measured(maker *m) {
+    report *r = &m->out;
+    pipeline_run run, none;
+    cf_error error;
+    int code;
+
+    if (!m->asked->measured) return CLI_OK;
+    if (m->pipe.unit_cost) return cli_usage("report", "--measured needs costs in seconds: --cost, --costs or --gpu");
+    code = read_measured(m);
+    if (code == CLI_OK) code = check_measured(m);
+    if (code != CLI_OK) return code;
+    if (pipeline_run_of(&m->pipe, m->packed.plan, m->saved.schedule, &run, &error) != CF_OK)
+        return cli_error(&error, NULL);
+    r->predicted = r->n_schedules;
+    code = add_schedule(m, "predicted", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
+    if (code != CLI_OK) return code;
+    none = run;
+    none.timeline = NULL;
+    none.memory = NULL;
+    r->measured = r->n_schedules;
+    compare_times(r, m->saved.schedule, run.timeline, &m->saved.timeline);
+    code = add_schedule(m, "measured", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT,
+                        &m->saved.timeline);
+    m->runs[r->measured] = none; /* the prediction owns them */
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The command
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void free_all(maker *m) {
+    int i;
+
+    for (i = 0; i < m->out.n_schedules; i++) {
+        idle_free(&m->out.schedules[i].idle);
+        free(m->out.schedules[i].held);
+        pipeline_run_free(&m->runs[i]);
+    }
+    free(m->out.ranks);
+    saved_schedule_free(&m->saved);
+    json_free(&m->document);
+    free(m->text);
+    cf_plan_free(m->unsplit);
+    packing_free(&m->packed);
+    pipeline_close(&m->pipe);
+}
+
+static int make(maker *m) {
+    report *r = &m->out;
+    int code;
+
+    r->packed = &m->packed;
+    r->pipe = &m->pipe;
+    r->k = m->asked->k;
+    r->baseline = r->best = r->predicted = r->measured = -1;
+    r->plans[r->n_plans].name = "chunks";
+    r->plans[r->n_plans++].plan = m->packed.plan;
+    code = add_baseline(m);
+    if (code == CLI_OK) code = add_cases(m);
+    if (code == CLI_OK) code = add_measured(m);
+    if (code == CLI_OK) code = add_ranks(m);
+    return code;
+}
+
+static int write_files(const maker *m) {
+    cli_output outputs[2] = {{0}, {0}};
+    char text[1024];
+    int code = cli_output_open(&outputs[0], m->asked->output), i;
+
+    if (code == CLI_OK) code = cli_output_open(&outputs[1], m->asked->json);
+    if (code == CLI_OK) report_write_page(&m->out, &outputs[0]);
+    if (code == CLI_OK && outputs[1].stream) report_write_json(&m->out, &outputs[1]);
+    if (code == CLI_OK && outputs[0].stream != stdout && outputs[1].stream != stdout) {
+        report_sentence(&m->out, text, sizeof text);
+        puts(text);
+        for (i = 0; report_advice(&m->out, i, text, sizeof text); i++) puts(text);
+    }
+    return cli_outputs_finish(outputs, 2, code);
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    maker m;
+    int code;
+
+    (void)n_operands;
+    memset(&m, 0, sizeof m);
+    m.asked = (const report_options *)given;
+    if (m.asked->json && strcmp(m.asked->json, m.asked->output) == 0)
+        return cli_usage("report", "-o and --json both name %s", m.asked->output);
+    code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
+    if (code != CLI_OK) return code;
+    code = packing_make(&m.asked->packing, operands[0], &m.packed);
+    if (code == CLI_OK) code = make(&m);
+    if (code == CLI_OK) code = write_files(&m);
+    free_all(&m);
+    return code;
+}
+
+const cli_command cmd_report = {
+    .name = "report", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
+    .summary = "a batch, its chunks and its schedules as one HTML file",
+    .details =
+    "The file needs no network and no other file. It shows what chunks gain against 1F1B on unsplit sequences, the\n"
+    "lengths and what packing made of them, the schedules on one time axis, memory over time, and why stages are\n"
+    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off.\n\n"
+    "    chunkflow report --chunk-size 8K --k 4 --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 \\\n"
+    "        lengths.txt -o report.html\n\n" PIPELINE_HELP CLI_LIST_HELP,
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -1,0 +1,107 @@
+/* held.c - memory over time. */
+
+#include "held.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct counter {
+    const pipeline *pipe;
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    cf_memory_desc desc;      /* with a model */
+    cf_memory_load **moments; /* (n_stages) those of cf_schedule_loads */
+    cf_memory_load *loads;    /* (virtual stages) one moment of every stage */
+    cf_memory_report *reports;
+    int64_t *held;
+} counter;
+
+held_unit held_unit_of(const pipeline *p) {
+    return p->has_model ? HELD_GPU_BYTES : p->counts_bytes ? HELD_TOKEN_BYTES : HELD_TOKENS;
+}
+
+static int64_t length_of(const cf_schedule *schedule, int64_t stage) {
+    return schedule->first[stage + 1] - schedule->first[stage];
+}
+
+/* The bytes, or tokens, of one virtual stage. cf_simulate has added up the same ones. */
+static int64_t weigh(const counter *c, const cf_memory_load *load) {
+    const cf_bytes *bytes = &c->pipe->bytes;
+
+    if (!c->pipe->counts_bytes) return load->live_tokens;
+    return bytes->per_token_activations * load->live_tokens + bytes->per_token_state * load->state_tokens +
+           bytes->per_token_state_gradient * load->state_gradient_tokens +
+           bytes->per_token_boundary * load->input_tokens;
+}
+
+static void count_tokens(counter *c, int64_t stage) {
+    int64_t n_virtual = c->schedule->n_virtual, n = length_of(c->schedule, stage) * n_virtual, i;
+
+    for (i = 0; i < n; i++)
+        c->held[c->schedule->first[stage] + i / n_virtual] += weigh(c, &c->moments[stage][i]);
+}
+
+/* The moment number i of every stage that has so many. */
+static cf_result count_moment(counter *c, int64_t i, cf_error *error) {
+    const cf_schedule *s = c->schedule;
+    int64_t stage, row, n_v = s->n_stages * s->n_virtual;
+    cf_result result;
+
+    memset(c->loads, 0, (size_t)n_v * sizeof *c->loads);
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (row = 0; row < s->n_virtual && i < length_of(s, stage); row++)
+            c->loads[cf_placement_at(s->placement, s->n_stages, row, stage)] =
+                c->moments[stage][i * s->n_virtual + row];
+    result = cf_memory_estimate(&c->desc, c->loads, n_v, c->reports, s->n_stages, error);
+    for (stage = 0; stage < s->n_stages && result == CF_OK; stage++)
+        if (i < length_of(s, stage)) c->held[s->first[stage] + i] = c->reports[stage].total;
+    return result;
+}
+
+static cf_result count(counter *c, cf_error *error) {
+    int64_t stage, i, most = 0;
+    cf_result result = CF_OK;
+
+    for (stage = 0; stage < c->schedule->n_stages && result == CF_OK; stage++) {
+        int64_t n = length_of(c->schedule, stage);
+        if (n > most) most = n;
+        c->moments[stage] = (cf_memory_load *)calloc((size_t)(n * c->schedule->n_virtual + 1), sizeof **c->moments);
+        if (!c->moments[stage]) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
+        result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->n_virtual, error);
+        if (result == CF_OK && !c->pipe->has_model) count_tokens(c, stage);
+    }
+    for (i = 0; i < most && result == CF_OK && c->pipe->has_model; i++) result = count_moment(c, i, error);
+    return result;
+}
+
+static void close_counter(counter *c) {
+    int64_t stage;
+
+    for (stage = 0; c->moments && stage < c->schedule->n_stages; stage++) free(c->moments[stage]);
+    free(c->moments);
+    free(c->loads);
+    free(c->reports);
+}
+
+cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
+                    int64_t **out, cf_error *error) {
+    size_t n_stages = (size_t)schedule->n_stages;
+    counter c;
+    cf_result result;
+
+    memset(&c, 0, sizeof c);
+    c.pipe = p;
+    c.plan = plan;
+    c.schedule = schedule;
+    if (p->has_model) c.desc = pipeline_memory_of(p, schedule, recompute);
+    c.moments = (cf_memory_load **)calloc(n_stages, sizeof *c.moments);
+    c.loads = (cf_memory_load *)calloc(n_stages * (size_t)schedule->n_virtual, sizeof *c.loads);
+    c.reports = (cf_memory_report *)calloc(n_stages, sizeof *c.reports);
+    c.held = (int64_t *)calloc((size_t)schedule->n_actions + 1, sizeof *c.held);
+    if (c.moments && c.loads && c.reports && c.held) result = count(&c, error);
+    else result = cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
+    close_counter(&c);
+    if (result == CF_OK) *out = c.held;
+    else free(c.held);
+    return result;
+}

@@ -1,0 +1,18 @@
+/* held.h - what each stage holds while its actions run: memory over time. */
+
+#ifndef CHUNKFLOW_HELD_H
+#define CHUNKFLOW_HELD_H
+
+#include "pipeline.h"
+
+/* What is counted: bytes of a GPU with everything on it, where there is a model; else the bytes of --token-bytes, where
+   these were given; else tokens whose activations are kept. The last two count every virtual stage's copy. */
+typedef enum held_unit { HELD_GPU_BYTES, HELD_TOKEN_BYTES, HELD_TOKENS } held_unit;
+
+held_unit held_unit_of(const pipeline *p);
+
+/* *out: (n_actions) parallel to schedule->actions, what the action's stage holds while it runs; to be freed. */
+cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
+                    int64_t **out, cf_error *error);
+
+#endif /* CHUNKFLOW_HELD_H */

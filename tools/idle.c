@@ -1,0 +1,452 @@
+/* idle.c - why stages stand idle.
+
+   For every pass it is found when it could have run: at the latest of the arrivals of what it needs, and when it
+   could have if memory, transfers or state were no matter. The least of these along a stage's list, from its end
+   backwards, says for the gap before a pass from which moment on some pass behind the gap could have filled it. So each
+   cause begins to hold at one moment of a gap, and a gap has at most a handful of pieces. */
+
+#include "idle.h"
+
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NEVER DBL_MAX
+
+const char *idle_cause_name(idle_cause cause) {
+#define IDLE_ITEM(name, text) text,
+    static const char *const names[] = {IDLE_CAUSES(IDLE_ITEM)};
+#undef IDLE_ITEM
+    return (unsigned)cause < IDLE_CAUSE_COUNT ? names[cause] : "?";
+}
+
+/* When a pass could have run. */
+typedef struct moments {
+    double ready;       /* with all that it needs, and a place among the K of its group */
+    double roomy;       /* if there were room for its activations; NEVER where it takes none */
+    double instant;     /* if transfers took no time */
+    double stateless;   /* if it needed no K and V, and no gradients of them, of its group */
+} moments;
+
+typedef struct finder {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cf_timeline *timeline;
+    const cf_timing *timing;
+    int64_t n, n_v;          /* chunks of the rank, virtual stages */
+    int32_t *at;             /* (n_v x n x PLACES) the action of a pass of a chunk on a virtual stage; -1: none */
+    moments *own;            /* (n_actions) */
+    moments *behind;         /* (n_actions) the earliest of this pass and those behind it on its stage */
+    double *takers;          /* (n_actions) the earliest `ready` of those that take room, in the same way */
+    double *others;          /* (n_actions) and of those that do not */
+    int32_t *kept;           /* (n_actions) chunks that the stage keeps before the action */
+    double *slot;            /* (n_groups x n_v) when a place among the K of a group was last given back */
+    int32_t *in_group;       /* (n_groups x n_v) chunks of the group that are kept */
+    double mean[CF_COMPUTE_PASS_COUNT]; /* seconds of a pass of that kind */
+    idle_report out;
+    int64_t n_pieces;
+} finder;
+
+enum { PLACES = 4 }; /* F, R, B or I, W */
+
+static double later(double a, double b) { return a > b ? a : b; }
+static double sooner(double a, double b) { return a < b ? a : b; }
+
+static const cf_action *action_of(const finder *f, int64_t id) { return &f->schedule->actions[id]; }
+static const cf_chunk *chunk_of(const finder *f, int64_t id) { return &f->plan->chunks[action_of(f, id)->chunk]; }
+static int is_pass(const finder *f, int64_t id) { return action_of(f, id)->pass < CF_COMPUTE_PASS_COUNT; }
+static int takes_room(const finder *f, int64_t id) { return action_of(f, id)->pass <= CF_R && action_of(f, id)->keep; }
+
+static int gives_room(const finder *f, int64_t id) {
+    return action_of(f, id)->pass == CF_B || action_of(f, id)->pass == CF_W;
+}
+
+static int64_t physical(const finder *f, int64_t v) {
+    return cf_placement_stage(f->schedule->placement, f->schedule->n_stages, v);
+}
+
+/* Where the action of a pass is noted; NULL where there is no such chunk of the rank, or no such virtual stage. */
+static int32_t *place_of(const finder *f, int pass, int64_t chunk, int64_t v) {
+    int64_t i = chunk - f->schedule->rank * f->n;
+    if (i < 0 || i >= f->n || v < 0 || v >= f->n_v) return NULL;
+    return &f->at[(v * f->n + i) * PLACES + pass - (pass > CF_B)];
+}
+
+static int64_t find(const finder *f, int pass, int64_t chunk, int64_t v) {
+    const int32_t *place = place_of(f, pass, chunk, v);
+    return place ? *place : -1;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   What a pass needs
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The passes that one waits for, whatever the order of its stage. -1: none. */
+typedef struct needs {
+    int64_t from_stage; /* the neighbour's pass whose result it takes */
+    int64_t state;      /* the pass of its group on its own virtual stage */
+    int64_t own;        /* the pass of its own chunk there */
+} needs;
+
+/* The chunk so many on in the group; -1 if there is none. */
+static int64_t in_group(const finder *f, const cf_action *a, int64_t on) {
+    const cf_chunk *chunk = &f->plan->chunks[a->chunk];
+    if (chunk->group < 0 || chunk->index + on < 0) return -1;
+    return chunk->index + on < f->plan->groups[chunk->group].n_chunks ? a->chunk + on : -1;
+}
+
+static needs needs_of(const finder *f, int64_t id) {
+    const cf_action *a = action_of(f, id);
+    needs n = {-1, -1, -1};
+
+    switch (a->pass) {
+    case CF_F:
+        n.from_stage = find(f, CF_F, a->chunk, a->stage - 1);
+        n.state = find(f, CF_F, in_group(f, a, -1), a->stage);
+        break;
+    case CF_R:
+        if (f->schedule->replay == CF_REPLAY_PIPELINE) n.from_stage = find(f, CF_R, a->chunk, a->stage - 1);
+        n.own = find(f, CF_F, a->chunk, a->stage);
+        break;
+    case CF_W: n.own = find(f, CF_B, a->chunk, a->stage); break;
+    default:
+        n.from_stage = find(f, CF_B, a->chunk, a->stage + 1);
+        n.state = find(f, CF_B, in_group(f, a, 1), a->stage);
+        n.own = find(f, CF_R, a->chunk, a->stage);
+        if (n.own < 0) n.own = find(f, CF_F, a->chunk, a->stage);
+    }
+    return n;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   When results arrive
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The virtual stage that takes what a pass makes; -1: none. */
+static int64_t taker_of(const finder *f, int64_t id) {
+    const cf_action *a = action_of(f, id);
+
+    if (a->pass == CF_W) return -1;
+    if (a->pass == CF_R && f->schedule->replay != CF_REPLAY_PIPELINE) return -1;
+    if (a->pass == CF_B || a->pass == CF_I) return a->stage - 1;
+    return find(f, a->pass, a->chunk, a->stage + 1) >= 0 ? a->stage + 1 : -1;
+}
+
+/* A stage sends what it makes in the order in which it is made, with a queue for each direction. With no_overlap the
+   result is there at once, and both stages are busy with it afterwards. */
+static void note_arrival(finder *f, int64_t id, double free_at[2]) {
+    const cf_action *a = action_of(f, id);
+    int64_t to = taker_of(f, id), row = a->stage / f->schedule->n_stages;
+    int turned = f->schedule->placement == CF_PLACEMENT_V && row % 2 == 1, queue = (to < a->stage) != turned;
+    double end = f->timeline->end[id], seconds;
+
+    f->out.sent[id] = -1;
+    f->out.arrived[id] = end;
+    if (to < 0 || physical(f, to) == physical(f, a->stage) || !f->timing) return;
+    seconds = f->timing->latency + f->timing->seconds_per_token * (double)chunk_of(f, id)->padded;
+    f->out.sent[id] = end;
+    if (f->timing->no_overlap) return;
+    f->out.sent[id] = later(end, free_at[queue]);
+    f->out.arrived[id] = free_at[queue] = f->out.sent[id] + seconds;
+}
+
+static void note_arrivals(finder *f) {
+    int64_t s, i;
+
+    for (s = 0; s < f->schedule->n_stages; s++) {
+        double free_at[2] = {0, 0};
+        for (i = f->schedule->first[s]; i < f->schedule->first[s + 1]; i++)
+            if (is_pass(f, i)) note_arrival(f, i, free_at);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   When passes could have run
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Where a replay's group has K chunks kept at its turn in the list, it had to wait for the one given back last. */
+static double slot_of(const finder *f, int64_t id) {
+    const cf_chunk *chunk = chunk_of(f, id);
+    int64_t cell = chunk->group * f->n_v + action_of(f, id)->stage;
+
+    if (action_of(f, id)->pass != CF_R || chunk->group < 0) return 0;
+    return f->in_group[cell] + 1 >= f->schedule->k ? f->slot[cell] : 0;
+}
+
+static void note_moments(finder *f, int64_t id) {
+    needs n = needs_of(f, id);
+    moments *m = &f->own[id];
+    double own = n.own >= 0 ? f->timeline->end[n.own] : 0, state = n.state >= 0 ? f->timeline->end[n.state] : 0;
+    double made = n.from_stage >= 0 ? f->timeline->end[n.from_stage] : 0;
+    double arrived = n.from_stage >= 0 ? f->out.arrived[n.from_stage] : 0;
+    double slot = slot_of(f, id);
+
+    m->ready = later(later(own, state), later(arrived, slot));
+    m->roomy = takes_room(f, id) ? later(later(own, state), arrived) : NEVER;
+    m->instant = later(later(own, state), later(made, slot));
+    m->stateless = later(later(own, arrived), slot);
+}
+
+/* The books of a stage: chunks kept, and by group when places were given back. */
+static void keep_books(finder *f, int64_t id, int32_t *kept) {
+    const cf_chunk *chunk = chunk_of(f, id);
+    int64_t cell = chunk->group * f->n_v + action_of(f, id)->stage;
+    int32_t change = takes_room(f, id) - gives_room(f, id);
+
+    *kept += change;
+    if (chunk->group < 0) return;
+    f->in_group[cell] += change;
+    if (change < 0) f->slot[cell] = f->timeline->end[id];
+}
+
+static void walk_forwards(finder *f, int64_t stage) {
+    int64_t i;
+    int32_t kept = 0;
+
+    for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++) {
+        f->kept[i] = kept;
+        if (!is_pass(f, i)) continue;
+        note_moments(f, i);
+        keep_books(f, i, &kept);
+    }
+}
+
+static void walk_backwards(finder *f, int64_t stage) {
+    moments least = {NEVER, NEVER, NEVER, NEVER};
+    double takers = NEVER, others = NEVER;
+    int64_t i;
+
+    for (i = f->schedule->first[stage + 1] - 1; i >= f->schedule->first[stage]; i--) {
+        if (is_pass(f, i)) {
+            const moments *m = &f->own[i];
+            least.roomy = sooner(least.roomy, m->roomy);
+            least.instant = sooner(least.instant, m->instant);
+            least.stateless = sooner(least.stateless, m->stateless);
+            if (takes_room(f, i)) takers = sooner(takers, m->ready);
+            else others = sooner(others, m->ready);
+        }
+        f->behind[i] = least;
+        f->takers[i] = takers;
+        f->others[i] = others;
+    }
+}
+
+static void note_means(finder *f) {
+    int64_t i, n[CF_COMPUTE_PASS_COUNT] = {0};
+    int pass;
+
+    for (i = 0; i < f->schedule->n_actions; i++) {
+        if (!is_pass(f, i)) continue;
+        f->mean[action_of(f, i)->pass] += f->timeline->end[i] - f->timeline->start[i];
+        n[action_of(f, i)->pass]++;
+    }
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (n[pass] > 0) f->mean[pass] /= (double)n[pass];
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The pieces of a gap
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* From which moment on each cause holds, and to which. */
+typedef struct span {
+    double from, to;
+} span;
+
+static void fill_spans(const finder *f, int64_t stage, int64_t id, span spans[IDLE_CAUSE_COUNT]) {
+    int64_t limit = f->schedule->limits ? f->schedule->limits[stage] : 0, last = f->schedule->first[stage + 1] - 1;
+    int64_t maker = needs_of(f, id).from_stage;
+    int blocks = f->timing && f->timing->no_overlap, pass = action_of(f, id)->pass;
+
+    spans[blocks ? IDLE_TRANSFER : IDLE_OVERHEAD].from = f->own[id].ready;
+    if (id < last) {
+        spans[IDLE_ORDER].from = f->others[id + 1];
+        if (limit <= 0 || f->kept[id] < limit)
+            spans[IDLE_ORDER].from = sooner(spans[IDLE_ORDER].from, f->takers[id + 1]);
+    }
+    spans[IDLE_MEMORY].from = f->behind[id].roomy;
+    spans[IDLE_TRANSFER].from = sooner(spans[IDLE_TRANSFER].from, f->behind[id].instant);
+    spans[IDLE_STATE].from = f->behind[id].stateless;
+    if (maker >= 0) {
+        spans[IDLE_IMBALANCE].from = f->timeline->start[maker] + f->mean[action_of(f, maker)->pass];
+        spans[IDLE_IMBALANCE].to = f->timeline->end[maker];
+    }
+    spans[pass == CF_F || pass == CF_R ? IDLE_ACTIVATION : IDLE_GRADIENT].from = 0;
+}
+
+static void add_piece(finder *f, int64_t stage, double start, double end, int64_t before, idle_cause cause) {
+    idle_piece *last = f->n_pieces > f->out.first[stage] ? &f->out.pieces[f->n_pieces - 1] : NULL;
+
+    if (!(end > start)) return;
+    if (last && last->cause == cause && last->before == before) {
+        last->end = end;
+        return;
+    }
+    last = &f->out.pieces[f->n_pieces++];
+    last->start = start;
+    last->end = end;
+    last->before = before;
+    last->cause = cause;
+}
+
+/* The first cause that holds at a moment, and in *until when that may change. */
+static idle_cause cause_at(const span spans[IDLE_CAUSE_COUNT], double moment, double *until) {
+    int cause, found = IDLE_CAUSE_COUNT - 1;
+
+    for (cause = IDLE_CAUSE_COUNT - 1; cause >= 0; cause--) {
+        if (spans[cause].from > moment) *until = sooner(*until, spans[cause].from);
+        else if (spans[cause].to > moment) {
+            *until = sooner(*until, spans[cause].to);
+            found = cause;
+        }
+    }
+    return (idle_cause)found;
+}
+
+static void split_gap(finder *f, int64_t stage, double start, double end, int64_t before) {
+    span spans[IDLE_CAUSE_COUNT];
+    int cause;
+
+    for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) spans[cause].from = spans[cause].to = NEVER;
+    fill_spans(f, stage, before, spans);
+    while (start < end) {
+        double until = end;
+        idle_cause found = cause_at(spans, start, &until);
+        add_piece(f, stage, start, until, before, found);
+        start = until;
+    }
+}
+
+static void find_pieces(finder *f, int64_t stage) {
+    double free_at = 0;
+    int64_t i;
+    int begun = 0;
+
+    f->out.first[stage] = f->n_pieces;
+    for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++) {
+        if (!is_pass(f, i)) continue;
+        if (begun) split_gap(f, stage, free_at, f->timeline->start[i], i);
+        else add_piece(f, stage, 0, f->timeline->start[i], i, IDLE_WARM_UP);
+        begun = 1;
+        free_at = later(free_at, f->timeline->end[i]);
+    }
+    add_piece(f, stage, free_at, f->timeline->makespan, -1, IDLE_DRAIN);
+    f->out.first[stage + 1] = f->n_pieces;
+    for (i = f->out.first[stage]; i < f->n_pieces; i++)
+        f->out.stages[stage].seconds[f->out.pieces[i].cause] += f->out.pieces[i].end - f->out.pieces[i].start;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The critical path
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void bind(finder *f, int64_t id, int64_t to, double arrived, double *latest) {
+    if (to < 0 || arrived <= *latest) return;
+    *latest = arrived;
+    f->out.waited_for[id] = (int32_t)to;
+}
+
+static void note_waits(finder *f, int64_t stage) {
+    int64_t i, before = -1;
+
+    for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++) {
+        double latest = -1;
+        needs n;
+        f->out.waited_for[i] = -1;
+        if (!is_pass(f, i)) continue;
+        n = needs_of(f, i);
+        bind(f, i, before, before >= 0 ? f->timeline->end[before] : 0, &latest);
+        bind(f, i, n.from_stage, n.from_stage >= 0 ? f->out.arrived[n.from_stage] : 0, &latest);
+        before = i;
+    }
+}
+
+static void note_path(finder *f) {
+    int64_t i, last = -1, n = 0;
+
+    for (i = 0; i < f->schedule->n_actions; i++)
+        if (is_pass(f, i) && (last < 0 || f->timeline->end[i] > f->timeline->end[last])) last = i;
+    for (i = last; i >= 0 && n < f->schedule->n_actions; i = f->out.waited_for[i]) n++;
+    f->out.n_path = n;
+    for (i = last; n > 0; i = f->out.waited_for[i]) f->out.path[--n] = (int32_t)i;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Memory
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void *take(char *memory, size_t *used, int64_t n, size_t size) {
+    void *at = memory ? memory + *used : NULL;
+    *used += ((size_t)n * size + 15) & ~(size_t)15;
+    return at;
+}
+
+/* The most pieces that a gap can be cut into: every cause but the first two begins once, and one of them ends. */
+enum { MOST_PIECES = IDLE_CAUSE_COUNT };
+
+static size_t lay_out(finder *f, char *memory) {
+    const cf_schedule *s = f->schedule;
+    int64_t cells = f->n_v * f->n, groups = f->plan->n_groups * f->n_v;
+    size_t used = 0;
+
+    f->out.first = (int64_t *)take(memory, &used, s->n_stages + 1, sizeof *f->out.first);
+    f->out.stages = (idle_stage *)take(memory, &used, s->n_stages, sizeof *f->out.stages);
+    f->out.pieces = (idle_piece *)take(memory, &used, MOST_PIECES * s->n_actions + s->n_stages, sizeof *f->out.pieces);
+    f->out.sent = (double *)take(memory, &used, s->n_actions, sizeof(double));
+    f->out.arrived = (double *)take(memory, &used, s->n_actions, sizeof(double));
+    f->out.waited_for = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
+    f->out.path = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
+    f->at = (int32_t *)take(memory, &used, cells * PLACES, sizeof(int32_t));
+    f->own = (moments *)take(memory, &used, s->n_actions, sizeof *f->own);
+    f->behind = (moments *)take(memory, &used, s->n_actions, sizeof *f->behind);
+    f->takers = (double *)take(memory, &used, s->n_actions, sizeof(double));
+    f->others = (double *)take(memory, &used, s->n_actions, sizeof(double));
+    f->kept = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
+    f->slot = (double *)take(memory, &used, groups, sizeof(double));
+    f->in_group = (int32_t *)take(memory, &used, groups, sizeof(int32_t));
+    return used;
+}
+
+static void fill(finder *f) {
+    int64_t i, s;
+
+    memset(f->at, 0xff, (size_t)(f->n_v * f->n * PLACES) * sizeof *f->at);
+    for (i = 0; i < f->schedule->n_actions; i++)
+        if (is_pass(f, i))
+            *place_of(f, action_of(f, i)->pass, action_of(f, i)->chunk, action_of(f, i)->stage) = (int32_t)i;
+    note_means(f);
+    note_arrivals(f);
+    for (s = 0; s < f->schedule->n_stages; s++) {
+        walk_forwards(f, s);
+        walk_backwards(f, s);
+        find_pieces(f, s);
+        note_waits(f, s);
+    }
+    note_path(f);
+}
+
+cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
+                    const cf_timing *timing, idle_report *out, cf_error *error) {
+    finder f;
+
+    memset(&f, 0, sizeof f);
+    f.plan = plan;
+    f.schedule = schedule;
+    f.timeline = timeline;
+    f.timing = timing;
+    f.n = plan->n_steps;
+    f.n_v = schedule->n_stages * schedule->n_virtual;
+    f.out.n_actions = schedule->n_actions;
+    f.out.n_stages = schedule->n_stages;
+    f.out.memory = calloc(1, lay_out(&f, NULL) + 16);
+    if (!f.out.memory) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
+    (void)lay_out(&f, (char *)f.out.memory);
+    fill(&f);
+    *out = f.out;
+    return CF_OK;
+}
+
+void idle_free(idle_report *report) {
+    free(report->memory);
+    memset(report, 0, sizeof *report);
+}

@@ -1,0 +1,41 @@
+# embed.awk - report.html.in with its style and its script, as C: an array of lines before the data, and one behind it.
+#
+#     awk -v at=tools/report -f embed.awk tools/report/report.html.in >report_page.c
+#
+# A line of the page "@NAME@" stands for the file NAME, and "@data@" for the place where the arrays part.
+
+# Letter by letter: what gsub makes of backslashes is not the same in every awk. A '?' could begin a trigraph.
+function put(line,    i, letter, text) {
+    text = ""
+    for (i = 1; i <= length(line); i++) {
+        letter = substr(line, i, 1)
+        text = text (index("\"\\?", letter) > 0 ? "\\" : "") letter
+    }
+    print "    \"" text "\\n\","
+}
+
+function put_file(name,    line) {
+    while ((getline line < name) > 0) put(line)
+    close(name)
+}
+
+BEGIN {
+    print "/* Made by tools/report/embed.awk. */"
+    print "#include \"tools/report_page.h\"\n"
+    print "const char *const report_page_head[] = {"
+}
+
+/^@data@$/ {
+    print "    0};\n"
+    print "const char *const report_page_tail[] = {"
+    next
+}
+
+/^@[a-z.]+@$/ {
+    put_file(at "/" substr($0, 2, length($0) - 2))
+    next
+}
+
+{ put($0) }
+
+END { print "    0};" }
