@@ -236,11 +236,13 @@ typedef struct batch {
     int64_t *length;         /* (count) tokens: what cf_pack wants to know */
     const uint16_t **tokens; /* (count) */
     int64_t *prompt;         /* (count) first tokens of each sequence that are no targets */
+    const unsigned char **ignored; /* (count) the same as chunkflow wants it: a byte for each token */
     int64_t n_tokens, n_targets;
 } batch;
 
 static inline batch batch_new(int64_t count) {
-    batch b = {count, TAKE(int64_t, count), TAKE(const uint16_t *, count), TAKE(int64_t, count), 0, 0};
+    batch b = {count, TAKE(int64_t, count), TAKE(const uint16_t *, count), TAKE(int64_t, count),
+               TAKE(const unsigned char *, count), 0, 0};
     return b;
 }
 
@@ -248,6 +250,8 @@ static inline void batch_free(batch *b) {
     free(b->length);
     free(b->tokens);
     free(b->prompt);
+    for (int64_t i = 0; i < b->count; i++) free((void *)b->ignored[i]);
+    free(b->ignored);
     memset(b, 0, sizeof *b);
 }
 
@@ -258,6 +262,9 @@ static inline void batch_put(batch *b, int64_t i, const documents *d, int64_t do
     b->length[i] = length;
     b->tokens[i] = d->tokens + d->first[document];
     b->prompt[i] = min_of(length, max_of(prompt, (int64_t)(fraction * (double)length)));
+    unsigned char *ignored = TAKE(unsigned char, length);
+    memset(ignored, 1, (size_t)b->prompt[i]);
+    b->ignored[i] = ignored;
     b->n_tokens += length;
     b->n_targets += max_of(0, length - max_of(1, b->prompt[i])); /* the first token is never a target */
 }

@@ -193,8 +193,20 @@ static host *new_host(books *b, const cf_schedule *schedule) {
     return h;
 }
 
-static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+/* The rows that a slot must hold, from the definition: all that a chunk's tensors, or the keys of a group's chunk, have. */
+static int64_t rows_wanted(const cf_plan *plan, cf_resource what, int64_t owner) {
+    int64_t i, most = 0;
+    if (what != CF_RESOURCE_STATE) return plan->chunks[owner].padded;
+    for (i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].group == owner) raise_to(&most, plan->chunks[i].prefix + plan->chunks[i].padded);
+    return most;
+}
+
+static int host_acquire(void *user, const cf_slot *taken) {
     host *h = (host *)user;
+    const cf_resource what = taken->what;
+    const int64_t slot = taken->slot, owner = taken->owner, stage = taken->stage;
+    CHECK_INT(taken->rows, rows_wanted(h->b->plan, what, owner));
     CHECK(!h->failed);
     CHECK(what == CF_RESOURCE_ACTIVATIONS || what == CF_RESOURCE_STATE);
     CHECK(slot >= 0 && slot < MOST_CHUNKS);
@@ -213,8 +225,11 @@ static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owne
     return 0;
 }
 
-static void host_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void host_release(void *user, const cf_slot *freed) {
     host *h = (host *)user;
+    const cf_resource what = freed->what;
+    const int64_t slot = freed->slot, owner = freed->owner, stage = freed->stage;
+    CHECK_INT(freed->rows, rows_wanted(h->b->plan, what, owner));
     CHECK(slot >= 0 && slot < MOST_CHUNKS && owner >= 0);
     CHECK_INT(h->owner[what][slot], owner);
     CHECK_INT(h->stage_of[what][slot], stage);

@@ -78,23 +78,27 @@ static int on_prefetch(void *user, const cf_step *step) {
     return note((notes *)user, step);
 }
 
-static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static int on_acquire(void *user, const cf_slot *taken) {
     notes *all = (notes *)user;
+    const cf_resource what = taken->what;
+    const int64_t slot = taken->slot;
     if (++all->calls == all->fail_at) return 41;
     if (slot < 0 || slot >= 512 || all->owner[what][slot] >= 0) {
         all->bad = 1;
         return 0;
     }
-    all->owner[what][slot] = owner;
-    all->stage_of[what][slot] = stage;
+    all->owner[what][slot] = taken->owner;
+    all->stage_of[what][slot] = taken->stage;
     all->acquired++;
     if (++all->live[what] > all->peak[what]) all->peak[what] = all->live[what];
     return 0;
 }
 
-static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void on_release(void *user, const cf_slot *freed) {
     notes *all = (notes *)user;
-    if (slot < 0 || slot >= 512 || all->owner[what][slot] != owner || all->stage_of[what][slot] != stage) {
+    const cf_resource what = freed->what;
+    const int64_t slot = freed->slot;
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] != freed->owner || all->stage_of[what][slot] != freed->stage) {
         all->bad = 1;
         return;
     }

@@ -813,7 +813,7 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
         if (x.action.pass == CF_B || x.action.pass == CF_I)
             claim_chunk_rows(&all, m, p, moves[{x.action.stage, x.action.chunk}], x);
         if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same */
-            all.add(x.step.positions, 4 * x.step.metadata->padded, 0, n, "positions", x.action.chunk);
+            all.add(x.step.positions, 4 * x.step.metadata->rows, 0, n, "positions", x.action.chunk);
     }
     cf_executor_memory memory = {};
     cf_error error = {};
@@ -835,11 +835,10 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
 
 /* The interpreter's books, by a dry run of another's. */
 static bool check_books(const device_model &m, int64_t stage) {
-    cf_run_desc dry = {};
     cf_run_stats stats = {};
     cf_executor_memory memory = {};
     cf_error error = {};
-    return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, &dry, &stats, &error), CF_OK) &&
+    return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, nullptr, &stats, &error), CF_OK) &&
            CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK) &&
            CHECK_INT(memory.stats.done, stats.done) && CHECK_INT(memory.stats.peak_slots, stats.peak_slots) &&
            CHECK_INT(memory.stats.peak_tokens, stats.peak_tokens) &&
@@ -1497,10 +1496,9 @@ TEST(attention_of_each_chunk) {
         if (!CHECK(a != nullptr) || !CHECK_INT(a->desc.n_slices, c->n_slices)) return 1;
         CHECK(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, step->device) == cudaSuccess);
         CHECK_INT(a->desc.n_processors, n_processors);
-        CHECK_INT(a->rows_q, c->n_slices ? step->metadata->cu_seqlens_q_padded[c->n_slices - 1] +
-                                               step->metadata->cu_seqlens_q[c->n_slices] -
-                                               step->metadata->cu_seqlens_q[c->n_slices - 1]
-                                         : 0);
+        const cf_slice *last = step->step->plan->slices + c->first_slice + c->n_slices - 1;
+        CHECK_INT(a->rows_q, c->n_slices ? last->offset + last->length : 0);
+        CHECK_INT(step->metadata->cu_seqlens_q[step->metadata->n_seqs], c->padded);
         CHECK(step->attention_workspace_bytes >= std::max(a->forward_bytes, a->backward_bytes));
         std::vector<unsigned char> tiles(a->tiles_bytes + 1);
         std::vector<int32_t> ids((size_t)c->padded + 1);
