@@ -116,7 +116,7 @@ typedef struct chunk_runner {
     const weights *weights;
     weights *gradient;
     uint64_t seed;
-    double loss;
+    double *losses;           /* (chunks of the plan) added up at the end, so that no schedule changes the sum */
     int64_t live_bytes, peak_live_bytes; /* activation slots in use */
 } chunk_runner;
 
@@ -135,17 +135,30 @@ static inline void chunk_runner_free(chunk_runner *r) {
     if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
     free(r->slots);
     free(r->states);
+    free(r->losses);
     chunk_feed_free(&r->feed);
     memset(r, 0, sizeof *r);
+}
+
+/* Makes ready for a batch. */
+static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan, const batch *b, const weights *w,
+                                           weights *gradient, cf_error *error) {
+    r->plan = plan;
+    r->batch = b;
+    r->weights = w;
+    r->gradient = gradient;
+    r->live_bytes = r->peak_live_bytes = 0;
+    free(r->losses);
+    r->losses = TAKE(double, plan->n_chunks);
+    return chunk_feed_begin(&r->feed, plan, b, error);
 }
 
 /* Makes room for a plan and its schedule. How much they need is known before the first forward, and as all slots have
    ChunkSize rows, memory is taken only if no earlier batch needed as much. */
 static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_schedule *schedule,
-                                             const batch *b, cf_error *error) {
+                                             cf_error *error) {
     int64_t earlier_prefix = r->most.prefix;
     cf_result result = cf_run_capacity(plan, schedule, 0, &r->most, error);
-    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, error);
     if (result != CF_OK) return result;
     if (!r->scratch.flat || r->most.prefix > earlier_prefix) {
         if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
@@ -187,7 +200,8 @@ static inline int forward_chunk(void *user, const cf_step *step) {
     if (result != CF_OK) return (int)result;
     pass p = pass_of(r, step);
     p.stage.has_head = step->wants_loss;
-    r->loss += model_forward(&p);
+    double loss = model_forward(&p);
+    if (step->wants_loss) r->losses[step->action.chunk] = loss;
     return 0;
 }
 
@@ -241,7 +255,7 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
     cf_run_stats stats = {0};
     order.rank = rank;
     cf_result result = cf_schedule_make(plan, &order, &schedule, error);
-    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, r->batch, error);
+    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
     if (result == CF_OK) {
         run.user = r;
         run.forward = forward_chunk;
@@ -269,17 +283,12 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
     chunked_result sum = {0};
     cf_result code = cf_pack(b->length, b->count, &r->packing, &plan, error);
     if (code != CF_OK) return code;
-    r->plan = plan;
-    r->batch = b;
-    r->weights = w;
-    r->gradient = gradient;
     r->seed = seed;
-    r->loss = 0;
-    r->live_bytes = r->peak_live_bytes = 0;
+    code = chunk_runner_begin(r, plan, b, w, gradient, error);
     for (int64_t rank = 0; rank < plan->n_ranks && code == CF_OK; rank++) code = run_rank(r, plan, rank, &sum, error);
     if (code == CF_OK) {
         cf_plan_measure(plan, NULL, &stats);
-        sum.loss = r->loss;
+        for (int64_t i = 0; i < plan->n_chunks; i++) sum.loss += r->losses[i];
         sum.n_chunks = plan->n_chunks;
         sum.n_hybrid = stats.n_hybrid;
         sum.largest_group = stats.largest_group;

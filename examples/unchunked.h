@@ -29,7 +29,7 @@ static inline double unchunked_gradients(const model_config *config, const weigh
             sequence[t] = (int32_t)i;
             weight[t] = batch_loss_weight(b);
             token[t] = b->tokens[i][t];
-            target[t] = t + 1 < n && t + 1 >= b->prompt[i] ? b->tokens[i][t + 1] : -1;
+            target[t] = batch_target(b, i, t);
         }
         activations kept = activations_new(config, &whole, n, 1, MEMORY_ACTIVATIONS, meter);
         workspace scratch = workspace_new(config, n, 0, meter);

@@ -193,7 +193,7 @@ static host *new_host(books *b, const cf_schedule *schedule) {
     return h;
 }
 
-/* The rows that a slot must hold, from the definition: all that a chunk's tensors, or the keys of a group's chunk, have. */
+/* The rows that a slot must hold: as many as a chunk's tensors have, or the keys of any chunk of a group. */
 static int64_t rows_wanted(const cf_plan *plan, cf_resource what, int64_t owner) {
     int64_t i, most = 0;
     if (what != CF_RESOURCE_STATE) return plan->chunks[owner].padded;

@@ -98,7 +98,8 @@ static void on_release(void *user, const cf_slot *freed) {
     notes *all = (notes *)user;
     const cf_resource what = freed->what;
     const int64_t slot = freed->slot;
-    if (slot < 0 || slot >= 512 || all->owner[what][slot] != freed->owner || all->stage_of[what][slot] != freed->stage) {
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] != freed->owner ||
+        all->stage_of[what][slot] != freed->stage) {
         all->bad = 1;
         return;
     }

@@ -223,7 +223,7 @@ static double reference_loss(const world *x) {
         }
         for (int64_t i = 0; i < c->layers; i++) reference_layer(stream, n, c, &x->weights.layers[i]);
         for (int64_t t = 0; t + 1 < n; t++) {
-            if (t + 1 < x->batch.prompt[s]) continue;
+            if (x->batch.ignored[s][t + 1]) continue;
             double total = 0;
             reference_norm(last, stream + t * h, x->weights.final_norm, h, c->norm_epsilon);
             for (int64_t v = 0; v < c->vocabulary; v++) {
@@ -252,7 +252,7 @@ TEST(loss_equals_the_definition) {
             c.kv_heads = kv_heads;
             c.untied = untied;
             world_begin(&x, &c, lengths, 7, 16, 2, 0);
-            x.batch.prompt[0] = 9;
+            memset((void *)x.batch.ignored[0], 1, 9);
             x.batch.n_targets -= 8;
             chunked_result result;
             double wanted = reference_loss(&x);

@@ -78,11 +78,8 @@ static cf_result train_once(timing_run *run, const batch *b, const weights *w, w
     cf_run_desc desc = {0};
     cf_result result = cf_pack(b->length, b->count, &r->packing, &plan, error);
     if (result == CF_OK) result = cf_schedule_make(plan, &r->order, &schedule, error);
-    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, b, error);
-    r->plan = plan;
-    r->batch = b;
-    r->weights = w;
-    r->gradient = gradient;
+    if (result == CF_OK) result = chunk_runner_begin(r, plan, b, w, gradient, error);
+    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
     desc.user = run;
     desc.forward = timed_forward;
     desc.backward = timed_backward;
