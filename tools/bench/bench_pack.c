@@ -360,7 +360,7 @@ static void at_least(void **memory, size_t *have, size_t need) {
 
 /* Sizes the memory for the largest of the batches. */
 static loader make_loader(const sample *s, int64_t batch, const cf_pack_desc *desc, const cf_schedule_desc *order) {
-    loader l = {NULL, NULL, NULL, 0, 0, 0, NULL};
+    loader l = {NULL, NULL, NULL, 0, 0, 0};
     cf_error error;
     int64_t at;
 
