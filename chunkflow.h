@@ -457,8 +457,8 @@ typedef struct cf_metadata_desc {
     const cf_capacity *capacity;         /* NULL: arrays just as long as the chunk needs. Else its rows, prefix and
                                             n_seqs say how long, so that neither shapes nor offsets in the block change
                                             from chunk to chunk (CUDA graphs): what the chunk leaves is padding */
-    const unsigned char *const *ignored; /* (n_sequences) for each sequence a byte for each token: not 0 where it is no
-                                            target (a prompt). NULL: all are; so, too, in place of one sequence's */
+    const unsigned char *const *ignored; /* (n_sequences) of each sequence a byte for each token: not 0 where that is no
+                                            target (a prompt, say). NULL, here or for a sequence: all of them are */
     const double *weights;               /* (n_sequences) of each sequence's targets, from cf_loss_weights; NULL: no
                                             loss_weights are wanted */
 } cf_metadata_desc;
@@ -466,11 +466,12 @@ typedef struct cf_metadata_desc {
 /* One chunk. Its tensors have `rows` rows: tokens, and padding where `align` or a capacity leave some. Keys and values
    lie in this order: the prefix, then the chunk, prefix + rows in all.
 
-   The four in the middle are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the first
-   slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other slices
-   see only themselves. Every row is in one of the sequences, for a run of padding rows is a sequence of its own: no
-   token sees padding and no row of a result is left unwritten. So padding needs finite numbers in Q, K and V, and a
-   gradient of zero, which it has as long as it has no loss. Sequences that a capacity leaves unused have length 0. */
+   cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
+   first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
+   slices see only themselves. Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
+   no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
+   gradients are zero, since it has no loss. Sequences that a capacity leaves unused have length 0, and of its rows only
+   the first chunk->padded may be put into a group's state, where the rows behind are those of the next chunk. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t tokens;
@@ -499,12 +500,12 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, con
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
-#define CF_MEANS(X)                                                                                      \
+#define CF_MEANS(X)                                                                                       \
     X(CF_MEAN_DEFAULT, "?")           /* CF_MEAN_TOKENS */                                                \
     X(CF_MEAN_TOKENS, "tokens")       /* every target of the batch counts the same */                     \
     X(CF_MEAN_SEQUENCES, "sequences") /* every sequence with a target does, and in it every target */     \
-    X(CF_MEAN_PROMPTS, "prompts")     /* The same with all sequences of a prompt together, which reinforcement \
-                                         learning calls a group (this library has another use for the word). */
+    X(CF_MEAN_PROMPTS, "prompts")     /* The same, with all sequences that answer a prompt together: what \
+                                         reinforcement learning calls a group (a word that is taken here). */
 
 CF_ENUM_OF(cf_mean, CF_MEANS, CF_MEAN_COUNT);
 CHUNKFLOW_API const char *cf_mean_name(cf_mean mean);
@@ -1283,15 +1284,14 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    >>run    the interpreter of one stage's actions
    ================================================================================================================ */
 
-/* What your passes do. Rows, labels and the attention problem of a chunk are those of cf_metadata_fill. What is called
-   the state here has K and V, and when backwards run also dK and dV, of every layer of the virtual stage.
+/* What your passes do. Rows, labels and the attention problem of a chunk are what cf_metadata_fill says. A state slot
+   has K, V, dK and dV of a group, for every layer of the virtual stage.
 
-   F    For each layer, K and V of the chunk's first cf_chunk_state_tokens rows (none without a group) go into the
-        state, from row chunk->prefix on, behind those of the prefix; queries see the prefix and the chunk. What
-        backward will want stays in activation slot `slot`, with K and V of all other rows. The result goes to boundary
-        `output`.
+   F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
+        prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
+        backward will want stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
-        with K and V of the last layer. It needs scratch, of the rows of a chunk, beside the slots that are counted.
+        with K and V of the last layer. It needs scratch, of as many rows, beside the slots that are counted.
    R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
         wants_loss says in which one of the two the head runs and the loss is taken: never in both.
    B    If clear_state_gradient is set, dK and dV are first set to zero, for the slot has those of another group. Then,
@@ -1382,10 +1382,10 @@ typedef struct cf_run_stats {
     int64_t peak_boundaries;   /* most boundary slots in use at once */
 } cf_run_stats;
 
-/* Runs the actions of one stage in order, calling back for each, and keeps the books (desc NULL: nothing but the books,
-   as without callbacks). An F or R with `keep` takes an
-   activation slot until the chunk's B (or W); a group's first F takes a state slot until the backward (B or I) of its
-   first chunk, and holds the tokens of each forwarded chunk until that chunk's own backward.
+/* Runs the actions of one stage in order, calling back for each, and keeps the books; desc NULL, or one without
+   callbacks, is a dry run, which does nothing else. An F or R with `keep` takes an activation slot until the chunk's B
+   (or W); a group's first F takes a state slot until the backward (B or I) of its first chunk, and holds the tokens of
+   each forwarded chunk until that chunk's own backward.
 
    A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end

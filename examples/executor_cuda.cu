@@ -233,17 +233,17 @@ static void upload_rows(trainer *t) {
     memset(&desc, 0, sizeof desc);
     desc.ignored = t->batch.ignored;
     MUST(cf_metadata_size(t->plan, -1, &desc, &bytes, &error));
-    void *const memory = take_memory((int64_t)bytes, 1);
+    void *const arrays = take_memory((int64_t)bytes, 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++) {
         cf_metadata m;
-        MUST(cf_metadata_fill(t->plan, i, &desc, memory, bytes, &m, &error));
+        MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
         for (int64_t row = 0; row < m.rows; row++) {
             const uint16_t *of = m.sequence_ids[row] < 0 ? NULL : t->batch.tokens[m.sequence_ids[row]];
             tokens[t->first_row[i] + row] = of ? of[m.position_ids[row]] : -1;
             targets[t->first_row[i] + row] = m.target_positions[row] < 0 ? -1 : of[m.target_positions[row]];
         }
     }
-    free(memory);
+    free(arrays);
     for (int64_t v = 0; v < t->n_parts; v++) {
         part *p = part_here(t, v);
         if (!p) continue;
