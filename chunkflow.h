@@ -470,8 +470,10 @@ typedef struct cf_metadata_desc {
    first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
    slices see only themselves. Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
    no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
-   gradients are zero, since it has no loss. Sequences that a capacity leaves unused have length 0, and of its rows only
-   the first chunk->padded may be put into a group's state, where the rows behind are those of the next chunk. */
+   gradients are zero, since it has no loss.
+
+   With a capacity, unused sequences have length 0, and rows from chunk->padded on are not the chunk's in a group's
+   state: leave K and V there as they are (finite from the start: set them to zero once), and take no dK and dV. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t tokens;
@@ -1812,10 +1814,10 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
 
    If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, every slot is
    released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the
-   callback's or CUDA's number. CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of
-   the device itself shows later than the action that made it: it is put down to the first action that is not known to
-   have ended; `blocking` finds it exactly. After a `timeout` the executor can be used again once the device has come to
-   an end.
+   callback's or CUDA's number; but what a callback has written into step->step->error goes out as it does from cf_run.
+   CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of the device itself shows later
+   than the action that made it: it is put down to the first action that is not known to have ended; `blocking` finds it
+   exactly. After a `timeout` the executor can be used again once the device has come to an end.
 
    An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
    there before the run is reported, and nothing of the stage starts (CF_ERROR_DEVICE, field "device", item -1). No

@@ -384,6 +384,7 @@ struct device_model {
 
     /* what tests change */
     int64_t fail_at = -1, n_passes = 0; /* this pass reports number 5 */
+    bool raises = false;                /* and says why */
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
     std::function<void(const cf_progress *)> in_progress;
@@ -417,7 +418,9 @@ struct device_model {
         int current = -1;
         if (note) seen.push_back({stage, step->step->position, a, *step});
         if (before) before(step);
-        if (n_passes++ == fail_at) return 5;
+        if (n_passes++ == fail_at && raises)
+            (void)cf_fail(step->step->error, CF_ERROR_SPACE, "registers", 7, 8, 9, "spilled");
+        if (n_passes - 1 == fail_at) return 5;
         if (!may_fail) CHECK(cudaGetDevice(&current) == cudaSuccess && current == device(stage));
         CHECK_INT(step->device, device(stage));
         CHECK(step->stream == cf_executor_stream(executor, stage));
@@ -1023,6 +1026,14 @@ TEST(a_failing_callback) {
         m.fail_at = -1;
         if (i % 7 == 0) REQUIRE(run_and_compare(&m, host));
     }
+    m.clear_results();
+    m.fail_at = n / 2;
+    m.raises = true;
+    REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_SPACE));
+    CHECK(error.code == CF_ERROR_SPACE && error.item == 7 && error.wanted == 8 && error.got == 9);
+    CHECK_STR(error.field, "registers");
+    CHECK(strstr(error.text, ": registers[7]: spilled") != nullptr && strstr(error.text, " of chunk ") != nullptr);
+    m.fail_at = -1;
     REQUIRE(run_and_compare(&m, host));
 }
 
