@@ -20,8 +20,7 @@
    The functions by task
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
-       feed an attention       cf_metadata_size + cf_metadata_fill (cu_seqlens_q/k, max_seqlen), cf_position_ids,
-         kernel                cf_sequence_ids
+       feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
        what waits for what     cf_graph_make, cf_graph_defaults, cf_graph_node, cf_graph_free
          longest path, slack   cf_critical_make, cf_critical_free
          with your executor    cf_graph_start, cf_graph_complete
@@ -31,7 +30,7 @@
          from your own clock   cf_timeline_measured
          no faster than        cf_schedule_bounds
        add the transfers       cf_schedule_lower
-       run them                cf_run, cf_run_size, cf_chunk_seed
+       run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
        write                   cf_write_plan_json, cf_write_schedule_json
@@ -438,44 +437,97 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* ================================================================================================================
-   >>metadata    plan -> what an attention kernel is told
+   >>metadata    plan -> what the kernels of a chunk, and its loss, are told
    ================================================================================================================ */
 
-/* What a variable-length attention kernel wants to know about one chunk. Usable as they are by flash_attn_varlen_func
-   and cuDNN with a causal mask aligned bottom-right: the first slice of a dependent chunk has `prefix` more keys than
-   queries and so sees the prefix and itself; all other slices see only themselves. Keys lie in this order: the prefix,
-   then the chunk. The padded twins give where each slice starts and the plain ones how many real tokens it has; they
-   are equal when the plan's align is 1. */
+/* How large the buffers of a trainer must be: the needs of one batch, or high-water marks over many (cf_run_capacity).
+   With all zeros to begin with. */
+typedef struct cf_capacity {
+    int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
+                           scratch of a pass that keeps nothing */
+    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows */
+    int64_t n_seqs;     /* most sequences that cu_seqlens of a chunk tells apart */
+    int64_t slots;      /* activation slots of the stage */
+    int64_t states;     /* its state slots */
+    int64_t boundaries; /* its boundary slots */
+} cf_capacity;
+
+/* How to describe a chunk. Zero means default in every member; NULL is all zeros. */
+typedef struct cf_metadata_desc {
+    const cf_capacity *capacity;         /* NULL: arrays just as long as the chunk needs. Else its rows, prefix and
+                                            n_seqs say how long, so that neither shapes nor offsets in the block change
+                                            from chunk to chunk (CUDA graphs): what the chunk leaves is padding */
+    const unsigned char *const *ignored; /* (n_sequences) of each sequence a byte for each token: not 0 where that is no
+                                            target (a prompt, say). NULL, here or for a sequence: all of them are */
+    const double *weights;               /* (n_sequences) of each sequence's targets, from cf_loss_weights; NULL: no
+                                            loss_weights are wanted */
+} cf_metadata_desc;
+
+/* One chunk. Its tensors have `rows` rows: tokens, and padding where `align` or a capacity leave some. Keys and values
+   lie in this order: the prefix, then the chunk, prefix + rows in all.
+
+   cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
+   first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
+   slices see only themselves. Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
+   no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
+   gradients are zero, since it has no loss.
+
+   With a capacity, unused sequences have length 0, and rows from chunk->padded on are not the chunk's in a group's
+   state: leave K and V there as they are (finite from the start: set them to zero once), and take no dK and dV. */
 typedef struct cf_metadata {
     int64_t chunk;
-    int64_t n_slices;
-    int64_t tokens;                      /* queries */
-    int64_t padded;                      /* queries with alignment padding: rows of the chunk's tensors */
-    int64_t prefix;                      /* keys before the chunk's own */
-    int64_t pairs;
-    int32_t max_seqlen_q;                /* longest slice, in queries */
-    int32_t max_seqlen_k;                /* longest slice, in keys */
-    const int32_t *cu_seqlens_q;         /* (n_slices + 1) from 0, unpadded */
-    const int32_t *cu_seqlens_k;         /* (n_slices + 1) from 0, unpadded */
-    const int32_t *cu_seqlens_q_padded;  /* (n_slices + 1) from 0 */
-    const int32_t *cu_seqlens_k_padded;  /* (n_slices + 1) from 0 */
+    int64_t tokens;
+    int64_t rows;                    /* chunk->padded, or those of the capacity */
+    int64_t prefix;
+    int64_t pairs;                   /* attention pairs, those of padding left out */
+    int64_t n_seqs;                  /* slices and runs of padding rows, or those of the capacity */
+    int32_t max_seqlen_q;            /* longest of them, in queries; with a capacity: rows */
+    int32_t max_seqlen_k;            /* likewise in keys; with a capacity: prefix + rows */
+    const int32_t *cu_seqlens_q;     /* (n_seqs + 1) from 0 */
+    const int32_t *cu_seqlens_k;     /* (n_seqs + 1) from 0 */
+    const int32_t *sequence_ids;     /* (rows) which sequence of the batch; -1: padding */
+    const int32_t *position_ids;     /* (rows) position in it, for RoPE; 0 in padding */
+    const int32_t *target_positions; /* (rows) position of the token to predict, the row's label, even where that token
+                                        is in the next chunk; -1: none, or ignored */
+    const double *loss_weights;      /* (rows) factor of the row's loss; 0 without a target. NULL: not wanted */
 } cf_metadata;
 
 /* cf_metadata_size says how many bytes cf_metadata_fill needs for this chunk, or, where chunk is -1, for any one of the
-   plan. Fill puts the arrays into `memory` (aligned for int32_t) and their addresses into *out, which is untouched on
-   failure. Errors: CF_ERROR_ARGUMENT (chunk), CF_ERROR_SPACE (bytes), CF_ERROR_LIMIT where prefix + chunk passes
-   INT32_MAX. */
-CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, size_t *bytes, cf_error *error);
-CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, void *memory, size_t bytes,
-                                         cf_metadata *out, cf_error *error);
+   plan. Fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT), one behind the other as they are listed
+   above but loss_weights first, and their addresses into *out. Everything is untouched on failure. Errors:
+   CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs, where the chunk needs more),
+   CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT where prefix and rows pass INT32_MAX, CF_ERROR_OVERFLOW. */
+CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
+                                         size_t *bytes, cf_error *error);
+CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
+                                         size_t bytes, cf_metadata *out, cf_error *error);
 
-/* One number per row of the chunk's tensors (chunk->padded rows): the token's position in its own sequence (what RoPE
-   wants), and the index of its sequence. Padding rows get position 0 and sequence -1. `ids` takes `count` numbers;
-   fewer than padded is CF_ERROR_SPACE. Positions past INT32_MAX are CF_ERROR_LIMIT. On failure `ids` is untouched. */
-CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
-                                        cf_error *error);
-CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
-                                        cf_error *error);
+#define CF_MEANS(X)                                                                                       \
+    X(CF_MEAN_DEFAULT, "?")           /* CF_MEAN_TOKENS */                                                \
+    X(CF_MEAN_TOKENS, "tokens")       /* every target of the batch counts the same */                     \
+    X(CF_MEAN_SEQUENCES, "sequences") /* every sequence with a target does, and in it every target */     \
+    X(CF_MEAN_PROMPTS, "prompts")     /* The same, with all sequences that answer a prompt together: what \
+                                         reinforcement learning calls a group (a word that is taken here). */
+
+CF_ENUM_OF(cf_mean, CF_MEANS, CF_MEAN_COUNT);
+CHUNKFLOW_API const char *cf_mean_name(cf_mean mean);
+
+/* What the loss is the mean of. Zero means default in every member; NULL is all zeros. */
+typedef struct cf_loss_weights_desc {
+    cf_mean mean;                        /* 0: over tokens */
+    const unsigned char *const *ignored; /* as in cf_metadata_desc */
+    const int64_t *prompts;              /* (n) the prompt of each sequence, 0 .. n - 1; for CF_MEAN_PROMPTS */
+    const cf_allocator *allocator;       /* for n counts, given back at the end */
+} cf_loss_weights_desc;
+
+/* For each sequence of the batch the weight of its targets that makes the sum of all weighted losses the wanted mean.
+   lengths: all n, as given to cf_pack, so those of other ranks too. A mean over a chunk or a rank would be another
+   loss, for these have different numbers of targets: add up losses and gradients over chunks and ranks, and let nothing
+   (no DDP) divide them. Every token but a sequence's first is a target, unless it is ignored; without any, all weights
+   are 0. Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW,
+   CF_ERROR_MEMORY. The weights are untouched then. */
+CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *desc,
+                                        double *weights, cf_error *error);
 
 /* ================================================================================================================
    >>model    models as data, and what one GPU has of them
@@ -1234,21 +1286,46 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    >>run    the interpreter of one stage's actions
    ================================================================================================================ */
 
-/* What a pass callback gets. Slots are small numbers, reused as soon as they are free: size your buffers by
-   cf_run_stats.peak_slots and .peak_states of a dry run (one without forward and backward). */
+/* What your passes do. Rows, labels and the attention problem of a chunk are what cf_metadata_fill says. A state slot
+   has K, V, dK and dV of a group, for every layer of the virtual stage.
+
+   F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
+        prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
+        backward will want stays in activation slot `slot`. The result goes to boundary `output`.
+        An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
+        with K and V of the last layer. It needs scratch, of as many rows, beside the slots that are counted.
+   R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
+        wants_loss says in which one of the two the head runs and the loss is taken: never in both.
+   B    If clear_state_gradient is set, dK and dV are first set to zero, for the slot has those of another group. Then,
+        from the last layer to the first, the attention's backward adds to dK and dV of all rows that it saw, the prefix
+        included; and only after that are those of the chunk's own rows complete, because later chunks, whose backwards
+        came before, have added their share. They are taken from the state and go on through the projections of K and V.
+        Gradients of weights are added to what earlier passes have left. The gradient of the input goes to `output`.
+   I, W B in two halves, where the schedule splits it: I leaves in the slot what W needs for the gradients of the
+        weights. At W the state may be gone.
+
+   A chunk without slices is idle: its passes have nothing to do. */
+
+/* What a pass callback gets. Slots are small numbers, reused as soon as they are free: cf_run_capacity says how many
+   there will be and how large. */
 typedef struct cf_step {
     const cf_plan *plan;
     const cf_schedule *schedule;
     const cf_chunk *chunk;
     cf_action action;
+    int wants_loss;       /* F, R: 1 in the one forward of a chunk whose head and loss count: the one that keeps its
+                             activations, on the last virtual stage */
+    int clear_state_gradient; /* B, I: 1 in the first backward of a group on this virtual stage: dK and dV of the state
+                                 slot hold anything, and must be set to zero, in all of its rows, before the pass */
     int64_t position;     /* index of the action in the stage's list */
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
-    int64_t state;        /* state slot of the chunk's group; -1 if it has none */
+    int64_t state;        /* state slot of the chunk's group; -1 if it has none, or (W) no longer */
     int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix) */
     int64_t input;        /* lowered: boundary slot of the tensor that a receive fills or F, R, B, I reads; -1: none */
     int64_t output;       /* lowered: the same of the tensor that F, R, B or I makes, or that a send reads; -1: none */
     int64_t peer;         /* the stage at the other end of a transfer; -1 in all other actions */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this stage */
+    cf_error *error;      /* a callback that fails may say why: see cf_run */
 } cf_step;
 
 typedef enum cf_resource {
@@ -1256,6 +1333,16 @@ typedef enum cf_resource {
     CF_RESOURCE_STATE,
     CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another virtual stage: chunk->padded rows at most */
 } cf_resource;
+
+/* A slot that comes into use, or goes out of it. */
+typedef struct cf_slot {
+    cf_resource what;
+    int64_t slot;
+    int64_t owner;   /* the group (state) or the chunk (all others) that it is for */
+    int64_t stage;   /* the virtual stage that it is for */
+    int64_t rows;    /* what it must hold: those of the chunk; of a state, those of the last chunk and of its prefix */
+    cf_error *error; /* as in cf_step */
+} cf_slot;
 
 /* Reported after each action. */
 typedef struct cf_progress {
@@ -1278,12 +1365,9 @@ typedef struct cf_run_desc {
     int (*offload)(void *user, const cf_step *step);     /* OFFLOAD: the chunk's rows of the state, which start at row
                                                             chunk->prefix, go to host memory */
     int (*prefetch)(void *user, const cf_step *step);    /* PREFETCH: and come back */
-    int (*acquire)(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage); /* a slot comes into use;
-                                                            owner: the group (state) or the chunk (all others); stage:
-                                                            the virtual stage that it is for */
-    void (*release)(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage); /* it goes out of use;
-                                                            called for every slot that was acquired, also after an
-                                                            error */
+    int (*acquire)(void *user, const cf_slot *slot);     /* a slot comes into use, with whatever its last user left */
+    void (*release)(void *user, const cf_slot *slot);    /* and goes out of use; called for every slot that was
+                                                            acquired, also after an error */
     int (*progress)(void *user, const cf_progress *progress); /* non-zero cancels */
     uint64_t seed;                                       /* mixed into every step's seed */
     void *memory;                                        /* working space of cf_run_size bytes; NULL: from allocator */
@@ -1300,9 +1384,10 @@ typedef struct cf_run_stats {
     int64_t peak_boundaries;   /* most boundary slots in use at once */
 } cf_run_stats;
 
-/* Runs the actions of one stage in order, calling back for each, and keeps the books: an F or R with `keep` takes an
-   activation slot until the chunk's B (or W); a group's first F takes a state slot until the backward (B or I) of its
-   first chunk, and holds the tokens of each forwarded chunk until that chunk's own backward.
+/* Runs the actions of one stage in order, calling back for each, and keeps the books; desc NULL, or one without
+   callbacks, is a dry run, which does nothing else. An F or R with `keep` takes an activation slot until the chunk's B
+   (or W); a group's first F takes a state slot until the backward (B or I) of its first chunk, and holds the tokens of
+   each forwarded chunk until that chunk's own backward.
 
    A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
@@ -1317,9 +1402,13 @@ typedef struct cf_run_stats {
 
    It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for the impossible: a backward without
    activations or before that of a later chunk of its group, a forward whose prefix is missing, a chunk out of range and
-   the like. It is the same, with item -1, if the list leaves a chunk out. CF_ERROR_CALLBACK has the number that the
-   callback returned in error->got. CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE are as their texts say.
-   However a run ends, every acquired slot has been released. */
+   the like. It is the same, with item -1, if the list leaves a chunk out. CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
+   CF_ERROR_SPACE are as their texts say. However a run ends, every acquired slot has been released.
+
+   A callback that fails, and has written the record that step->error or slot->error points to (itself, with cf_fail, or
+   by handing it to a function of this library), ends the run with just that: code and all members as they went in, the
+   text with pass, chunk and stage before it. Without such a record it is CF_ERROR_CALLBACK, with the number that the
+   callback returned in error->got and the position in error->item. */
 CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
                                cf_run_stats *stats, cf_error *error);
 
@@ -1345,6 +1434,12 @@ CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
    the runner. CF_OK if the list was run to its end and every chunk got its backward; the result of the failed action if
    there was one; CF_ERROR_CANCELLED if the list was not run to its end. NULL is allowed. */
 CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_error *error);
+
+/* Raises each member of *capacity to what the plan and the stage's list need: for one batch, or for as many as it is
+   called for. It is found by a dry run, so the errors are those of cf_run; *capacity is untouched then. schedule NULL:
+   rows, prefix and n_seqs, for which the plan is enough. */
+CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                        cf_capacity *capacity, cf_error *error);
 
 /* Bytes of working space that cf_run, or cf_run_open, needs for this plan and schedule; exact. */
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error);
@@ -1425,9 +1520,9 @@ typedef struct cf_attention_desc {
     int64_t n_slices;
     const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling */
     const int32_t *cu_seqlens_k;  /* likewise */
-    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where slices are padded (cf_metadata's
-                                     padded twins); NULL: cu_seqlens_q. Slices must not overlap,
-                                     and come in ascending order of these rows */
+    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where there are rows of padding between
+                                     them that are in no slice; NULL: cu_seqlens_q. Slices must not overlap, and come in
+                                     ascending order of these rows */
     const int32_t *starts_k;      /* likewise for keys */
     cf_dtype dtype;               /* of q, k, v, out and their gradients, but dk and dv are fp32 */
     int full;                     /* 0: causal; 1: a query sees all keys of its slice */
@@ -1631,7 +1726,7 @@ typedef struct cf_cuda_step {
     const cf_metadata *metadata;  /* of the chunk; arrays in host memory */
     const cf_attention *attention;/* prepared for the chunk; NULL if the executor has no attention. Use tiles below */
     const void *tiles;
-    const int32_t *positions;     /* (chunk->padded): cf_position_ids, but -1 in padding */
+    const int32_t *positions;     /* (chunk->padded): position_ids of the metadata, but -1 in padding */
     cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
                                      chunk->prefix. A standalone chunk has one of its own, from F to its backward. W:
                                      data is NULL, because rows are held until B or I */
@@ -1723,10 +1818,10 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
 
    If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, every slot is
    released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the
-   callback's or CUDA's number. CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of
-   the device itself shows later than the action that made it: it is put down to the first action that is not known to
-   have ended; `blocking` finds it exactly. After a `timeout` the executor can be used again once the device has come to
-   an end.
+   callback's or CUDA's number; but what a callback has written into step->step->error goes out as it does from cf_run.
+   CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of the device itself shows later
+   than the action that made it: it is put down to the first action that is not known to have ended; `blocking` finds it
+   exactly. After a `timeout` the executor can be used again once the device has come to an end.
 
    An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
    there before the run is reported, and nothing of the stage starts (CF_ERROR_DEVICE, field "device", item -1). No
@@ -3745,72 +3840,23 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
    >>metadata
    ================================================================================================================ */
 
-static cf_result cf__metadata_check_chunk(const cf_plan *plan, int64_t chunk, int64_t least, cf_error *error) {
-    if (plan == NULL) return cf__fail_null(error, "plan");
-    return cf__bounded(chunk, least, plan->n_chunks - 1, "chunk", "there is no such chunk", error);
-}
+/* A chunk that is being described: how large, where to, and how far. */
+typedef struct cf__metadata_job {
+    cf_metadata_desc desc;
+    cf_metadata out;
+    double *weights;
+    int32_t *cu_q, *cu_k, *sequences, *positions, *targets;
+    int64_t n; /* sequences so far; they are only counted where there is no memory yet */
+} cf__metadata_job;
 
-static size_t cf__metadata_bytes(int64_t n_slices) { return 4 * (size_t)(n_slices + 1) * sizeof(int32_t); }
-
-CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, size_t *bytes, cf_error *error) {
-    int64_t i, most = 0;
-    CF__TRY(cf__metadata_check_chunk(plan, chunk, -1, error));
-    if (bytes == NULL) return cf__fail_null(error, "bytes");
-    if (chunk >= 0) most = plan->chunks[chunk].n_slices;
-    else for (i = 0; i < plan->n_chunks; i++) most = cf__max(most, plan->chunks[i].n_slices);
-    *bytes = cf__metadata_bytes(most);
-    return CF_OK;
-}
-
-/* Cumulative counts of queries and keys, plain and padded, slice by slice. */
-static void cf__metadata_cu_seqlens(const cf_plan *plan, const cf_chunk *c, int32_t *q, int32_t *k, int32_t *q_padded,
-                                int32_t *k_padded) {
-    int64_t i, queries = 0, padded = 0;
-    q[0] = k[0] = q_padded[0] = k_padded[0] = 0;
-    for (i = 0; i < c->n_slices; i++) {
-        int64_t length = plan->slices[c->first_slice + i].length;
-        queries += length;
-        padded += cf__round_up(length, plan->align);
-        q[i + 1] = (int32_t)queries;
-        k[i + 1] = (int32_t)(c->prefix + queries);
-        q_padded[i + 1] = (int32_t)padded;
-        k_padded[i + 1] = (int32_t)(c->prefix + padded);
-    }
-}
-
-CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, void *memory, size_t bytes,
-                                         cf_metadata *out, cf_error *error) {
-    const cf_chunk *c;
-    int32_t *rows = (int32_t *)memory;
-    int64_t n, i, longest = 0;
-    CF__TRY(cf__metadata_check_chunk(plan, chunk, 0, error));
-    if (memory == NULL) return cf__fail_null(error, "memory");
-    if (out == NULL) return cf__fail_null(error, "out");
-    c = &plan->chunks[chunk];
-    n = c->n_slices + 1;
-    if ((uintptr_t)memory % sizeof(int32_t) != 0)
-        return cf__refuse(error, CF_ERROR_SPACE, "memory", -1, "is not aligned for int32_t");
-    if (bytes < cf__metadata_bytes(c->n_slices))
-        return cf__fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)cf__metadata_bytes(c->n_slices), (int64_t)bytes,
-                        "is too small");
-    if (c->prefix + c->padded > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, c->prefix + c->padded,
-                        "the prefix and the chunk together pass 32 bits");
-    for (i = 0; i < c->n_slices; i++) longest = cf__max(longest, plan->slices[c->first_slice + i].length);
-    cf__metadata_cu_seqlens(plan, c, rows, rows + n, rows + 2 * n, rows + 3 * n);
-    out->chunk = chunk;
-    out->n_slices = c->n_slices;
-    out->tokens = c->tokens;
-    out->padded = c->padded;
-    out->prefix = c->prefix;
-    out->pairs = c->pairs;
-    out->max_seqlen_q = (int32_t)longest;
-    out->max_seqlen_k = (int32_t)cf__max(longest, c->prefix + cf_chunk_state_tokens(plan, chunk));
-    out->cu_seqlens_q = rows;
-    out->cu_seqlens_k = rows + n;
-    out->cu_seqlens_q_padded = rows + 2 * n;
-    out->cu_seqlens_k_padded = rows + 3 * n;
-    return CF_OK;
+/* The next sequence of cu_seqlens. */
+static void cf__metadata_add(cf__metadata_job *job, int64_t queries, int64_t keys) {
+    int64_t i = job->n++;
+    if (job->cu_q == NULL) return;
+    job->cu_q[i + 1] = job->cu_q[i] + (int32_t)queries;
+    job->cu_k[i + 1] = job->cu_k[i] + (int32_t)keys;
+    job->out.max_seqlen_q = (int32_t)cf__max(job->out.max_seqlen_q, queries);
+    job->out.max_seqlen_k = (int32_t)cf__max(job->out.max_seqlen_k, keys);
 }
 
 /* first, first + step, first + 2 x step ... The blocks of 16 are what compilers turn into vector code at -O2. */
@@ -3822,36 +3868,196 @@ static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32
     for (; t < n; t++, value += step) row[t] = value;
 }
 
-/* Positions, or the index of the sequence, row by row; padding rows get 0, or -1. */
-static cf_result cf__metadata_write_ids(const cf_plan *plan, int64_t chunk, int positions, int32_t *ids, int64_t count,
-                                        cf_error *error) {
-    const cf_chunk *c;
-    int64_t i;
-    CF__TRY(cf__metadata_check_chunk(plan, chunk, 0, error));
-    c = &plan->chunks[chunk];
-    if (count < c->padded) return cf__fail(error, CF_ERROR_SPACE, "count", -1, c->padded, count, "is too small");
-    if (ids == NULL && c->padded > 0) return cf__fail_null(error, "ids");
-    if (positions && c->prefix + c->padded > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "position_ids", chunk, INT32_MAX, c->prefix + c->padded,
-                        "positions pass 32 bits");
+/* Rows [first, end) are padding. */
+static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64_t end) {
+    int64_t n = end - first, i;
+    if (n <= 0) return;
+    cf__metadata_add(job, n, n);
+    if (job->cu_q == NULL) return;
+    cf__metadata_fill_rows(job->sequences + first, n, -1, 0);
+    cf__metadata_fill_rows(job->positions + first, n, 0, 0);
+    cf__metadata_fill_rows(job->targets + first, n, -1, 0);
+    for (i = first; i < end && job->weights != NULL; i++) job->weights[i] = 0;
+}
+
+/* ends: the sequence ends with this slice, so its last token has nothing to predict. */
+static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice *s, int ends) {
+    const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[s->sequence] : NULL;
+    int32_t *targets = job->targets + s->offset;
+    int64_t n_targets = s->length - ends, i;
+    cf__metadata_fill_rows(job->sequences + s->offset, s->length, (int32_t)s->sequence, 0);
+    cf__metadata_fill_rows(job->positions + s->offset, s->length, (int32_t)s->begin, 1);
+    cf__metadata_fill_rows(targets, n_targets, (int32_t)s->begin + 1, 1);
+    if (ends) targets[s->length - 1] = -1;
+    for (i = 0; i < n_targets && ignored != NULL; i++)
+        if (ignored[s->begin + 1 + i]) targets[i] = -1;
+    for (i = 0; i < s->length && job->weights != NULL; i++)
+        job->weights[s->offset + i] = targets[i] < 0 ? 0 : job->desc.weights[s->sequence];
+}
+
+/* Slices, and the padding between and behind them. */
+static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t i, end = 0;
     for (i = 0; i < c->n_slices; i++) {
-        const cf_slice *slice = &plan->slices[c->first_slice + i];
-        int64_t padding = cf__round_up(slice->length, plan->align) - slice->length;
-        int32_t *row = ids + slice->offset;
-        cf__metadata_fill_rows(row, slice->length, (int32_t)(positions ? slice->begin : slice->sequence), positions);
-        cf__metadata_fill_rows(row + slice->length, padding, positions ? 0 : -1, 0);
+        const cf_slice *s = &plan->slices[c->first_slice + i];
+        int goes_on = i == 0 && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
+        cf__metadata_add_padding(job, end, s->offset);
+        cf__metadata_add(job, s->length, s->length + (i == 0 ? c->prefix : 0));
+        if (job->cu_q != NULL) cf__metadata_fill_slice(job, s, !goes_on);
+        end = s->offset + s->length;
+    }
+    cf__metadata_add_padding(job, end, job->out.rows);
+}
+
+/* Sizes of a chunk's arrays. */
+static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan, int64_t chunk, cf_error *error) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    const cf_capacity *most = job->desc.capacity;
+    job->out.chunk = chunk;
+    job->out.tokens = c->tokens;
+    job->out.prefix = c->prefix;
+    job->out.pairs = c->pairs;
+    job->out.rows = c->padded;
+    if (c->prefix + c->padded > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, c->prefix + c->padded,
+                        "the prefix and the chunk together pass 32 bits");
+    if (most != NULL) {
+        CF__TRY(cf__range(most->rows, c->padded, INT32_MAX, "capacity.rows", error));
+        CF__TRY(cf__range(most->prefix, c->prefix, INT32_MAX - most->rows, "capacity.prefix", error));
+        job->out.rows = most->rows;
+    }
+    job->n = 0;
+    cf__metadata_add_rows(job, plan, c);
+    job->out.n_seqs = job->n;
+    if (most == NULL) return CF_OK;
+    CF__TRY(cf__range(most->n_seqs, job->n, INT32_MAX, "capacity.n_seqs", error));
+    job->out.n_seqs = most->n_seqs;
+    return CF_OK;
+}
+
+/* Bytes of the arrays; and their places, where there is memory. */
+static cf_result cf__metadata_layout(cf__metadata_job *job, void *memory, size_t *bytes, cf_error *error) {
+    int64_t rows = job->out.rows, ends = job->out.n_seqs + 1, n_weights = job->desc.weights != NULL ? rows : 0;
+    int64_t wanted = n_weights * (int64_t)sizeof(double) + (2 * ends + 3 * rows) * (int64_t)sizeof(int32_t);
+    if ((uint64_t)wanted > SIZE_MAX / 2) return cf__too_large(error, "rows");
+    *bytes = (size_t)wanted;
+    if (memory == NULL) return CF_OK;
+    job->weights = n_weights > 0 ? (double *)memory : NULL;
+    job->cu_q = (int32_t *)(void *)((unsigned char *)memory + (size_t)n_weights * sizeof(double));
+    job->cu_k = job->cu_q + ends;
+    job->sequences = job->cu_k + ends;
+    job->positions = job->sequences + rows;
+    job->targets = job->positions + rows;
+    return CF_OK;
+}
+
+static cf_result cf__metadata_start(cf__metadata_job *job, const cf_plan *plan, int64_t chunk, int64_t least,
+                                    const cf_metadata_desc *desc, cf_error *error) {
+    memset(job, 0, sizeof *job);
+    if (desc != NULL) job->desc = *desc;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    return cf__bounded(chunk, least, plan->n_chunks - 1, "chunk", "there is no such chunk", error);
+}
+
+CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
+                                         size_t *bytes, cf_error *error) {
+    cf__metadata_job job;
+    size_t one = 0, most = 0;
+    int64_t i;
+    CF__TRY(cf__metadata_start(&job, plan, chunk, -1, desc, error));
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    for (i = chunk < 0 ? 0 : chunk; i < (chunk < 0 ? plan->n_chunks : chunk + 1); i++) {
+        CF__TRY(cf__metadata_measure(&job, plan, i, error));
+        CF__TRY(cf__metadata_layout(&job, NULL, &one, error));
+        most = one > most ? one : most;
+    }
+    *bytes = most;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
+                                         size_t bytes, cf_metadata *out, cf_error *error) {
+    cf__metadata_job job;
+    size_t needed = 0;
+    CF__TRY(cf__metadata_start(&job, plan, chunk, 0, desc, error));
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__metadata_measure(&job, plan, chunk, error));
+    CF__TRY(cf__metadata_layout(&job, NULL, &needed, error));
+    CF__TRY(cf__check_memory(memory, bytes, needed, error));
+    CF__TRY(cf__metadata_layout(&job, memory, &needed, error));
+    job.n = job.cu_q[0] = job.cu_k[0] = 0;
+    cf__metadata_add_rows(&job, plan, &plan->chunks[chunk]);
+    while (job.n < job.out.n_seqs) cf__metadata_add(&job, 0, 0);
+    if (job.desc.capacity != NULL) {
+        job.out.max_seqlen_q = (int32_t)job.out.rows;
+        job.out.max_seqlen_k = (int32_t)(job.desc.capacity->prefix + job.out.rows);
+    }
+    job.out.cu_seqlens_q = job.cu_q;
+    job.out.cu_seqlens_k = job.cu_k;
+    job.out.sequence_ids = job.sequences;
+    job.out.position_ids = job.positions;
+    job.out.target_positions = job.targets;
+    job.out.loss_weights = job.weights;
+    *out = job.out;
+    return CF_OK;
+}
+
+/* ---- weights of the loss ---- */
+
+CF__NAMES(cf_mean_name, cf_mean, CF_MEANS, "?")
+
+/* Which set a sequence belongs to. All targets of a set weigh the same, and so do all sets. */
+static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence) {
+    if (d->mean == CF_MEAN_SEQUENCES) return sequence;
+    return d->mean == CF_MEAN_PROMPTS ? d->prompts[sequence] : 0;
+}
+
+static int64_t cf__metadata_count_targets(int64_t length, const unsigned char *ignored) {
+    int64_t n = cf__max(0, length - 1), t;
+    for (t = 1; t < length && ignored != NULL; t++) n -= ignored[t] != 0;
+    return n;
+}
+
+/* Adds up the targets of each set; totals are zero before. */
+static cf_result cf__metadata_add_targets(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *d,
+                                          int64_t *totals, cf_error *error) {
+    int64_t i, set, sum = 0;
+    for (i = 0; i < n; i++) {
+        CF__TRY(cf__pack_add_length(lengths, i, &sum, error));
+        set = cf__metadata_set(d, i);
+        if (set < 0 || set >= n)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "prompts", i, set < 0 ? 0 : n - 1, set, "is no prompt");
+        totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL);
     }
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_position_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
-                                        cf_error *error) {
-    return cf__metadata_write_ids(plan, chunk, 1, ids, count, error);
-}
-
-CHUNKFLOW_API cf_result cf_sequence_ids(const cf_plan *plan, int64_t chunk, int32_t *ids, int64_t count,
-                                        cf_error *error) {
-    return cf__metadata_write_ids(plan, chunk, 0, ids, count, error);
+CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *desc,
+                                        double *weights, cf_error *error) {
+    cf_loss_weights_desc d;
+    cf_allocator allocator;
+    cf_result result;
+    void *memory = NULL;
+    int64_t i, n_sets = 0, *totals;
+    memset(&d, 0, sizeof d);
+    if (desc != NULL) d = *desc;
+    CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
+    CF__TRY(cf__choice((int64_t)d.mean, CF_MEAN_DEFAULT, CF_MEAN_PROMPTS, "mean", error));
+    if (n > 0 && lengths == NULL) return cf__fail_null(error, "lengths");
+    if (n > 0 && weights == NULL) return cf__fail_null(error, "weights");
+    if (d.mean == CF_MEAN_PROMPTS && d.prompts == NULL) return cf__fail_null(error, "prompts");
+    CF__TRY(cf_allocator_resolve(d.allocator, &allocator, error));
+    CF__TRY(cf_allocate(&allocator, (size_t)n * sizeof *totals, &memory, error));
+    totals = (int64_t *)memory;
+    memset(totals, 0, (size_t)n * sizeof *totals);
+    result = cf__metadata_add_targets(lengths, n, &d, totals, error);
+    for (i = 0; i < n; i++) n_sets += totals[i] > 0;
+    for (i = 0; i < n && result == CF_OK; i++) {
+        int64_t total = totals[cf__metadata_set(&d, i)];
+        weights[i] = total > 0 ? 1 / ((double)n_sets * (double)total) : 0;
+    }
+    allocator.release(memory, allocator.user);
+    return result;
 }
 
 /* ================================================================================================================
@@ -9007,6 +9213,7 @@ struct cf_runner {
     cf_run_desc desc;
     cf_block block;           /* the memory that the runner lies in */
     cf_error failure;         /* what ended the run; its code is CF_OK before */
+    cf_error raised;          /* what the callback at hand says of its failure */
     cf__pipeline pipe;
     cf__checker check;
     int64_t n_cells;
@@ -9030,19 +9237,34 @@ static int64_t cf__run_cell(const cf_runner *r, const cf_action *a) {
 
 static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[what].n_made - r->pools[what].n_free; }
 
-/* Whose slot a pool's slot i is, and for which virtual stage. */
-static int64_t cf__run_owner(const cf_runner *r, int what, int64_t i, int64_t *stage) {
+/* What the host is told of slot i of a pool, whose number is `slot`. */
+static cf_slot cf__run_slot(cf_runner *r, int what, int64_t i, int64_t number) {
     int64_t cell = what == CF_RESOURCE_BOUNDARY ? i / CF__RUN_TENSORS : i;
-    int64_t chunk = r->pipe.first_chunk + cell % r->pipe.n;
-    *stage = cf__pipe_at(&r->pipe, cell / r->pipe.n, r->check.stage);
-    return what == CF_RESOURCE_STATE ? r->pipe.plan->chunks[chunk].group : chunk;
+    const cf_plan *plan = r->pipe.plan;
+    const cf_chunk *c = &plan->chunks[r->pipe.first_chunk + cell % r->pipe.n];
+    cf_slot slot;
+    slot.what = (cf_resource)what;
+    slot.slot = number;
+    slot.owner = what == CF_RESOURCE_STATE ? c->group : c - plan->chunks;
+    slot.stage = cf__pipe_at(&r->pipe, cell / r->pipe.n, r->check.stage);
+    if (what == CF_RESOURCE_STATE) c += plan->groups[c->group].n_chunks - 1;
+    slot.rows = what == CF_RESOURCE_STATE ? c->prefix + c->padded : c->padded;
+    slot.error = &r->raised;
+    return slot;
 }
 
 /* A callback has returned something else than 0. */
 static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const cf_action *a, int64_t code) {
-    char why[120];
-    (void)snprintf(why, sizeof why, "the callback returned %lld for %s of chunk %d on virtual stage %d (stage %d)",
-                   (long long)code, cf_pass_name((cf_pass)a->pass), (int)a->chunk, (int)a->stage, (int)r->check.stage);
+    char at[80], why[sizeof at + 40];
+    (void)snprintf(at, sizeof at, "%s of chunk %d on virtual stage %d (stage %d)", cf_pass_name((cf_pass)a->pass),
+                   (int)a->chunk, (int)a->stage, (int)r->check.stage);
+    if (r->raised.code != CF_OK) {
+        r->failure = r->raised;
+        (void)snprintf(r->failure.text, sizeof r->failure.text, "%s: %.*s", at,
+                       (int)(sizeof r->raised.text - sizeof at - 2), r->raised.text);
+        return r->failure.code;
+    }
+    (void)snprintf(why, sizeof why, "the callback returned %lld for %s", (long long)code, at);
     (void)cf__refuse(&r->failure, CF_ERROR_CALLBACK, callback, r->stats.done, why);
     r->failure.got = code;
     return CF_ERROR_CALLBACK;
@@ -9051,20 +9273,22 @@ static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const
 /* Takes a slot and tells the host. On refusal the slot stays unused. */
 static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
-    int32_t slot = pool->n_free > 0 ? pool->free_list[pool->n_free - 1] : (int32_t)pool->n_made;
-    int64_t stage, owner = cf__run_owner(r, (int)what, i, &stage);
-    int code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, what, slot, owner, stage) : 0;
+    int64_t number = pool->n_free > 0 ? pool->free_list[pool->n_free - 1] : pool->n_made;
+    cf_slot slot = cf__run_slot(r, (int)what, i, number);
+    int code;
+    r->raised.code = CF_OK;
+    code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, &slot) : 0;
     if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
     if (pool->n_free > 0) pool->n_free--;
     else pool->n_made++;
-    pool->slots[i] = slot;
+    pool->slots[i] = (int32_t)number;
     return CF_OK;
 }
 
 static void cf__run_release(cf_runner *r, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
-    int64_t stage, owner = cf__run_owner(r, (int)what, i, &stage);
-    if (r->desc.release != NULL) r->desc.release(r->desc.user, what, pool->slots[i], owner, stage);
+    cf_slot slot = cf__run_slot(r, (int)what, i, pool->slots[i]);
+    if (r->desc.release != NULL) r->desc.release(r->desc.user, &slot);
     pool->free_list[pool->n_free++] = pool->slots[i];
     pool->slots[i] = CF__RUN_NONE;
 }
@@ -9132,7 +9356,7 @@ static void cf__run_give_back(cf_runner *r, const cf_action *a) {
 /* ---- one action ---- */
 
 /* What callbacks are told of an action, once it has its slots. */
-static cf_step cf__run_step_of(const cf_runner *r, const cf_action *a) {
+static cf_step cf__run_step_of(cf_runner *r, const cf_action *a) {
     int64_t cell = cf__run_cell(r, a), in = cf__run_tensor(r, a, 0), out = cf__run_tensor(r, a, 1);
     const int32_t *boundaries = r->pools[CF_RESOURCE_BOUNDARY].slots;
     cf_step step;
@@ -9149,12 +9373,18 @@ static cf_step cf__run_step_of(const cf_runner *r, const cf_action *a) {
     step.output = out >= 0 ? cf__max(-1, boundaries[out]) : -1;
     step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
     step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
+    step.wants_loss = a->keep && a->stage == r->pipe.n_v - 1 && step.chunk->tokens > 0;
+    step.clear_state_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && step.chunk->group >= 0 &&
+                                step.chunk->index + 1 == step.plan->groups[step.chunk->group].n_chunks;
+    step.error = &r->raised;
     return step;
 }
 
 static cf_result cf__run_call(cf_runner *r, const cf_step *step, const char *name,
                               int (*callback)(void *user, const cf_step *step)) {
-    int code = callback != NULL ? callback(r->desc.user, step) : 0;
+    int code;
+    r->raised.code = CF_OK;
+    code = callback != NULL ? callback(r->desc.user, step) : 0;
     return code == 0 ? CF_OK : cf__run_fail_callback(r, name, &step->action, code);
 }
 
@@ -9327,8 +9557,10 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
     cf__run_opening opening;
     cf_allocator allocator;
+    cf_run_desc dry;
     CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
-    if (desc == NULL) return cf__fail_null(error, "desc");
+    memset(&dry, 0, sizeof dry);
+    if (desc == NULL) desc = &dry;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
     CF__TRY(cf__run_find_list(&opening.header, stage, error));
@@ -9384,6 +9616,32 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
     CF__TRY(cf_run_open(plan, schedule, stage, desc, &runner, error));
     while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
     return cf_run_close(runner, stats, error);
+}
+
+static void cf__run_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
+
+CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                        cf_capacity *capacity, cf_error *error) {
+    cf__metadata_job job;
+    cf_run_stats stats;
+    int64_t i;
+    memset(&job, 0, sizeof job);
+    memset(&stats, 0, sizeof stats);
+    CF__TRY(cf__plan_check_counts(plan, error));
+    if (capacity == NULL) return cf__fail_null(error, "capacity");
+    if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        job.n = 0;
+        cf__metadata_add_rows(&job, plan, c);
+        cf__run_raise(&capacity->n_seqs, job.n + 1); /* a capacity may leave padding behind the last slice */
+        cf__run_raise(&capacity->rows, c->padded);
+        cf__run_raise(&capacity->prefix, c->prefix);
+    }
+    cf__run_raise(&capacity->slots, stats.peak_slots);
+    cf__run_raise(&capacity->states, stats.peak_states);
+    cf__run_raise(&capacity->boundaries, stats.peak_boundaries);
+    return CF_OK;
 }
 
 /* ================================================================================================================

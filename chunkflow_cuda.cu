@@ -4690,8 +4690,11 @@ struct executor {
     int64_t first_chunk, n_steps;
     array<int64_t> at;           /* AT_KINDS x virtual stages x chunks of the rank */
     array<int32_t> order;        /* local stages, in the order in which their actions are issued */
-    array<cf_metadata> metadata; /* by chunk of the rank */
-    array<int32_t> seqlens;      /* what it points to */
+    array<cf_metadata> metadata; /* by chunk of the rank: for the callbacks */
+    array<unsigned char> metadata_memory;
+    array<cf_attention_desc> problems; /* likewise: the slices alone, for the attention of this file, which needs no
+                                          sequences of padding */
+    array<int32_t> seqlens;      /* what they point to */
     array<int64_t> positions_at; /* in the device's copy */
     array<metadata_set> sets;
     int timed; /* the last run ended well, so its events tell times */
@@ -4902,22 +4905,22 @@ int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
     return begin_item(r, bytes);
 }
 
-int record_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+int record_acquire(void *user, const cf_slot *slot) {
     recording *r = static_cast<recording *>(user);
-    if (what == CF_RESOURCE_STATE) return 0;
-    const bool activations = what == CF_RESOURCE_ACTIVATIONS;
+    if (slot->what == CF_RESOURCE_STATE) return 0;
+    const bool activations = slot->what == CF_RESOURCE_ACTIVATIONS;
     array<int64_t> *slots = &r->slots[activations ? 0 : 1];
-    const int64_t b = activations ? begin_activations(r, virtual_stage, owner) : begin_boundary(r, owner);
-    while (!r->no_memory && slots->n <= slot) r->no_memory = !push<int64_t>(r->e->allocator, slots, -1);
+    const int64_t b = activations ? begin_activations(r, slot->stage, slot->owner) : begin_boundary(r, slot->owner);
+    while (!r->no_memory && slots->n <= slot->slot) r->no_memory = !push<int64_t>(r->e->allocator, slots, -1);
     if (r->no_memory) return 1;
-    (*slots)[slot] = b;
+    (*slots)[slot->slot] = b;
     return 0;
 }
 
-void record_release(void *user, cf_resource what, int64_t slot, int64_t, int64_t) {
+void record_release(void *user, const cf_slot *slot) {
     recording *r = static_cast<recording *>(user);
-    if (what == CF_RESOURCE_STATE || r->no_memory) return;
-    const int64_t b = r->slots[what == CF_RESOURCE_ACTIVATIONS ? 0 : 1][slot];
+    if (slot->what == CF_RESOURCE_STATE || r->no_memory) return;
+    const int64_t b = r->slots[slot->what == CF_RESOURCE_ACTIVATIONS ? 0 : 1][slot->slot];
     if (r->position >= r->s->n_actions) return; /* what an error has left in use */
     if (is_send(r->s->actions[r->position].pass))
         end_sent_item(r, b, r->position);
@@ -5507,36 +5510,71 @@ cf_result plan_stage(executor *e, stage *s, cf_error *error) {
 
 /* ---- metadata ---- */
 
-/* What flash kernels want to know, and where each chunk's positions lie on the device. */
+/* What the callbacks are told of each chunk. */
 cf_result fill_metadata(executor *e, cf_error *error) {
-    const cf_allocator &from = e->allocator;
-    int64_t n_numbers = 0, at = 0;
-    size_t bytes = 0;
-    for (int64_t i = 0; i < e->n_steps; i++) n_numbers += 4 * (e->plan->chunks[e->first_chunk + i].n_slices + 1);
-    if (!fill<int32_t>(from, &e->seqlens, n_numbers, 0) || !fill(from, &e->metadata, e->n_steps, cf_metadata()) ||
-        !fill<int64_t>(from, &e->positions_at, e->n_steps + 1, 0))
+    size_t bytes = 0, at = 0;
+    cf_result code = CF_OK;
+    for (int64_t i = 0; i < e->n_steps && code == CF_OK; i++) {
+        code = cf_metadata_size(e->plan, e->first_chunk + i, NULL, &bytes, error);
+        at += align_up(bytes, CF_MEMORY_ALIGNMENT);
+    }
+    if (code != CF_OK) return code;
+    if (!fill<unsigned char>(e->allocator, &e->metadata_memory, (int64_t)at, 0) ||
+        !fill(e->allocator, &e->metadata, e->n_steps, cf_metadata()))
         return no_memory(error);
-    for (int64_t i = 0; i < e->n_steps; i++) {
-        const int64_t chunk = e->first_chunk + i;
-        cf_result code = cf_metadata_size(e->plan, chunk, &bytes, error);
+    at = 0;
+    for (int64_t i = 0; i < e->n_steps && code == CF_OK; i++) {
+        code = cf_metadata_size(e->plan, e->first_chunk + i, NULL, &bytes, error);
         if (code == CF_OK)
-            code = cf_metadata_fill(e->plan, chunk, e->seqlens.data + at, (size_t)(n_numbers - at) * sizeof(int32_t),
+            code = cf_metadata_fill(e->plan, e->first_chunk + i, NULL, e->metadata_memory.data + at, bytes,
                                     &e->metadata[i], error);
-        if (code != CF_OK) return code;
-        at += (int64_t)(bytes / sizeof(int32_t));
-        e->positions_at[i + 1] = e->positions_at[i] + (int64_t)align_up((size_t)e->plan->chunks[chunk].padded * 4, 256);
+        at += align_up(bytes, CF_MEMORY_ALIGNMENT);
+    }
+    return code;
+}
+
+/* The slices of each chunk: how many rows they have, and where they begin. */
+cf_result fill_problems(executor *e, cf_error *error) {
+    int64_t n_numbers = 0;
+    for (int64_t i = 0; i < e->n_steps; i++) n_numbers += 4 * e->plan->chunks[e->first_chunk + i].n_slices + 2;
+    if (!fill<int32_t>(e->allocator, &e->seqlens, n_numbers, 0) ||
+        !fill(e->allocator, &e->problems, e->n_steps, e->desc.attention))
+        return no_memory(error);
+    int32_t *numbers = e->seqlens.data;
+    for (int64_t i = 0; i < e->n_steps; i++) {
+        const cf_chunk *c = &e->plan->chunks[e->first_chunk + i];
+        const int64_t n = c->n_slices;
+        int32_t *q = numbers, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
+        for (int64_t j = 0; j < n; j++) {
+            const cf_slice *x = &e->plan->slices[c->first_slice + j];
+            const int64_t prefix = j == 0 ? c->prefix : 0;
+            q[j + 1] = q[j] + (int32_t)x->length;
+            k[j + 1] = k[j] + (int32_t)(prefix + x->length);
+            starts_q[j] = (int32_t)x->offset;
+            starts_k[j] = (int32_t)(c->prefix - prefix + x->offset);
+        }
+        cf_attention_desc *d = &e->problems[i];
+        d->n_slices = n;
+        d->cu_seqlens_q = q;
+        d->cu_seqlens_k = k;
+        d->starts_q = starts_q;
+        d->starts_k = starts_k;
+        numbers = starts_k + n;
     }
     return CF_OK;
 }
 
+/* Where each chunk's positions lie on the device. */
+bool place_positions(executor *e) {
+    if (!fill<int64_t>(e->allocator, &e->positions_at, e->n_steps + 1, 0)) return false;
+    for (int64_t i = 0; i < e->n_steps; i++)
+        e->positions_at[i + 1] =
+            e->positions_at[i] + (int64_t)align_up((size_t)e->plan->chunks[e->first_chunk + i].padded * 4, 256);
+    return true;
+}
+
 cf_attention_desc problem_of_chunk(const executor *e, int64_t i, const metadata_set &set) {
-    const cf_metadata &m = e->metadata[i];
-    cf_attention_desc d = e->desc.attention;
-    d.n_slices = m.n_slices;
-    d.cu_seqlens_q = m.cu_seqlens_q;
-    d.cu_seqlens_k = m.cu_seqlens_k;
-    d.starts_q = m.cu_seqlens_q_padded;
-    d.starts_k = m.cu_seqlens_k_padded;
+    cf_attention_desc d = e->problems[i];
     d.arch = set.arch;
     d.n_processors = set.n_processors;
     return d;
@@ -5575,7 +5613,8 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
 
 /* One set for each kind of device among the stages. */
 cf_result fill_sets(executor *e, cf_error *error) {
-    cf_result code = fill_metadata(e, error);
+    cf_result code = place_positions(e) ? fill_metadata(e, error) : no_memory(error);
+    if (code == CF_OK) code = fill_problems(e, error);
     for (int64_t i = 0; i < e->sets.n && code == CF_OK; i++) code = fill_set(e, &e->sets[i], error);
     return code;
 }
@@ -5751,6 +5790,8 @@ void drop_batch(executor *e) {
     drop(from, &e->at);
     drop(from, &e->order);
     drop(from, &e->metadata);
+    drop(from, &e->metadata_memory);
+    drop(from, &e->problems);
     drop(from, &e->seqlens);
     drop(from, &e->positions_at);
     cf_schedule_free(e->lowered);
@@ -5864,8 +5905,7 @@ cf_result fail_drain(cf_error *error, cudaError_t status) {
 /* ---- errors of a run ---- */
 
 /* Keeps the first failure: the action's name, then what happened and its number. */
-void note_failure(const stage *s, int64_t position, cf_result code, const char *field, const char *what, int64_t got,
-                  const char *why) {
+void note_error(const stage *s, int64_t position, const cf_error &error) {
     executor *e = s->owner;
     const cf_action &a = s->actions[position];
     char place[64];
@@ -5874,13 +5914,16 @@ void note_failure(const stage *s, int64_t position, cf_result code, const char *
         (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, (long long)s->number);
     else
         (void)snprintf(place, sizeof place, "stage %lld", (long long)s->number);
-    e->failure.item = position;
-    e->failure.code = code;
-    e->failure.field = field;
-    e->failure.wanted = 0;
-    e->failure.got = got;
-    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on %s: %s %s (%lld)",
-                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, place, what, why, (long long)got);
+    e->failure = error;
+    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on %s: %.150s",
+                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, place, error.text);
+}
+
+void note_failure(const stage *s, int64_t position, cf_result code, const char *field, const char *what, int64_t got,
+                  const char *why) {
+    cf_error error = {position, code, field, 0, got, ""};
+    (void)snprintf(error.text, sizeof error.text, "%s %s (%lld)", what, why, (long long)got);
+    note_error(s, position, error);
 }
 
 /* Both return 0 where all is well, or a number that stops the interpreter. */
@@ -5895,8 +5938,12 @@ int check_cuda(const stage *s, int64_t position, cudaError_t status, const char 
     return 1;
 }
 
-int check_callback(const stage *s, int64_t position, int number, const char *callback) {
-    if (number != 0) note_failure(s, position, CF_ERROR_CALLBACK, callback, callback, number, "reported an error");
+/* As in cf_run, an error that a callback has put into its step goes out as it came. */
+int check_callback(const stage *s, const cf_step *step, int number, const char *callback) {
+    if (number != 0 && step->error->code != CF_OK)
+        note_error(s, step->position, *step->error);
+    else if (number != 0)
+        note_failure(s, step->position, CF_ERROR_CALLBACK, callback, callback, number, "reported an error");
     return number;
 }
 
@@ -6217,7 +6264,7 @@ int run_pass(void *user, const cf_step *step) {
     const cf_cuda_step cuda_step = step_of(s, step);
     const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
     const char *name = backward ? "backward" : "forward";
-    if (check_callback(s, step->position, number, name) != 0) return number;
+    if (check_callback(s, step, number, name) != 0) return number;
     if (check_left_behind(s, step->position, name) != 0 || end_action(s, step->position) != 0) return 1;
     s->owner->n_ahead++;
     return 0;

@@ -61,11 +61,14 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     cf_chunk chunk;
     cf_step step;
     cf_cuda_step cuda;
+    cf_error error;
     memset(&chunk, 0, sizeof chunk);
     memset(&step, 0, sizeof step);
     memset(&cuda, 0, sizeof cuda);
     chunk.tokens = chunk.padded = n;
     step.chunk = &chunk;
+    step.wants_loss = 1;
+    step.error = &error;
     cuda.step = &step;
     cuda.attention = prepared;
     cuda.tiles = tiles;
@@ -89,7 +92,7 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     int failed = part_forward<T>(whole, &cuda);
     step.action.pass = CF_B;
     if (!failed) failed = part_backward<T>(whole, &cuda);
-    if (failed) fail(EXIT_CHECK_FAILED, "unchunked: %s", whole->why);
+    if (failed) fail(EXIT_CHECK_FAILED, "unchunked: %s", error.text);
     MUST_CUDA(cudaStreamSynchronize(cuda.stream));
     float *loss = download(whole->loss, n);
     double sum = 0;
@@ -122,14 +125,13 @@ template <typename T>
 static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b,
                                   int device, cf_dtype type, cf_attention_path path, int deterministic) {
     const cf_attention_desc attention = attention_desc_of(c, type, path, deterministic);
-    char why[WHY_SIZE] = "";
     cublasHandle_t cublas = NULL;
     int64_t longest = 1;
     double sum = 0;
     for (int64_t i = 0; i < b->count; i++) longest = max_of(longest, b->length[i]);
     MUST_CUDA(cudaSetDevice(device));
     MUST_CUBLAS(cublasCreate(&cublas));
-    part whole = part_new<T>(c, stage_of(c, 0, 1), device, type, cublas, w, longest, why);
+    part whole = part_new<T>(c, stage_of(c, 0, 1), device, type, cublas, w, longest);
     for (int64_t i = 0; i < b->count; i++) {
         if (b->length[i] > 0) sum += sequence_gradients<T>(&whole, b, i, &attention);
     }

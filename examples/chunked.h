@@ -24,31 +24,38 @@
 
 typedef struct chunk_feed {
     chunk_rows rows;
-    int64_t capacity;      /* rows */
-    void *metadata;        /* memory of cf_metadata_fill */
+    int32_t *token, *target; /* (capacity) */
+    int64_t capacity;        /* rows */
+    void *metadata;          /* memory of cf_metadata_fill */
     size_t metadata_bytes;
+    double *weights;         /* (sequences of the batch) from cf_loss_weights */
 } chunk_feed;
 
 static inline void chunk_feed_free(chunk_feed *f) {
-    free(f->rows.position);
-    free(f->rows.sequence);
-    free(f->rows.token);
-    free(f->rows.target);
+    free(f->token);
+    free(f->target);
     free(f->metadata);
+    free(f->weights);
     memset(f, 0, sizeof *f);
 }
 
-/* Room for any chunk of the plan. */
-static inline cf_result chunk_feed_reserve(chunk_feed *f, const cf_plan *plan, cf_error *error) {
+/* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens. */
+static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, cf_error *error) {
+    cf_loss_weights_desc mean = {0};
+    cf_metadata_desc desc = {0};
     size_t bytes = 0;
-    cf_result result = cf_metadata_size(plan, -1, &bytes, error);
+    mean.ignored = b->ignored;
+    free(f->weights);
+    desc.weights = f->weights = TAKE(double, b->count);
+    cf_result result = cf_loss_weights(b->length, b->count, &mean, f->weights, error);
+    if (result == CF_OK) result = cf_metadata_size(plan, -1, &desc, &bytes, error);
     if (result != CF_OK || (bytes <= f->metadata_bytes && plan->chunk_size <= f->capacity)) return result;
-    chunk_feed_free(f);
+    free(f->token);
+    free(f->target);
+    free(f->metadata);
     f->capacity = plan->chunk_size;
-    f->rows.position = TAKE(int32_t, f->capacity);
-    f->rows.sequence = TAKE(int32_t, f->capacity);
-    f->rows.token = TAKE(int32_t, f->capacity);
-    f->rows.target = TAKE(int32_t, f->capacity);
+    f->token = TAKE(int32_t, f->capacity);
+    f->target = TAKE(int32_t, f->capacity);
     f->metadata = take_memory((int64_t)bytes, 1);
     f->metadata_bytes = bytes;
     return CF_OK;
@@ -57,24 +64,28 @@ static inline cf_result chunk_feed_reserve(chunk_feed *f, const cf_plan *plan, c
 /* Fills in the rows of one chunk. */
 static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int64_t chunk, const batch *b,
                                         cf_error *error) {
+    cf_metadata_desc desc = {0};
     chunk_rows *r = &f->rows;
     cf_metadata m;
-    cf_result result = cf_metadata_fill(plan, chunk, f->metadata, f->metadata_bytes, &m, error);
-    if (result == CF_OK) result = cf_position_ids(plan, chunk, r->position, f->capacity, error);
-    if (result == CF_OK) result = cf_sequence_ids(plan, chunk, r->sequence, f->capacity, error);
+    desc.ignored = b->ignored;
+    desc.weights = f->weights;
+    cf_result result = cf_metadata_fill(plan, chunk, &desc, f->metadata, f->metadata_bytes, &m, error);
     if (result != CF_OK) return result;
-    r->rows = m.padded;
-    r->n_slices = m.n_slices;
+    r->rows = m.rows;
+    r->n_seqs = m.n_seqs;
     r->prefix = m.prefix;
     r->state_tokens = cf_chunk_state_tokens(plan, chunk);
     r->cu_seqlens_q = m.cu_seqlens_q;
     r->cu_seqlens_k = m.cu_seqlens_k;
-    r->cu_seqlens_q_padded = m.cu_seqlens_q_padded;
-    r->cu_seqlens_k_padded = m.cu_seqlens_k_padded;
+    r->position = m.position_ids;
+    r->sequence = m.sequence_ids;
+    r->weight = m.loss_weights;
+    r->token = f->token;
+    r->target = f->target;
     for (int64_t row = 0; row < r->rows; row++) {
-        int32_t sequence = r->sequence[row];
-        r->token[row] = sequence < 0 ? -1 : b->tokens[sequence][r->position[row]];
-        r->target[row] = sequence < 0 ? -1 : batch_target(b, sequence, r->position[row]);
+        const uint16_t *tokens = m.sequence_ids[row] < 0 ? NULL : b->tokens[m.sequence_ids[row]];
+        f->token[row] = tokens ? tokens[m.position_ids[row]] : -1;
+        f->target[row] = m.target_positions[row] < 0 ? -1 : tokens[m.target_positions[row]];
     }
     return CF_OK;
 }
@@ -97,7 +108,7 @@ typedef struct chunk_runner {
     group_state *states;      /* (n_states) */
     int64_t n_states;
     workspace scratch;
-    int64_t scratch_prefix;
+    cf_capacity most;         /* of all batches so far */
     chunk_feed feed;
 
     const cf_plan *plan;      /* of the run in progress, as all that follows */
@@ -105,8 +116,7 @@ typedef struct chunk_runner {
     const weights *weights;
     weights *gradient;
     uint64_t seed;
-    double loss_sum;
-    cf_error feed_error;      /* why a callback failed */
+    double *losses;           /* (chunks of the plan) added up at the end, so that no schedule changes the sum */
     int64_t live_bytes, peak_live_bytes; /* activation slots in use */
 } chunk_runner;
 
@@ -125,43 +135,52 @@ static inline void chunk_runner_free(chunk_runner *r) {
     if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
     free(r->slots);
     free(r->states);
+    free(r->losses);
     chunk_feed_free(&r->feed);
     memset(r, 0, sizeof *r);
 }
 
-/* Makes room for a plan and its schedule. A dry run of the schedule tells how many slots it needs, so memory is taken
-   before the first forward and, as all slots have ChunkSize rows, only if no earlier batch needed as much. */
+/* Makes ready for a batch. */
+static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan, const batch *b, const weights *w,
+                                           weights *gradient, cf_error *error) {
+    r->plan = plan;
+    r->batch = b;
+    r->weights = w;
+    r->gradient = gradient;
+    r->live_bytes = r->peak_live_bytes = 0;
+    free(r->losses);
+    r->losses = TAKE(double, plan->n_chunks);
+    return chunk_feed_begin(&r->feed, plan, b, error);
+}
+
+/* Makes room for a plan and its schedule. How much they need is known before the first forward, and as all slots have
+   ChunkSize rows, memory is taken only if no earlier batch needed as much. */
 static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_schedule *schedule,
                                              cf_error *error) {
-    cf_run_desc dry = {0};
-    cf_run_stats need;
-    int64_t longest_prefix = 0;
-    cf_result result = cf_run(plan, schedule, 0, &dry, &need, error);
-    if (result == CF_OK) result = chunk_feed_reserve(&r->feed, plan, error);
+    int64_t earlier_prefix = r->most.prefix;
+    cf_result result = cf_run_capacity(plan, schedule, 0, &r->most, error);
     if (result != CF_OK) return result;
-    for (int64_t i = 0; i < plan->n_chunks; i++) longest_prefix = max_of(longest_prefix, plan->chunks[i].prefix);
-    if (!r->scratch.flat || longest_prefix > r->scratch_prefix) {
+    if (!r->scratch.flat || r->most.prefix > earlier_prefix) {
         if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
-        r->scratch = workspace_new(r->config, plan->chunk_size, longest_prefix, r->meter);
-        r->scratch_prefix = longest_prefix;
+        r->scratch = workspace_new(r->config, plan->chunk_size, r->most.prefix, r->meter);
     }
     if (!r->passing.flat) {
         r->passing = activations_new(r->config, &r->stage, plan->chunk_size, 0, MEMORY_WORKSPACE, r->meter);
     }
-    if (need.peak_slots > r->n_slots) {
-        activations *slots = TAKE(activations, need.peak_slots);
+    if (r->most.slots > r->n_slots) {
+        activations *slots = TAKE(activations, r->most.slots);
         if (r->n_slots > 0) memcpy(slots, r->slots, (size_t)r->n_slots * sizeof *slots);
         free(r->slots);
         r->slots = slots;
-        while (r->n_slots < need.peak_slots) {
+        while (r->n_slots < r->most.slots) {
             r->slots[r->n_slots++] =
                 activations_new(r->config, &r->stage, plan->chunk_size, 1, MEMORY_ACTIVATIONS, r->meter);
         }
     }
-    if (need.peak_states > r->n_states) {
+    if (r->most.states > r->n_states) {
         free(r->states);
-        r->states = TAKE(group_state, need.peak_states);
-        r->n_states = need.peak_states;
+        r->states = TAKE(group_state, r->most.states);
+        r->n_states = r->most.states;
     }
     return CF_OK;
 }
@@ -173,15 +192,16 @@ static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     return p;
 }
 
-/* The interpreter's passes F and R. */
+/* The interpreter's passes F and R. Of a chunk's forwards only one runs the head. */
 static inline int forward_chunk(void *user, const cf_step *step) {
     chunk_runner *r = (chunk_runner *)user;
     if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
-    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, &r->feed_error);
+    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
     if (result != CF_OK) return (int)result;
     pass p = pass_of(r, step);
+    p.stage.has_head = step->wants_loss;
     double loss = model_forward(&p);
-    if (step->action.pass == CF_F) r->loss_sum += loss; /* a replay's loss has been counted already */
+    if (step->wants_loss) r->losses[step->action.chunk] = loss;
     return 0;
 }
 
@@ -189,32 +209,31 @@ static inline int forward_chunk(void *user, const cf_step *step) {
 static inline int backward_chunk(void *user, const cf_step *step) {
     chunk_runner *r = (chunk_runner *)user;
     if (step->chunk->n_slices == 0) return 0;
-    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, &r->feed_error);
+    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
     if (result != CF_OK) return (int)result;
     pass p = pass_of(r, step);
-    model_backward(&p, r->gradient, batch_loss_weight(r->batch));
+    if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &r->stage);
+    model_backward(&p, r->gradient);
     return 0;
 }
 
 /* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
-static inline int acquire_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+static inline int acquire_slot(void *user, const cf_slot *slot) {
     chunk_runner *r = (chunk_runner *)user;
-    (void)virtual_stage; /* there is one */
-    if (what == CF_RESOURCE_ACTIVATIONS) {
-        r->live_bytes += r->slots[slot].bytes;
+    if (slot->what == CF_RESOURCE_ACTIVATIONS) {
+        r->live_bytes += r->slots[slot->slot].bytes;
         r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     } else {
-        r->states[slot] = group_state_new(r->config, &r->stage, r->plan->groups[owner].tokens, r->meter);
+        int64_t tokens = r->plan->groups[slot->owner].tokens;
+        r->states[slot->slot] = group_state_new(r->config, &r->stage, tokens, r->meter);
     }
     return 0;
 }
 
-static inline void release_slot(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+static inline void release_slot(void *user, const cf_slot *slot) {
     chunk_runner *r = (chunk_runner *)user;
-    (void)owner;
-    (void)virtual_stage;
-    if (what == CF_RESOURCE_ACTIVATIONS) r->live_bytes -= r->slots[slot].bytes;
-    else group_state_free(&r->states[slot], r->meter);
+    if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_bytes -= r->slots[slot->slot].bytes;
+    else group_state_free(&r->states[slot->slot], r->meter);
 }
 
 static inline int stop_if_asked(void *user, const cf_progress *progress) {
@@ -245,7 +264,6 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
         run.release = release_slot;
         run.progress = stop_if_asked;
         result = cf_run(plan, schedule, 0, &run, &stats, error);
-        if (result == CF_ERROR_CALLBACK && error) *error = r->feed_error;
     }
     if (result == CF_OK) {
         for (int64_t i = 0; i < schedule->n_actions; i++) sum->n_replays += schedule->actions[i].pass == CF_R;
@@ -265,17 +283,12 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
     chunked_result sum = {0};
     cf_result code = cf_pack(b->length, b->count, &r->packing, &plan, error);
     if (code != CF_OK) return code;
-    r->plan = plan;
-    r->batch = b;
-    r->weights = w;
-    r->gradient = gradient;
     r->seed = seed;
-    r->loss_sum = 0;
-    r->live_bytes = r->peak_live_bytes = 0;
+    code = chunk_runner_begin(r, plan, b, w, gradient, error);
     for (int64_t rank = 0; rank < plan->n_ranks && code == CF_OK; rank++) code = run_rank(r, plan, rank, &sum, error);
     if (code == CF_OK) {
         cf_plan_measure(plan, NULL, &stats);
-        sum.loss = r->loss_sum * batch_loss_weight(b);
+        for (int64_t i = 0; i < plan->n_chunks; i++) sum.loss += r->losses[i];
         sum.n_chunks = plan->n_chunks;
         sum.n_hybrid = stats.n_hybrid;
         sum.largest_group = stats.largest_group;

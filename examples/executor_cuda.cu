@@ -168,7 +168,6 @@ typedef struct trainer {
     struct weights weights;    /* what the parts began with */
     cf_executor *executor;
     struct ncclComm *nccl;
-    char why[WHY_SIZE];
 
     struct documents documents;
     data_order order;
@@ -196,11 +195,6 @@ template <typename T> static int on_backward(void *user, const cf_cuda_step *ste
     return part_backward<T>(&((trainer *)user)->parts[step->step->action.stage], step);
 }
 
-/* Says which pass it was, and what failed in it. */
-NEVER_RETURNS static void run_failed(const trainer *t, cf_result result, const cf_error *error) {
-    fail(exit_code_of(result), "%s%s%s", error->text, t->why[0] ? ": " : "", t->why);
-}
-
 template <typename T> static void executor_make(trainer *t) {
     const settings *s = t->settings;
     cf_executor_desc desc;
@@ -222,7 +216,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.seed = (uint64_t)s->seed;
     desc.nccl = t->nccl;
     const cf_result result = cf_executor_create(&desc, &t->executor, &error);
-    if (result != CF_OK) run_failed(t, result, &error);
+    if (result != CF_OK) fail(exit_code_of(result), "%s", error.text);
     for (int64_t stage_index = 0; stage_index < t->n_stages; stage_index++) {
         if (!runs_here(t, stage_index)) continue;
         MUST_CUDA(cudaSetDevice(t->devices[stage_index]));
@@ -234,18 +228,22 @@ template <typename T> static void executor_make(trainer *t) {
 static void upload_rows(trainer *t) {
     const int64_t n_rows = t->first_row[t->plan->n_chunks];
     int32_t *tokens = TAKE(int32_t, n_rows), *targets = TAKE(int32_t, n_rows);
+    cf_metadata_desc desc;
+    size_t bytes = 0;
+    memset(&desc, 0, sizeof desc);
+    desc.ignored = t->batch.ignored;
+    MUST(cf_metadata_size(t->plan, -1, &desc, &bytes, &error));
+    void *const arrays = take_memory((int64_t)bytes, 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++) {
-        const cf_chunk *chunk = &t->plan->chunks[i];
-        for (int64_t row = t->first_row[i]; row < t->first_row[i + 1]; row++) tokens[row] = targets[row] = -1;
-        for (int64_t j = chunk->first_slice; j < chunk->first_slice + chunk->n_slices; j++) {
-            const cf_slice *slice = &t->plan->slices[j];
-            for (int64_t k = 0; k < slice->length; k++) {
-                const int64_t row = t->first_row[i] + slice->offset + k;
-                tokens[row] = t->batch.tokens[slice->sequence][slice->begin + k];
-                targets[row] = batch_target(&t->batch, slice->sequence, slice->begin + k);
-            }
+        cf_metadata m;
+        MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
+        for (int64_t row = 0; row < m.rows; row++) {
+            const uint16_t *of = m.sequence_ids[row] < 0 ? NULL : t->batch.tokens[m.sequence_ids[row]];
+            tokens[t->first_row[i] + row] = of ? of[m.position_ids[row]] : -1;
+            targets[t->first_row[i] + row] = m.target_positions[row] < 0 ? -1 : of[m.target_positions[row]];
         }
     }
+    free(arrays);
     for (int64_t v = 0; v < t->n_parts; v++) {
         part *p = part_here(t, v);
         if (!p) continue;
@@ -307,7 +305,7 @@ static double run_batch(trainer *t) {
         MUST_CUDA(cudaMemsetAsync(p->gradient, 0, (size_t)p->at.count * sizeof(float), stream_of(t, v)));
     }
     const cf_result result = cf_executor_run(t->executor, &error);
-    if (result != CF_OK) run_failed(t, result, &error);
+    if (result != CF_OK) fail(exit_code_of(result), "%s", error.text);
     const part *last = part_here(t, t->n_parts - 1);
     if (!last) return 0;
     const int64_t n_rows = t->first_row[t->plan->n_chunks];
@@ -525,7 +523,7 @@ template <typename T> static void trainer_begin(trainer *t) {
         t->needs[v] = stage_needs<T>(&without_memory);
         if (runs_here(t, stage_index))
             t->parts[v] = part_new<T>(&s->model, range, t->devices[stage_index], s->type, t->cublas[stage_index],
-                                      &t->weights, longest, t->why);
+                                      &t->weights, longest);
     }
 }
 

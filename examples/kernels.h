@@ -172,9 +172,9 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
    >>attention    grouped-query, causal, variable-length, with carried state
 
    One chunk's queries are `rows` rows; its keys are those of the prefix (in the group's state) followed by its own
-   rows. The slices are described as flash_attn_varlen_func wants them: slice s has cu_seqlens_q[s + 1] -
-   cu_seqlens_q[s] queries and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries,
-   the last query sees all keys. The _padded arrays say at which row each slice starts.
+   rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
+   cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
+   last query sees all keys.
 
    No matrix of scores is ever stored: LANES queries (or keys) are handled side by side, the softmax runs along with the
    sum (as in flash attention), and the backward computes the probabilities anew from the stored log-sum-exp.
@@ -193,7 +193,7 @@ typedef struct attention_tile {
 typedef struct attention_problem {
     int64_t heads, kv_heads, head_dim;
     int64_t prefix; /* keys in the state */
-    const int32_t *cu_seqlens_q, *cu_seqlens_k, *cu_seqlens_q_padded, *cu_seqlens_k_padded;
+    const int32_t *cu_seqlens_q, *cu_seqlens_k;
     const attention_tile *query_tiles, *key_tiles;
     int64_t n_query_tiles, n_key_tiles;
     const real *q;                  /* (rows, heads, head_dim) */
@@ -210,10 +210,10 @@ typedef struct attention_slice {
 
 static inline attention_slice attention_slice_of(const attention_problem *p, int32_t s) {
     attention_slice slice;
-    slice.first_query = p->cu_seqlens_q_padded[s];
-    slice.n_queries = p->cu_seqlens_q[s + 1] - p->cu_seqlens_q[s];
-    slice.first_key = p->cu_seqlens_k_padded[s];
-    slice.n_keys = p->cu_seqlens_k[s + 1] - p->cu_seqlens_k[s];
+    slice.first_query = p->cu_seqlens_q[s];
+    slice.n_queries = p->cu_seqlens_q[s + 1] - slice.first_query;
+    slice.first_key = p->cu_seqlens_k[s];
+    slice.n_keys = p->cu_seqlens_k[s + 1] - slice.first_key;
     slice.lead = slice.n_keys - slice.n_queries;
     return slice;
 }
@@ -508,13 +508,12 @@ static inline void cross_entropy_forward(real *logits, double *row_loss, const i
     }
 }
 
-/* Turns the probabilities into gradients of the logits in place. weight: 1 / (target tokens of the whole batch), so
-   that the gradients of all chunks add up to those of the batch's mean. */
-static inline void cross_entropy_backward(real *probability, const int32_t *target, double weight, int64_t rows,
+/* Turns the probabilities into gradients of the logits in place. weight: of each row's loss. */
+static inline void cross_entropy_backward(real *probability, const int32_t *target, const double *weight, int64_t rows,
                                           int64_t vocabulary) {
     for (int64_t row = 0; row < rows; row++) {
         real *x = probability + row * vocabulary;
-        real factor = target[row] >= 0 ? (real)weight : 0;
+        real factor = target[row] >= 0 ? (real)weight[row] : 0;
         for (int64_t c = 0; c < vocabulary; c++) x[c] *= factor;
         if (target[row] >= 0) x[target[row]] -= factor;
     }

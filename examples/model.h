@@ -179,16 +179,16 @@ static inline stage stage_of(const model_config *c, int64_t index, int64_t count
    >>rows    what one pass computes
    ================================================================================================================ */
 
-/* The rows of one chunk. cu_seqlens and the position and sequence ids are what chunkflow's cf_metadata_fill,
-   cf_position_ids and cf_sequence_ids write. */
+/* The rows of one chunk: what chunkflow's cf_metadata_fill writes, and the tokens themselves. */
 typedef struct chunk_rows {
-    int64_t rows;             /* alignment padding included */
-    int64_t n_slices;
+    int64_t rows;             /* padding included */
+    int64_t n_seqs;           /* slices, and runs of padding rows */
     int64_t prefix;           /* tokens of the group before this chunk */
     int64_t state_tokens;     /* rows, from row 0 on, that join the group's state; 0 without a group */
-    const int32_t *cu_seqlens_q, *cu_seqlens_k, *cu_seqlens_q_padded, *cu_seqlens_k_padded; /* (n_slices + 1) */
-    int32_t *position;        /* (rows) in its sequence */
-    int32_t *sequence;        /* (rows) -1: padding */
+    const int32_t *cu_seqlens_q, *cu_seqlens_k; /* (n_seqs + 1) */
+    const int32_t *position;  /* (rows) in its sequence */
+    const int32_t *sequence;  /* (rows) -1: padding */
+    const double *weight;     /* (rows) of its loss; all of the batch add up to the mean that is wanted */
     int32_t *token;           /* (rows) -1: padding */
     int32_t *target;          /* (rows) the next token of the sequence; -1: none, or ignored */
 } chunk_rows;
@@ -330,7 +330,7 @@ static inline void group_state_layout(group_state *g, carver *from, const model_
     }
 }
 
-/* All zero, which is what the gradients must be before the first backward. */
+/* Not a number anywhere, as if another group had left something there: what is read must have been written. */
 static inline group_state group_state_new(const model_config *c, const stage *s, int64_t tokens, memory_meter *meter) {
     group_state g = {0};
     carver from = {0};
@@ -339,10 +339,19 @@ static inline group_state group_state_new(const model_config *c, const stage *s,
     g.tokens = tokens;
     g.bytes = from.used * (int64_t)sizeof(real);
     g.flat = from.flat = TAKE(real, from.used);
+    memset(g.flat, 0xFF, (size_t)g.bytes);
     from.used = 0;
     group_state_layout(&g, &from, c, s, tokens);
     memory_count(meter, MEMORY_STATE, g.bytes);
     return g;
+}
+
+/* Before a group's first backward, which adds to them. */
+static inline void group_state_clear_gradient(const group_state *g, const model_config *c, const stage *s) {
+    for (int64_t i = 0; i < s->end_layer - s->first_layer; i++) {
+        memset(g->layers[i].dk, 0, (size_t)(g->tokens * kv_width_of(c)) * sizeof(real));
+        memset(g->layers[i].dv, 0, (size_t)(g->tokens * kv_width_of(c)) * sizeof(real));
+    }
 }
 
 static inline void group_state_free(group_state *g, memory_meter *meter) {
@@ -519,11 +528,9 @@ static inline attention_problem attention_of(const pass *p, int64_t i) {
     problem.prefix = r->prefix;
     problem.cu_seqlens_q = r->cu_seqlens_q;
     problem.cu_seqlens_k = r->cu_seqlens_k;
-    problem.cu_seqlens_q_padded = r->cu_seqlens_q_padded;
-    problem.cu_seqlens_k_padded = r->cu_seqlens_k_padded;
     problem.query_tiles = p->scratch->query_tiles;
     problem.key_tiles = p->scratch->key_tiles;
-    for (int32_t s = 0; s < r->n_slices; s++) {
+    for (int32_t s = 0; s < r->n_seqs; s++) {
         int64_t n_queries = r->cu_seqlens_q[s + 1] - r->cu_seqlens_q[s];
         int64_t n_keys = r->cu_seqlens_k[s + 1] - r->cu_seqlens_k[s];
         problem.n_query_tiles = put_tiles(p->scratch->query_tiles, problem.n_query_tiles, s, n_queries);
@@ -539,7 +546,6 @@ static inline attention_problem attention_of(const pass *p, int64_t i) {
     return problem;
 }
 
-/* Rows of alignment padding are in no tile and must not be left as they were. */
 static inline void clear_rows(real *x, int64_t rows, int64_t width) {
     memset(x, 0, (size_t)(rows * width) * sizeof(real));
 }
@@ -548,8 +554,6 @@ static inline void attention_pass_forward(const pass *p, int64_t i) {
     const layer_activations *a = &p->kept->layers[i];
     attention_problem problem = attention_of(p, i);
     int64_t n = problem.n_query_tiles * problem.heads;
-    clear_rows(a->attended, p->rows->rows, p->config->hidden);
-    clear_rows(a->lse, p->rows->rows, p->config->heads);
     PARALLEL_FOR
     for (int64_t t = 0; t < n; t++) {
         attention_forward_tile(&problem, a->attended, a->lse, problem.query_tiles[t / problem.heads],
@@ -565,7 +569,6 @@ static inline void attention_pass_backward(const pass *p, int64_t i) {
     int64_t kv = kv_width_of(p->config);
     attention_problem problem = attention_of(p, i);
     attention_gradients g = {a->attended, s->dattended, a->lse, s->slope, s->dq, s->dk, s->dv, NULL, NULL};
-    clear_rows(s->dq, p->rows->rows, p->config->hidden);
     clear_rows(s->dk, p->rows->rows, kv);
     clear_rows(s->dv, p->rows->rows, kv);
     if (p->state) { /* what the later chunks of the group, all done by now, have found for this chunk's K and V */
@@ -828,13 +831,13 @@ static inline double head_forward(const pass *p) {
         cross_entropy_forward(probability, p->scratch->row_loss + b.first, p->rows->target + b.first, b.count, v);
     }
     double sum = 0;
-    for (int64_t row = 0; row < p->rows->rows; row++) sum += p->scratch->row_loss[row];
+    for (int64_t row = 0; row < p->rows->rows; row++) sum += p->rows->weight[row] * p->scratch->row_loss[row];
     return sum;
 }
 
 /* The probabilities become gradients of the logits, which is where head_backward_weights looks for them;
    scratch->rows.stream becomes that of the residual stream. */
-static inline void head_backward_input(const pass *p, const weights *gradient, double loss_weight) {
+static inline void head_backward_input(const pass *p, const weights *gradient) {
     const model_config *c = p->config;
     const activations *a = p->kept;
     int64_t rows = p->rows->rows, h = c->hidden, v = c->vocabulary, n_blocks = row_blocks(p);
@@ -842,7 +845,7 @@ static inline void head_backward_input(const pass *p, const weights *gradient, d
     for (int64_t block = 0; block < n_blocks; block++) {
         row_block b = row_block_of(p, block);
         real *dlogits = a->probability + b.first * v;
-        cross_entropy_backward(dlogits, p->rows->target + b.first, loss_weight, b.count, v);
+        cross_entropy_backward(dlogits, p->rows->target + b.first, p->rows->weight + b.first, b.count, v);
         linear_backward(b.scratch.dnormed2, MATMUL_SET, dlogits, p->weights->head, b.count, h, v);
         clear_rows(b.scratch.stream, b.count, h);
         rmsnorm_backward(b.scratch.stream, b.scratch.dnormed2, a->output + b.first * h, a->scale + b.first,
@@ -867,7 +870,7 @@ static inline void prepare_rows(const pass *p) {
 }
 
 /* A chunk forward through a stage. Without an embedding, stage_input(kept) must have been filled in. With a head it
-   returns the sum of the losses of the chunk's target tokens, otherwise 0 and the result is in stage_output(kept). */
+   returns the weighted sum of the losses of the chunk's rows, otherwise 0 and the result is in stage_output(kept). */
 static inline double model_forward(const pass *p) {
     int64_t n_layers = p->stage.end_layer - p->stage.first_layer;
     prepare_rows(p);
@@ -877,12 +880,11 @@ static inline double model_forward(const pass *p) {
 }
 
 /* The same backward, after which `kept` is used up. Without a head, scratch->rows.stream must hold the gradient of the
-   stage's output. Afterwards it holds that of the stage's input. Adds to `gradient`. loss_weight: 1 / (target tokens of
-   the whole batch), so that the gradients of all chunks add up to those of the batch's mean. */
-static inline void model_backward(const pass *p, const weights *gradient, double loss_weight) {
+   stage's output. Afterwards it holds that of the stage's input. Adds to `gradient`. */
+static inline void model_backward(const pass *p, const weights *gradient) {
     prepare_rows(p);
     if (p->stage.has_head) {
-        head_backward_input(p, gradient, loss_weight);
+        head_backward_input(p, gradient);
         head_backward_weights(p, gradient);
     }
     for (int64_t i = p->stage.end_layer - p->stage.first_layer - 1; i >= 0; i--) {
@@ -896,9 +898,9 @@ static inline void model_backward(const pass *p, const weights *gradient, double
    the gradient of the stage's input in scratch->rows.stream. The second makes the gradients of the weights, at any
    later time, from what the first has left in `kept`. (Those of the norms' gains come with the first.) Whichever way a
    backward is done, it adds the same numbers. */
-static inline void model_backward_input(const pass *p, const weights *gradient, double loss_weight) {
+static inline void model_backward_input(const pass *p, const weights *gradient) {
     prepare_rows(p);
-    if (p->stage.has_head) head_backward_input(p, gradient, loss_weight);
+    if (p->stage.has_head) head_backward_input(p, gradient);
     for (int64_t i = p->stage.end_layer - p->stage.first_layer - 1; i >= 0; i--) {
         layer_backward_input(p, i, gradient);
         move_gradients_to_slot(p, i);

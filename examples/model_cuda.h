@@ -257,10 +257,7 @@ typedef struct part {
     int32_t *tokens, *targets;   /* rows of all chunks of the batch, one chunk after the other ... */
     float *loss;
     const int64_t *first_row;    /* ... the first one of each chunk, in host memory */
-    char *why;                   /* WHY_SIZE: what a pass failed of */
 } part;
-
-#define WHY_SIZE 256
 
 static int64_t n_layers_of(const part *p) { return p->range.end_layer - p->range.first_layer; }
 static int64_t kv_width(const part *p) { return kv_width_of(p->config); }
@@ -370,7 +367,7 @@ static cf_rope rope_of(const model_config *c, int64_t n_positions) {
    longest sequence. */
 template <typename T>
 static part part_new(const model_config *c, stage range, int device, cf_dtype type, cublasHandle_t cublas,
-                     const weights *w, int64_t n_positions, char *why) {
+                     const weights *w, int64_t n_positions) {
     part p;
     size_t bytes = 0;
     memset(&p, 0, sizeof p);
@@ -380,7 +377,6 @@ static part part_new(const model_config *c, stage range, int device, cf_dtype ty
     p.device = device;
     p.type = type;
     p.cublas = cublas;
-    p.why = why;
     p.at = layout_of(&p);
     float *master = TAKE(float, p.at.count);
     T *parameters = TAKE(T, p.at.count);
@@ -531,12 +527,12 @@ template <typename T> struct pass_of {
     int64_t first_row;      /* of the chunk in the batch's tokens */
     activations_of<T> kept;
     scratch_of<T> scratch;
-    int failed;             /* 1: own->why says why; nothing more is put on the stream */
+    int failed;             /* 1: the step's error says why; nothing more is put on the stream */
 };
 
 template <typename T> static void check(pass_of<T> *p, const char *what, const char *problem) {
     if (!problem || p->failed) return;
-    snprintf(p->own->why, WHY_SIZE, "%s: %s", what, problem);
+    (void)cf_refuse(p->step->step->error, CF_ERROR_CALLBACK, what, -1, problem);
     p->failed = 1;
 }
 
@@ -545,10 +541,9 @@ template <typename T> static void check(pass_of<T> *p, const char *what, cudaErr
 }
 
 /* A function of the library with its arguments before `error`. */
-#define LIBRARY(p, function, ...)                                                                   \
-    do {                                                                                            \
-        cf_error error;                                                                             \
-        if (!(p)->failed && function(__VA_ARGS__, &error) != CF_OK) check(p, #function, error.text); \
+#define LIBRARY(p, function, ...)                                                                    \
+    do {                                                                                             \
+        if (!(p)->failed) (p)->failed = function(__VA_ARGS__, (p)->step->step->error) != CF_OK; \
     } while (0)
 
 /* A kernel on all rows of the chunk. */
@@ -789,7 +784,7 @@ template <typename T> static int part_forward(const part *own, const cf_cuda_ste
         on_rows(&p, "embedding", embed_kernel<T>, stream, own->tokens + p.first_row, w + at->embedding, h);
     else copy_rows_of(&p, stream, step->input, h);
     for (int64_t i = 0; i < n_layers_of(own); i++) layer_forward(&p, i);
-    if (own->range.has_head) {
+    if (step->step->wants_loss) {
         on_rows(&p, "final norm", rmsnorm_kernel<T>, p.kept.normed, p.kept.scale, p.kept.stream, w + at->final_norm, h,
                 (float)own->config->norm_epsilon);
         linear_backward(&p, p.scratch.logits, p.kept.normed, w + at->head, v, h); /* the head is (vocabulary, hidden) */

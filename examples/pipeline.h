@@ -42,8 +42,7 @@ typedef struct stage_runner {
 
     int64_t live_slots;          /* activation slots in use now */
     int64_t n_offloads;
-    double loss_sum;             /* only where the head is */
-    cf_error feed_error;         /* why a callback failed, where it was the library that said so */
+    double loss;                 /* only where the head is */
 } stage_runner;
 
 /* The part of the model that a virtual stage has. */
@@ -68,23 +67,23 @@ static inline stage largest_part(const model_config *config, const cf_schedule *
     return largest;
 }
 
-/* Takes all the memory that a run needs: a dry run of the schedule tells how many buffers there will be. */
+/* Takes all the memory that a run needs. */
 static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
-                                           const cf_schedule *schedule, int64_t stage_index, cf_error *error) {
-    cf_run_desc dry = {0};
-    cf_run_stats need;
-    int64_t longest_prefix = 0;
+                                           const cf_schedule *schedule, int64_t stage_index, const batch *b,
+                                           cf_error *error) {
+    cf_capacity need = {0};
     memset(r, 0, sizeof *r);
-    cf_result result = cf_run(plan, schedule, stage_index, &dry, &need, error);
-    if (result == CF_OK) result = chunk_feed_reserve(&r->feed, plan, error);
+    cf_result result = cf_run_capacity(plan, schedule, stage_index, &need, error);
+    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, error);
     if (result != CF_OK) return result;
     r->config = config;
     r->plan = plan;
     r->schedule = schedule;
     r->stage = stage_index;
-    r->n_slots = need.peak_slots;
-    r->n_states = need.peak_states;
-    r->n_boundaries = need.peak_boundaries;
+    r->batch = b;
+    r->n_slots = need.slots;
+    r->n_states = need.states;
+    r->n_boundaries = need.boundaries;
     r->boundary_count = plan->chunk_size * config->hidden;
     stage largest = largest_part(config, schedule, stage_index);
     r->slots = TAKE(activations, r->n_slots);
@@ -95,9 +94,8 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
         r->slots[i] = activations_new(config, &largest, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
     }
     for (int64_t i = 0; i < r->n_boundaries; i++) r->boundaries[i] = TAKE(real, r->boundary_count);
-    for (int64_t i = 0; i < plan->n_chunks; i++) longest_prefix = max_of(longest_prefix, plan->chunks[i].prefix);
     r->passing = activations_new(config, &largest, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
-    r->scratch = workspace_new(config, plan->chunk_size, longest_prefix, &r->meter);
+    r->scratch = workspace_new(config, plan->chunk_size, need.prefix, &r->meter);
     return CF_OK;
 }
 
@@ -120,7 +118,7 @@ static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *ste
 
 /* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
 static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass *p) {
-    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, &r->feed_error);
+    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
     if (result != CF_OK) return result;
     activations *kept = step->slot >= 0 ? &r->slots[step->slot] : &r->passing;
     memset(p, 0, sizeof *p);
@@ -132,14 +130,7 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->stage = part_of(r->config, r->schedule, step->action.stage);
     p->seed = r->seed;
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
-    if (step->state >= 0 && step->action.pass != CF_W) {
-        group_state *state = &r->states[step->state];
-        if (!state->flat) { /* the group's first forward */
-            int64_t tokens = r->plan->groups[step->chunk->group].tokens;
-            *state = group_state_new(r->config, &p->stage, tokens, &r->meter);
-        }
-        p->state = state;
-    }
+    if (step->state >= 0 && step->action.pass != CF_W) p->state = &r->states[step->state];
     return CF_OK;
 }
 
@@ -151,8 +142,8 @@ static inline int stage_forward(void *user, const cf_step *step) {
     cf_result result = prepare_pass(r, step, &p);
     if (result != CF_OK) return (int)result;
     if (step->input >= 0) copy_rows(stage_input(p.kept), r->boundaries[step->input], p.rows->rows, r->config->hidden);
-    double loss = model_forward(&p);
-    if (step->action.pass == CF_F) r->loss_sum += loss; /* a replay's loss has been counted already */
+    p.stage.has_head = step->wants_loss; /* of a chunk's forwards only one runs the head */
+    r->loss += model_forward(&p);
     if (step->output < 0) return 0;
     copy_rows(r->boundaries[step->output], stage_output(p.kept), p.rows->rows, r->config->hidden);
     return 0;
@@ -161,15 +152,15 @@ static inline int stage_forward(void *user, const cf_step *step) {
 /* B, or I and W. */
 static inline int stage_backward(void *user, const cf_step *step) {
     stage_runner *r = (stage_runner *)user;
-    double weight = batch_loss_weight(r->batch);
     pass p;
     if (step->chunk->n_slices == 0) return 0;
     cf_result result = prepare_pass(r, step, &p);
     if (result != CF_OK) return (int)result;
     real *stream = r->scratch.rows.stream;
     if (step->input >= 0) copy_rows(stream, r->boundaries[step->input], p.rows->rows, r->config->hidden);
-    if (step->action.pass == CF_B) model_backward(&p, r->gradient, weight);
-    else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient, weight);
+    if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &p.stage);
+    if (step->action.pass == CF_B) model_backward(&p, r->gradient);
+    else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient);
     else model_backward_weights(&p, r->gradient);
     if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p.rows->rows, r->config->hidden);
     return 0;
@@ -208,21 +199,20 @@ static inline int stage_move_state(void *user, const cf_step *step) {
     return 0;
 }
 
-static inline int stage_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+static inline int stage_acquire(void *user, const cf_slot *slot) {
     stage_runner *r = (stage_runner *)user;
-    (void)slot;
-    (void)owner;
-    (void)virtual_stage;
-    if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
+    if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
+    if (slot->what == CF_RESOURCE_STATE) {
+        stage part = part_of(r->config, r->schedule, slot->stage);
+        r->states[slot->slot] = group_state_new(r->config, &part, r->plan->groups[slot->owner].tokens, &r->meter);
+    }
     return 0;
 }
 
-static inline void stage_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
+static inline void stage_release(void *user, const cf_slot *slot) {
     stage_runner *r = (stage_runner *)user;
-    (void)owner;
-    (void)virtual_stage;
-    if (what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;
-    if (what == CF_RESOURCE_STATE && r->states[slot].flat) group_state_free(&r->states[slot], &r->meter);
+    if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;
+    if (slot->what == CF_RESOURCE_STATE) group_state_free(&r->states[slot->slot], &r->meter);
 }
 
 /* ================================================================================================================

@@ -364,7 +364,6 @@ typedef struct stage_process {
     int *live;                   /* (actions of the stage) chunks kept during each */
     double waited;               /* seconds in receives and sends */
     double clock_offset;
-    char why[160];               /* what a callback failed of */
 } stage_process;
 
 /* Of a lowered schedule: passes and transfers. */
@@ -393,21 +392,23 @@ static fault find_fault(fault f, const cf_schedule *lowered) {
     return f;
 }
 
+/* Why a callback fails: cf_run hands it out, with the pass around it. */
+static int callback_fails(const cf_step *step, const char *why) {
+    return (int)cf_refuse(step->error, CF_ERROR_CALLBACK, "action", step->position, why);
+}
+
 /* What --fail wants to happen here. Returns non-zero for an error. */
 static int meet_fault(stage_process *p, const cf_step *step) {
     if (!is_faulty(p, step)) return 0;
     if (p->fault.kind == FAULT_KILL) raise(SIGKILL);
-    if (p->fault.kind != FAULT_ERROR) return 0;
-    snprintf(p->why, sizeof p->why, "injected by --fail");
-    return 1;
+    return p->fault.kind == FAULT_ERROR ? callback_fails(step, "injected by --fail") : 0;
 }
 
 /* One pass, timed. The schedule before lowering has the same passes in the same order. */
 static int timed_pass(stage_process *p, const cf_step *step, int (*work)(void *user, const cf_step *step)) {
     const cf_action *planned = &p->schedule->actions[p->schedule->first[process] + p->n_timed];
     if (p->n_timed >= n_actions_of(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
-        snprintf(p->why, sizeof p->why, "the lowered list has another pass here than the schedule");
-        return 1;
+        return callback_fails(step, "the lowered list has another pass here than the schedule");
     }
     int code = meet_fault(p, step);
     if (code != 0) return code;
@@ -453,21 +454,7 @@ static int on_receive(void *user, const cf_step *step) {
     const char *wrong = receive_tensor(&p->transport, step, p->runner.boundaries[step->input],
                                        boundary_numbers(&p->runner, step), p->runner.boundary_count);
     p->waited += seconds_now() - begin;
-    if (!wrong) return 0;
-    snprintf(p->why, sizeof p->why, "%s", wrong);
-    return 1;
-}
-
-/* Says what has become of this stage, once, and ends all of them. */
-NEVER_RETURNS static void stage_failed(const stage_process *p, const cf_error *error) {
-    const cf_schedule *lowered = p->runner.schedule;
-    const char *why = p->why[0] ? p->why : p->runner.feed_error.code != CF_OK ? p->runner.feed_error.text : error->text;
-    if (error->item < 0 || error->item >= n_actions_of(lowered, process)) {
-        fail(EXIT_CHECK_FAILED, "stage %d failed: %s; all stages are stopped", process, why);
-    }
-    const cf_action *a = &lowered->actions[lowered->first[process] + error->item];
-    fail(EXIT_CHECK_FAILED, "stage %d failed at action %lld (%s of chunk %d): %s; all stages are stopped", process,
-         (long long)error->item, cf_pass_name((cf_pass)a->pass), (int)a->chunk, why);
+    return wrong ? callback_fails(step, wrong) : 0;
 }
 
 static cf_run_stats run_stage(stage_process *p) {
@@ -486,13 +473,13 @@ static cf_run_stats run_stage(stage_process *p) {
     run.release = stage_release;
     p->n_timed = 0;
     p->waited = 0;
-    p->runner.loss_sum = 0;
+    p->runner.loss = 0;
     p->runner.n_offloads = 0;
     p->transport.n_sent = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 0;
     cf_result result = cf_run(p->runner.plan, p->runner.schedule, process, &run, &stats, &error);
-    if (result != CF_OK) stage_failed(p, &error);
+    if (result != CF_OK) fail(EXIT_CHECK_FAILED, "stage %d failed: %s; all stages are stopped", process, error.text);
     transport_finish(&p->transport);
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 1;
@@ -707,7 +694,7 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
         double difference;
         int process;
     } own = {0, process}, worst;
-    verdict v = {p->runner.loss_sum * batch_loss_weight(p->runner.batch), 0, -1, 0, 0, 0};
+    verdict v = {p->runner.loss, 0, -1, 0, 0, 0};
     int64_t n_wanted = gradient->n_tensors + (!config->untied && head_process(p->schedule) > 0);
     int moves = count_actions(p->runner.schedule, CF_OFFLOAD) > 0; /* the simulation leaves the state where it is */
     MPI_Bcast(&v.loss, 1, MPI_DOUBLE, head_process(p->schedule), MPI_COMM_WORLD);
@@ -859,10 +846,9 @@ static void stage_process_begin(stage_process *p, task *t, const cf_schedule *sc
     cf_error error;
     memset(p, 0, sizeof *p);
     memset(&error, 0, sizeof error);
-    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, process, &error) != CF_OK) {
+    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, process, &t->batch, &error) != CF_OK) {
         fail(EXIT_BAD_INPUT, "%s", error.text);
     }
-    p->runner.batch = &t->batch;
     p->runner.weights = &t->weights;
     p->runner.gradient = &t->gradient;
     p->runner.seed = t->seed;

@@ -235,19 +235,21 @@ typedef struct batch {
     int64_t count;
     int64_t *length;         /* (count) tokens: what cf_pack wants to know */
     const uint16_t **tokens; /* (count) */
-    int64_t *prompt;         /* (count) first tokens of each sequence that are no targets */
+    const unsigned char **ignored; /* (count) a byte for each token: 1 where it is no target, as in a prompt */
     int64_t n_tokens, n_targets;
 } batch;
 
 static inline batch batch_new(int64_t count) {
-    batch b = {count, TAKE(int64_t, count), TAKE(const uint16_t *, count), TAKE(int64_t, count), 0, 0};
+    batch b = {count, TAKE(int64_t, count), TAKE(const uint16_t *, count),
+               TAKE(const unsigned char *, count), 0, 0};
     return b;
 }
 
 static inline void batch_free(batch *b) {
     free(b->length);
     free(b->tokens);
-    free(b->prompt);
+    for (int64_t i = 0; i < b->count; i++) free((void *)b->ignored[i]);
+    free(b->ignored);
     memset(b, 0, sizeof *b);
 }
 
@@ -257,16 +259,19 @@ static inline void batch_put(batch *b, int64_t i, const documents *d, int64_t do
     int64_t length = document_length(d, document);
     b->length[i] = length;
     b->tokens[i] = d->tokens + d->first[document];
-    b->prompt[i] = min_of(length, max_of(prompt, (int64_t)(fraction * (double)length)));
+    int64_t n_ignored = min_of(length, max_of(prompt, (int64_t)(fraction * (double)length)));
+    unsigned char *ignored = TAKE(unsigned char, length);
+    memset(ignored, 1, (size_t)n_ignored);
+    b->ignored[i] = ignored;
     b->n_tokens += length;
-    b->n_targets += max_of(0, length - max_of(1, b->prompt[i])); /* the first token is never a target */
+    b->n_targets += max_of(0, length - max_of(1, n_ignored)); /* the first token is never a target */
 }
 
 /* What token `position` of sequence i should predict: the next token of the sequence, in whatever chunk that one lies.
    -1: nothing, at the end of the sequence and where the next token is part of the prompt. */
 static inline int32_t batch_target(const batch *b, int64_t i, int64_t position) {
     int64_t next = position + 1;
-    return next < b->length[i] && next >= b->prompt[i] ? b->tokens[i][next] : -1;
+    return next < b->length[i] && !b->ignored[i][next] ? b->tokens[i][next] : -1;
 }
 
 /* 1 / target tokens, which makes a sum of losses their mean over the batch; 0 for a batch without any target. */

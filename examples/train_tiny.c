@@ -160,10 +160,10 @@ static double cross_entropy(real *p, int target) {
     return target < 0 ? 0 : -log(p[target]);
 }
 
-/* Runs one slice and returns the sum of its losses, or 0 without the head. Its K and V go into key[], after those of
-   the earlier tokens of its sequence. */
+/* Runs one slice and returns the sum of its losses. Its K and V go into key[], after those of the earlier tokens of its
+   sequence. without_loss: that is all that is wanted. (With more layers it would be K and V of the last one.) */
 static double slice_forward(const weights *w, const batch *b, const cf_slice *s, activation *row, key_value *key,
-                            int with_head) {
+                            int without_loss) {
     double loss = 0;
     memset(row, 0, (size_t)s->length * sizeof *row);
     memset(key + s->begin, 0, (size_t)s->length * sizeof *key);
@@ -178,6 +178,7 @@ static double slice_forward(const weights *w, const batch *b, const cf_slice *s,
         rope(a->q, position, 1);
         rope(key[position].k, position, 1);
     }
+    if (without_loss) return 0;
     attention(s, row, key);
     for (int64_t i = 0; i < s->length; i++) {
         activation *a = &row[i];
@@ -186,7 +187,6 @@ static double slice_forward(const weights *w, const batch *b, const cf_slice *s,
         linear(a->hidden, w->up, a->n2, FFN, D);
         for (int j = 0; j < FFN; j++) a->hidden[j] = (real)tanh(a->hidden[j]);
         linear(a->x, w->down, a->hidden, D, FFN);
-        if (!with_head) continue;
         linear(a->p, w->head, a->x, VOCAB, D);
         loss += cross_entropy(a->p, token_at(b, s->sequence, s->begin + i + 1));
     }
@@ -238,7 +238,7 @@ typedef struct chunk_slot {
 } chunk_slot;
 
 /* K, V, dK and dV of a split sequence: what its chunks hand on. A real trainer has these for every layer, and takes no
-   more rows than the sequence needs: plan->groups[owner].tokens when acquire is called. */
+   more rows than cf_run_capacity says, or slot->rows when acquire is called. */
 typedef struct group_state {
     key_value key[MAX_LENGTH], d_key[MAX_LENGTH];
 } group_state;
@@ -248,6 +248,7 @@ typedef struct trainer {
     const weights *w;
     weights *gradient;
     const batch *batch;
+    double *loss_weight;         /* of a target of each sequence */
     double loss;
     chunk_slot *slots;           /* of activations, and one more for forwards that keep nothing */
     int64_t n_slots;
@@ -260,57 +261,49 @@ typedef struct trainer {
 static int is_split(const cf_step *step, int64_t i) { return i == 0 && step->state >= 0; }
 
 /* F and R. A chunk that is replayed has two forwards: its F keeps nothing and is there for the K and V that later chunks
-   need; its R computes the same once more and keeps it. Exactly one forward of every chunk keeps its activations. That
-   one runs the head and counts the loss, so that nothing is counted twice.
+   need; its R computes the same once more and keeps it. Only the forward that wants the loss runs the head, so that
+   nothing is counted twice.
 
    For clarity the slices run one by one. A real trainer has one matrix product for all rows of the chunk and one
-   variable-length attention: cf_metadata_fill and cf_position_ids give the slices in the form that these want. */
+   variable-length attention: cf_metadata_fill describes the chunk as these want it, each row's target included. */
 static int forward(void *user, const cf_step *step) {
     trainer *t = user;
-    int keep = step->action.keep;
-    chunk_slot *slot = &t->slots[keep ? step->slot : t->n_slots];
+    chunk_slot *slot = &t->slots[step->slot >= 0 ? step->slot : t->n_slots];
     for (int64_t i = 0; i < step->chunk->n_slices; i++) {
         const cf_slice *s = &step->plan->slices[step->chunk->first_slice + i];
         key_value *key = is_split(step, i) ? t->states[step->state].key : slot->own + s->offset;
-        t->loss += slice_forward(t->w, t->batch, s, slot->row + s->offset, key, keep) / (double)t->batch->n_targets;
+        double loss = slice_forward(t->w, t->batch, s, slot->row + s->offset, key, !step->wants_loss);
+        t->loss += t->loss_weight[s->sequence] * loss;
     }
     return 0; /* anything else would stop the run */
 }
 
 /* B. The gradients of all chunks add up to that of the batch because each target weighs 1 / (targets of the batch).
-   With 1 / (targets of the chunk) it would be that of another loss: chunks have different numbers of targets. */
+   With 1 / (targets of the chunk) it would be that of another loss: chunks have different numbers of targets.
+
+   Slots are reused, and backwards add to dK and dV, so these have to start from zero: clear_state_gradient says when.
+   All else is written before it is read. */
 static int backward(void *user, const cf_step *step) {
     trainer *t = user;
     const chunk_slot *slot = &t->slots[step->slot];
     memset(t->d_own, 0, sizeof t->d_own);
+    if (step->clear_state_gradient) memset(t->states[step->state].d_key, 0, sizeof t->states[step->state].d_key);
     for (int64_t i = 0; i < step->chunk->n_slices; i++) {
         const cf_slice *s = &step->plan->slices[step->chunk->first_slice + i];
         const key_value *key = is_split(step, i) ? t->states[step->state].key : slot->own + s->offset;
         key_value *d_key = is_split(step, i) ? t->states[step->state].d_key : t->d_own + s->offset;
         slice_backward(t->w, t->gradient, t->batch, s, slot->row + s->offset, t->d, key, d_key,
-                       1 / (double)t->batch->n_targets);
+                       t->loss_weight[s->sequence]);
     }
-    return 0;
-}
-
-/* A slot comes into use. Slots are reused, and backwards add to dK and dV, so these have to start from zero. All else
-   is written before it is read. */
-static int acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
-    trainer *t = user;
-    (void)owner;
-    (void)stage;
-    if (what == CF_RESOURCE_STATE) memset(t->states[slot].d_key, 0, sizeof t->states[slot].d_key);
     return 0;
 }
 
 /* A slot goes out of use. A trainer that allocates memory for each group frees it here. This one sets every bit, which
    makes every number a NaN: if a later pass read one, the loss or the gradients would show it. */
-static void release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void release(void *user, const cf_slot *slot) {
     trainer *t = user;
-    (void)owner;
-    (void)stage;
-    if (what == CF_RESOURCE_ACTIVATIONS) memset(&t->slots[slot], 0xFF, sizeof t->slots[slot]);
-    if (what == CF_RESOURCE_STATE) memset(&t->states[slot], 0xFF, sizeof t->states[slot]);
+    if (slot->what == CF_RESOURCE_ACTIVATIONS) memset(&t->slots[slot->slot], 0xFF, sizeof t->slots[slot->slot]);
+    if (slot->what == CF_RESOURCE_STATE) memset(&t->states[slot->slot], 0xFF, sizeof t->states[slot->slot]);
 }
 
 static cf_result out_of_memory(cf_error *error) {
@@ -331,18 +324,18 @@ static void describe(const cf_plan *plan, const cf_schedule *schedule, const cf_
            (int)stats->peak_tokens);
 }
 
-/* Allocates the slots and runs the passes. A dry run, which has no callbacks, tells how many slots the schedule needs,
-   so that no pass has to wait for memory or fail for want of it. A real trainer keeps its slots from batch to batch
-   and only adds to them. */
+/* Allocates the slots and runs the passes. How many there will be is known before, so that no pass has to wait for
+   memory or fail for want of it. A real trainer keeps its slots from batch to batch and only adds to them: it hands the
+   same capacity to cf_run_capacity every time. */
 static cf_result run_passes(trainer *t, const cf_plan *plan, const cf_schedule *schedule, cf_run_stats *stats,
                             cf_error *error) {
-    cf_run_desc dry = {0};
-    cf_run_desc run = {.user = t, .forward = forward, .backward = backward, .acquire = acquire, .release = release};
-    cf_result result = cf_run(plan, schedule, 0, &dry, stats, error);
+    cf_capacity need = {0};
+    cf_run_desc run = {.user = t, .forward = forward, .backward = backward, .release = release};
+    cf_result result = cf_run_capacity(plan, schedule, 0, &need, error);
     if (result != CF_OK) return result;
-    t->n_slots = stats->peak_slots;
-    t->slots = calloc((size_t)stats->peak_slots + 1, sizeof *t->slots);
-    t->states = calloc((size_t)stats->peak_states + 1, sizeof *t->states); /* + 1: calloc may answer 0 with NULL */
+    t->n_slots = need.slots;
+    t->slots = malloc(((size_t)need.slots + 1) * sizeof *t->slots);
+    t->states = malloc(((size_t)need.states + 1) * sizeof *t->states); /* + 1: malloc may answer 0 with NULL */
     result = t->slots && t->states ? cf_run(plan, schedule, 0, &run, stats, error) : out_of_memory(error);
     free(t->slots);
     free(t->states);
@@ -359,13 +352,17 @@ static cf_result chunked(const weights *w, weights *gradient, const batch *b, in
     cf_run_stats stats = {0};
     trainer t = {.w = w, .gradient = gradient, .batch = b};
     memset(gradient, 0, sizeof *gradient);
-    cf_result result = cf_pack(b->length, b->count, &packing, &plan, error);
+    t.loss_weight = malloc(((size_t)b->count + 1) * sizeof *t.loss_weight);
+    if (!t.loss_weight) return out_of_memory(error);
+    cf_result result = cf_loss_weights(b->length, b->count, NULL, t.loss_weight, error);
+    if (result == CF_OK) result = cf_pack(b->length, b->count, &packing, &plan, error);
     if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, error);
     if (result == CF_OK) result = run_passes(&t, plan, schedule, &stats, error);
     if (result == CF_OK) *loss = t.loss;
     if (result == CF_OK && verbose) describe(plan, schedule, &stats);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
+    free(t.loss_weight);
     return result;
 }
 
@@ -387,7 +384,7 @@ static cf_result unchunked(const weights *w, weights *gradient, const batch *b, 
     if (gradient) memset(gradient, 0, sizeof *gradient);
     for (int64_t i = 0; i < b->count; i++) {
         cf_slice s = {i, 0, b->length[i], 0};
-        *loss += slice_forward(w, b, &s, m->row, m->key, 1) / (double)b->n_targets;
+        *loss += slice_forward(w, b, &s, m->row, m->key, 0) / (double)b->n_targets;
         memset(m->d_key, 0, sizeof m->d_key);
         if (gradient) slice_backward(w, gradient, b, &s, m->row, m->d, m->key, m->d_key, 1 / (double)b->n_targets);
     }

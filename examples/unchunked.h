@@ -13,37 +13,38 @@
  */
 static inline double unchunked_gradients(const model_config *config, const weights *w, weights *gradient,
                                          const batch *b, uint64_t seed, memory_meter *meter) {
-    double loss_sum = 0;
+    double loss = 0;
     stage whole = stage_of(config, 0, 1);
     for (int64_t i = 0; i < b->count; i++) {
         int64_t n = b->length[i];
         if (n == 0) continue;
         if (n > INT32_MAX) fail(EXIT_BAD_INPUT, "sequence %lld is too long to be run whole", (long long)i);
         int32_t cu_seqlens[2] = {0, (int32_t)n};
-        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, NULL, NULL, NULL, NULL};
-        rows.position = TAKE(int32_t, n);
-        rows.sequence = TAKE(int32_t, n);
-        rows.token = TAKE(int32_t, n);
-        rows.target = TAKE(int32_t, n);
+        int32_t *position = TAKE(int32_t, n), *sequence = TAKE(int32_t, n);
+        int32_t *token = TAKE(int32_t, n), *target = TAKE(int32_t, n);
+        double *weight = TAKE(double, n);
+        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, position, sequence, weight, token, target};
         for (int64_t t = 0; t < n; t++) {
-            rows.position[t] = (int32_t)t;
-            rows.sequence[t] = (int32_t)i;
-            rows.token[t] = b->tokens[i][t];
-            rows.target[t] = t + 1 < n && t + 1 >= b->prompt[i] ? b->tokens[i][t + 1] : -1;
+            position[t] = (int32_t)t;
+            sequence[t] = (int32_t)i;
+            weight[t] = batch_loss_weight(b);
+            token[t] = b->tokens[i][t];
+            target[t] = batch_target(b, i, t);
         }
         activations kept = activations_new(config, &whole, n, 1, MEMORY_ACTIVATIONS, meter);
         workspace scratch = workspace_new(config, n, 0, meter);
         pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed};
-        loss_sum += model_forward(&p);
-        if (gradient) model_backward(&p, gradient, batch_loss_weight(b));
+        loss += model_forward(&p);
+        if (gradient) model_backward(&p, gradient);
         workspace_free(&scratch, meter);
         activations_free(&kept, meter);
-        free(rows.position);
-        free(rows.sequence);
-        free(rows.token);
-        free(rows.target);
+        free(position);
+        free(sequence);
+        free(token);
+        free(target);
+        free(weight);
     }
-    return loss_sum * batch_loss_weight(b);
+    return loss;
 }
 
 #endif /* TRAIN_UNCHUNKED_H */

@@ -138,13 +138,12 @@ fault "a backward that was left out is seen" "$exact" 1 'difference [0-9.]*e[+-]
 
 # ---- failures: all stages come down, with one message ----
 
-injected='(.* of chunk .*): injected'
-fault "fails: first stage, first action" "$exact" 1 'stage 0 failed at action 0 (F of chunk 0): injected' --fail 0:0
-fault "fails: last stage, in the middle" "$checked" 1 "stage 3 failed at action 20 $injected" --fail 3:20
-fault "fails: a stage between, rendezvous" "$exact" 1 "stage 1 failed at action 31 $injected" --rendezvous --fail 1:31
-fault "fails: a stage that replays alone" "$exact" 1 "stage 2 failed at action 25 $injected" --replay local --fail 2:25
-fault "fails: a receive" "$exact" 1 "stage 1 failed at action 0 (RECV_F of chunk 0): injected" --fail 1:0
-fault "fails: the last action" "$exact" 1 "stage 2 failed at action [0-9]* $injected" --schedule gpipe --fail 2:-1
+fault "fails: first stage, first action" "$exact" 1 'stage 0 failed: F of chunk 0 .*action\[0\]: injected' --fail 0:0
+fault "fails: last stage, in the middle" "$checked" 1 "stage 3 failed: .* of chunk .*action\[20\]: injected" --fail 3:20
+fault "fails: a stage between, rendezvous" "$exact" 1 "stage 1 failed: .* of chunk .*action\[31\]: injected" --rendezvous --fail 1:31
+fault "fails: a stage that replays alone" "$exact" 1 "stage 2 failed: .* of chunk .*action\[25\]: injected" --replay local --fail 2:25
+fault "fails: a receive" "$exact" 1 "stage 1 failed: RECV_F of chunk 0 .*action\[0\]: injected" --fail 1:0
+fault "fails: the last action" "$exact" 1 "stage 2 failed: .* of chunk .*action\[[0-9]*\]: injected" --schedule gpipe --fail 2:-1
 fault "dies by a signal: first stage" "$exact" 137 '' --fail 0:12:kill
 fault "dies by a signal: last stage" "$exact" 137 '' --schedule zero-bubble --rendezvous --fail 3:5:kill
 

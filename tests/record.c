@@ -584,60 +584,45 @@ static void record_plan_checks(const batch *b, const cf_plan *plan) {
     free(memory);
 }
 
-static void add_lengths(const char *label, const int32_t *from, int64_t n) {
+static void add_numbers(const char *label, const int32_t *from, int64_t n) {
     int64_t i;
-    for (i = 0; i <= n; i++) number(label, from[i]);
+    for (i = 0; i < n; i++) number(label, from[i]);
 }
 
 static void add_metadata(const cf_metadata *m) {
     row("metadata", m->chunk);
-    number("n_slices", m->n_slices);
+    number("n_seqs", m->n_seqs);
     number("tokens", m->tokens);
-    number("padded", m->padded);
+    number("rows", m->rows);
     number("prefix", m->prefix);
     number("pairs", m->pairs);
     number("max_seqlen_q", m->max_seqlen_q);
     number("max_seqlen_k", m->max_seqlen_k);
-    add_lengths("q", m->cu_seqlens_q, m->n_slices);
-    add_lengths("k", m->cu_seqlens_k, m->n_slices);
-    add_lengths("q_padded", m->cu_seqlens_q_padded, m->n_slices);
-    add_lengths("k_padded", m->cu_seqlens_k_padded, m->n_slices);
+    add_numbers("q", m->cu_seqlens_q, m->n_seqs + 1);
+    add_numbers("k", m->cu_seqlens_k, m->n_seqs + 1);
+    add_numbers("sequences", m->sequence_ids, m->rows);
+    add_numbers("positions", m->position_ids, m->rows);
+    add_numbers("targets", m->target_positions, m->rows);
 }
 
 static void record_metadata(const cf_plan *plan) {
     size_t bytes = 0, one = 0;
     cf_error error = no_error();
-    cf_result code = cf_metadata_size(plan, -1, &bytes, &error);
-    void *memory = malloc(bytes ? bytes : 1);
+    cf_result code;
+    void *memory;
     int64_t i;
+    if (plan->chunk_size > 100000) return;
+    code = cf_metadata_size(plan, -1, NULL, &bytes, &error);
+    memory = malloc(bytes ? bytes : 1);
     begin("metadata");
     for (i = 0; code == CF_OK && i < plan->n_chunks; i++) {
         cf_metadata metadata;
-        code = cf_metadata_size(plan, i, &one, &error);
-        if (code == CF_OK) code = cf_metadata_fill(plan, i, memory, one, &metadata, &error);
+        code = cf_metadata_size(plan, i, NULL, &one, &error);
+        if (code == CF_OK) code = cf_metadata_fill(plan, i, NULL, memory, one, &metadata, &error);
         if (code == CF_OK) add_metadata(&metadata);
     }
     finish(code, &error);
     free(memory);
-}
-
-typedef cf_result (*ids_of)(const cf_plan *, int64_t, int32_t *, int64_t, cf_error *);
-
-static void record_ids(const cf_plan *plan, ids_of make, const char *name) {
-    int32_t *ids;
-    cf_error error = no_error();
-    cf_result code = CF_OK;
-    int64_t i, j;
-    if (plan->chunk_size > 100000) return;
-    ids = (int32_t *)malloc((size_t)plan->chunk_size * sizeof *ids);
-    begin("%s", name);
-    for (i = 0; code == CF_OK && i < plan->n_chunks; i++) {
-        code = make(plan, i, ids, plan->chunk_size, &error);
-        row("ids", i);
-        for (j = 0; code == CF_OK && j < plan->chunks[i].padded; j++) number("", ids[j]);
-    }
-    finish(code, &error);
-    free(ids);
 }
 
 static void record_chunks(const batch *b, const cf_plan *plan) {
@@ -645,8 +630,6 @@ static void record_chunks(const batch *b, const cf_plan *plan) {
     record_stats(b, plan);
     record_plan_checks(b, plan);
     record_metadata(plan);
-    record_ids(plan, cf_position_ids, "positions");
-    record_ids(plan, cf_sequence_ids, "sequences");
 }
 
 /* ---- graphs ---- */
@@ -909,6 +892,8 @@ static int seen(void *user, const char *what, const cf_step *step) {
     number("output", step->output);
     number("peer", step->peer);
     number("seed", (int64_t)step->seed);
+    number("wants_loss", step->wants_loss);
+    number("clear", step->clear_state_gradient);
     return w->fail_at >= 0 && w->fail_at-- == 0 ? 77 : 0;
 }
 
@@ -919,21 +904,23 @@ static int on_receive(void *user, const cf_step *step) { return seen(user, "rece
 static int on_offload(void *user, const cf_step *step) { return seen(user, "offload", step); }
 static int on_prefetch(void *user, const cf_step *step) { return seen(user, "prefetch", step); }
 
-static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void add_slot(const char *what, const cf_slot *slot) {
+    row(what, (int64_t)slot->what);
+    number("slot", slot->slot);
+    number("owner", slot->owner);
+    number("stage", slot->stage);
+    number("rows", slot->rows);
+}
+
+static int on_acquire(void *user, const cf_slot *slot) {
     watch *w = (watch *)user;
-    row("acquire", (int64_t)what);
-    number("slot", slot);
-    number("owner", owner);
-    number("stage", stage);
+    add_slot("acquire", slot);
     return w->fail_at >= 0 && w->fail_at-- == 0 ? 78 : 0;
 }
 
-static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void on_release(void *user, const cf_slot *slot) {
     (void)user;
-    row("release", (int64_t)what);
-    number("slot", slot);
-    number("owner", owner);
-    number("stage", stage);
+    add_slot("release", slot);
 }
 
 static int on_progress(void *user, const cf_progress *p) {
@@ -2026,6 +2013,8 @@ static void record_null_readers(const batch *b, const cf_plan *plan, const cf_sc
     cf_error error;
     size_t bytes = 0;
     int32_t ids[1];
+    double weight = 0;
+    cf_arena space = {0}; /* only for its alignment */
     cf_metadata metadata;
     cf_plan_stats stats;
     collector c = new_collector();
@@ -2036,16 +2025,14 @@ static void record_null_readers(const batch *b, const cf_plan *plan, const cf_sc
     REFUSED("validate.schedule", cf_schedule_validate(plan, NULL, NULL, NULL, &error));
     REFUSED("graph-validate", cf_graph_validate(NULL, NULL, &error));
     REFUSED("start", cf_graph_start(NULL, ids, 1, &error));
-    REFUSED("metadata-size.plan", cf_metadata_size(NULL, 0, &bytes, &error));
-    REFUSED("metadata-size.chunk", cf_metadata_size(plan, plan->n_chunks, &bytes, &error));
-    REFUSED("metadata-size.out", cf_metadata_size(plan, 0, NULL, &error));
-    REFUSED("metadata.space", cf_metadata_fill(plan, 0, ids, 1, &metadata, &error));
-    REFUSED("metadata.chunk", cf_metadata_fill(plan, -2, ids, 1, &metadata, &error));
-    REFUSED("metadata.memory", cf_metadata_fill(plan, 0, NULL, 1, &metadata, &error));
-    REFUSED("positions.space", cf_position_ids(plan, 0, ids, 0, &error));
-    REFUSED("positions.chunk", cf_position_ids(plan, plan->n_chunks, ids, 1, &error));
-    REFUSED("positions.ids", cf_position_ids(plan, 0, NULL, 1, &error));
-    REFUSED("sequences.plan", cf_sequence_ids(NULL, 0, ids, 1, &error));
+    REFUSED("metadata-size.plan", cf_metadata_size(NULL, 0, NULL, &bytes, &error));
+    REFUSED("metadata-size.chunk", cf_metadata_size(plan, plan->n_chunks, NULL, &bytes, &error));
+    REFUSED("metadata-size.out", cf_metadata_size(plan, 0, NULL, NULL, &error));
+    REFUSED("metadata.space", cf_metadata_fill(plan, 0, NULL, &space, 1, &metadata, &error));
+    REFUSED("metadata.chunk", cf_metadata_fill(plan, -2, NULL, &space, 1, &metadata, &error));
+    REFUSED("metadata.memory", cf_metadata_fill(plan, 0, NULL, NULL, 1, &metadata, &error));
+    REFUSED("loss-weights.lengths", cf_loss_weights(NULL, 1, NULL, &weight, &error));
+    REFUSED("loss-weights.n", cf_loss_weights(b->lengths, -1, NULL, &weight, &error));
     REFUSED("json.plan", cf_write_plan_json(NULL, 0, collect, &c, &error));
     REFUSED("json.write", cf_write_plan_json(plan, 0, NULL, &c, &error));
     REFUSED("json.schedule", cf_write_schedule_json(NULL, NULL, collect, &c, &error));

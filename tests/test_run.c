@@ -193,8 +193,20 @@ static host *new_host(books *b, const cf_schedule *schedule) {
     return h;
 }
 
-static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+/* The rows that a slot must hold: as many as a chunk's tensors have, or the keys of any chunk of a group. */
+static int64_t rows_wanted(const cf_plan *plan, cf_resource what, int64_t owner) {
+    int64_t i, most = 0;
+    if (what != CF_RESOURCE_STATE) return plan->chunks[owner].padded;
+    for (i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].group == owner) raise_to(&most, plan->chunks[i].prefix + plan->chunks[i].padded);
+    return most;
+}
+
+static int host_acquire(void *user, const cf_slot *taken) {
     host *h = (host *)user;
+    const cf_resource what = taken->what;
+    const int64_t slot = taken->slot, owner = taken->owner, stage = taken->stage;
+    CHECK_INT(taken->rows, rows_wanted(h->b->plan, what, owner));
     CHECK(!h->failed);
     CHECK(what == CF_RESOURCE_ACTIVATIONS || what == CF_RESOURCE_STATE);
     CHECK(slot >= 0 && slot < MOST_CHUNKS);
@@ -213,8 +225,11 @@ static int host_acquire(void *user, cf_resource what, int64_t slot, int64_t owne
     return 0;
 }
 
-static void host_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void host_release(void *user, const cf_slot *freed) {
     host *h = (host *)user;
+    const cf_resource what = freed->what;
+    const int64_t slot = freed->slot, owner = freed->owner, stage = freed->stage;
+    CHECK_INT(freed->rows, rows_wanted(h->b->plan, what, owner));
     CHECK(slot >= 0 && slot < MOST_CHUNKS && owner >= 0);
     CHECK_INT(h->owner[what][slot], owner);
     CHECK_INT(h->stage_of[what][slot], stage);
@@ -400,11 +415,10 @@ TEST(callbacks_and_counts_of_random_schedules) {
         CHECK(stats.peak_slots <= f.schedule->k);
         CHECK(stats.peak_tokens <= f.schedule->k * f.plan->chunk_size);
         /* a dry run counts the same */
-        memset(&desc, 0, sizeof desc);
         harness_poison(&dry, sizeof dry);
-        CHECK_INT(cf_run(f.plan, f.schedule, 0, &desc, &dry, NULL), CF_OK);
+        CHECK_INT(cf_run(f.plan, f.schedule, 0, NULL, &dry, NULL), CF_OK);
         check_stats(&dry, &stats);
-        CHECK_INT(cf_run(f.plan, f.schedule, 0, &desc, NULL, NULL), CF_OK);
+        CHECK_INT(cf_run(f.plan, f.schedule, 0, NULL, NULL, NULL), CF_OK);
         judged++;
         free(h);
         free(b);
@@ -433,6 +447,68 @@ TEST(counts_by_hand) {
         CHECK_INT(stats.done, f.schedule->n_actions);
         drop_fixture(&f);
     }
+}
+
+/* Buffers for many batches: of each member the largest that any of them needs, found chunk by chunk. */
+TEST(capacities_are_high_water_marks) {
+    static oracle_batch batch;
+    cf_capacity most = {0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0};
+    int i;
+    for (i = 0; i < 300; i++) {
+        harness_rng rng = {43000000 + (uint64_t)i};
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        cf_schedule_desc order;
+        cf_run_stats stats;
+        int64_t c, j;
+        oracle_draw(&rng, &batch, 12);
+        memset(&order, 0, sizeof order);
+        order.kind = CF_SCHEDULE_PAPER;
+        order.k = harness_between(&rng, 1, 3);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+        REQUIRE(cf_run(plan, schedule, 0, NULL, &stats, NULL) == CF_OK);
+        for (c = 0; c < plan->n_chunks; c++) {
+            const cf_chunk *chunk = &plan->chunks[c];
+            int64_t n_seqs = chunk->n_slices + 1; /* there may be padding behind the last slice ... */
+            for (j = 0; j + 1 < chunk->n_slices; j++) {
+                const cf_slice *s = &plan->slices[chunk->first_slice + j];
+                n_seqs += s->offset + s->length < s[1].offset; /* ... and there is padding behind this one */
+            }
+            raise_to(&wanted.rows, chunk->padded);
+            raise_to(&wanted.prefix, chunk->prefix);
+            raise_to(&wanted.n_seqs, n_seqs);
+        }
+        raise_to(&wanted.slots, stats.peak_slots);
+        raise_to(&wanted.states, stats.peak_states);
+        CHECK_INT(cf_run_capacity(plan, schedule, 0, &most, NULL), CF_OK);
+        CHECK(most.rows == wanted.rows && most.prefix == wanted.prefix && most.n_seqs == wanted.n_seqs);
+        CHECK(most.slots == wanted.slots && most.states == wanted.states && most.boundaries == 0);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
+TEST(a_capacity_is_raised_only_where_all_is_well) {
+    fixture f = known_fixture(2);
+    cf_capacity most, poison;
+    cf_error error;
+    REQUIRE(f.plan && f.schedule);
+    harness_poison(&most, sizeof most);
+    poison = most;
+    CHECK_INT(cf_run_capacity(NULL, f.schedule, 0, &most, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_run_capacity(f.plan, f.schedule, 0, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "capacity");
+    CHECK_INT(cf_run_capacity(f.plan, f.schedule, 1, &most, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "stage");
+    f.schedule->actions[1].pass = CF_B;
+    CHECK_INT(cf_run_capacity(f.plan, f.schedule, 0, &most, &error), CF_ERROR_SCHEDULE);
+    CHECK(memcmp(&most, &poison, sizeof most) == 0);
+    memset(&most, 0, sizeof most);
+    CHECK_INT(cf_run_capacity(f.plan, NULL, 99, &most, &error), CF_OK); /* no schedule, so no stage */
+    CHECK(most.rows == 8 && most.prefix == 32 && most.n_seqs == 3 && most.slots == 0 && most.states == 0);
+    drop_fixture(&f);
 }
 
 TEST(a_seed_belongs_to_chunk_and_stage) {
@@ -962,9 +1038,6 @@ TEST(run_refuses_bad_arguments) {
     CHECK_STR(error.field, "plan");
     CHECK_INT(cf_run(f.plan, NULL, 0, &desc, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
-    CHECK_INT(cf_run(f.plan, f.schedule, 0, NULL, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "desc");
-    CHECK_INT(cf_run(f.plan, f.schedule, 0, NULL, NULL, NULL), CF_ERROR_ARGUMENT);
     for (i = 0; i < COUNT(bad_stages); i++) {
         harness_note("stage %lld", (long long)bad_stages[i]);
         CHECK_INT(cf_run(f.plan, f.schedule, bad_stages[i], &desc, NULL, &error), CF_ERROR_ARGUMENT);
@@ -1113,6 +1186,7 @@ TEST(an_empty_plan_runs) {
 }
 
 SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
+      CASE(capacities_are_high_water_marks), CASE(a_capacity_is_raised_only_where_all_is_well),
       CASE(a_seed_belongs_to_chunk_and_stage), CASE(an_error_in_a_pass_stops_the_run_at_every_position),
       CASE(the_failing_callback_is_named), CASE(cancelling_works_at_every_position),
       CASE(a_refused_slot_stops_the_run), CASE(split_backwards_run), CASE(other_orders_run),

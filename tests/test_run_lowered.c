@@ -17,6 +17,7 @@ typedef struct notes {
     int64_t acquired, released, live[3], peak[3];
     int64_t fail_at;   /* this callback (from 1) reports 41; 0: none does */
     int64_t calls;
+    const cf_error *raised; /* what it says of its failure; all callbacks before it say so too, but do not fail */
     int bad;           /* a slot was taken twice, or freed twice */
     int kind_seen[4];  /* calls of send, receive, offload, prefetch */
 } notes;
@@ -45,6 +46,11 @@ static int check_slot(const notes *all, const cf_step *step) {
     return output < 0 || all->stage_of[CF_RESOURCE_BOUNDARY][output] == virtual_stage;
 }
 
+static int may_fail(notes *all, cf_error *error) {
+    if (all->raised) *error = *all->raised;
+    return ++all->calls == all->fail_at ? 41 : 0;
+}
+
 static int note(notes *all, const cf_step *step) {
     if (all->n == all->room) {
         all->room = 2 * all->room + 64;
@@ -53,7 +59,7 @@ static int note(notes *all, const cf_step *step) {
     }
     all->steps[all->n++] = *step;
     if (!check_slot(all, step)) all->bad = 1;
-    return ++all->calls == all->fail_at ? 41 : 0;
+    return may_fail(all, step->error);
 }
 
 static int on_pass(void *user, const cf_step *step) { return note((notes *)user, step); }
@@ -78,23 +84,28 @@ static int on_prefetch(void *user, const cf_step *step) {
     return note((notes *)user, step);
 }
 
-static int on_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static int on_acquire(void *user, const cf_slot *taken) {
     notes *all = (notes *)user;
-    if (++all->calls == all->fail_at) return 41;
+    const cf_resource what = taken->what;
+    const int64_t slot = taken->slot;
+    if (may_fail(all, taken->error)) return 41;
     if (slot < 0 || slot >= 512 || all->owner[what][slot] >= 0) {
         all->bad = 1;
         return 0;
     }
-    all->owner[what][slot] = owner;
-    all->stage_of[what][slot] = stage;
+    all->owner[what][slot] = taken->owner;
+    all->stage_of[what][slot] = taken->stage;
     all->acquired++;
     if (++all->live[what] > all->peak[what]) all->peak[what] = all->live[what];
     return 0;
 }
 
-static void on_release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t stage) {
+static void on_release(void *user, const cf_slot *freed) {
     notes *all = (notes *)user;
-    if (slot < 0 || slot >= 512 || all->owner[what][slot] != owner || all->stage_of[what][slot] != stage) {
+    const cf_resource what = freed->what;
+    const int64_t slot = freed->slot;
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] != freed->owner ||
+        all->stage_of[what][slot] != freed->stage) {
         all->bad = 1;
         return;
     }
@@ -219,6 +230,33 @@ static cf_schedule *draw(harness_rng *rng, const cf_plan *plan, int offload) {
     return low;
 }
 
+/* Of every chunk with tokens, one forward on all stages takes the loss: on the last virtual stage, and what it computes
+   is kept. On each virtual stage the first backward of a group, and no other, clears the gradient of the state. */
+static void check_flags(const cf_plan *plan, const cf_schedule *s, const notes *all) {
+    int64_t losses[512] = {0}, cleared[512 * 32] = {0}, stage, i, last = s->n_stages * s->n_virtual - 1;
+    REQUIRE(plan->n_chunks <= 512 && plan->n_groups <= 512 && last < 32);
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (i = 0; i < all[stage].n; i++) {
+            const cf_step *step = &all[stage].steps[i];
+            int back = step->action.pass == CF_B || step->action.pass == CF_I;
+            losses[step->action.chunk] += step->wants_loss;
+            if (step->wants_loss) CHECK(step->action.stage == last && step->slot >= 0 && step->action.pass <= CF_R);
+            if (step->clear_state_gradient) CHECK(back && step->chunk->group >= 0);
+            if (!back || step->chunk->group < 0) continue;
+            CHECK_INT(step->clear_state_gradient, cleared[step->chunk->group * 32 + step->action.stage] == 0);
+            cleared[step->chunk->group * 32 + step->action.stage] = 1;
+        }
+    for (i = 0; i < plan->n_chunks; i++)
+        CHECK_INT(losses[i], plan->chunks[i].rank == s->rank && plan->chunks[i].tokens > 0);
+}
+
+/* The largest of what each stage needs. */
+static void raise_capacity(cf_capacity *most, const cf_run_stats *stats) {
+    if (stats->peak_slots > most->slots) most->slots = stats->peak_slots;
+    if (stats->peak_states > most->states) most->states = stats->peak_states;
+    if (stats->peak_boundaries > most->boundaries) most->boundaries = stats->peak_boundaries;
+}
+
 TEST(every_tensor_is_where_it_is_read) {
     harness_rng rng = {51};
     int round;
@@ -226,6 +264,7 @@ TEST(every_tensor_is_where_it_is_read) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         cf_schedule *s = draw(&rng, plan, round % 2);
         static notes all[MOST_STAGES];
+        cf_capacity most = {0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0};
         const char *fault;
         int64_t stage;
         REQUIRE(s != NULL);
@@ -246,7 +285,11 @@ TEST(every_tensor_is_where_it_is_read) {
             CHECK_INT(stats.peak_state_tokens, peak_state(plan, s, stage));
             CHECK_INT(stats.done, all[stage].n);
             if (s->n_stages == 1) CHECK_INT(stats.peak_boundaries, 0);
+            raise_capacity(&wanted, &stats);
+            CHECK_INT(cf_run_capacity(plan, s, stage, &most, NULL), CF_OK);
         }
+        CHECK(most.slots == wanted.slots && most.states == wanted.states && most.boundaries == wanted.boundaries);
+        check_flags(plan, s, all);
         fault = play(s, all);
         if (fault) FAIL("%s", fault);
         for (stage = 0; stage < s->n_stages; stage++) free(all[stage].steps);
@@ -308,6 +351,42 @@ TEST(a_failing_callback_ends_the_stage_cleanly) {
         }
     }
     CHECK(seen[0] && seen[1] && seen[2] && seen[3] && seen[4] && seen[5] && seen[6]);
+    cf_schedule_free(low);
+    cf_plan_free(plan);
+}
+
+/* A callback's own error comes out as it went in, with the pass before its text; a record that a callback leaves without
+   failing is nobody's error. */
+TEST(an_error_that_a_callback_raises_comes_out) {
+    cf_plan *plan = NULL;
+    cf_schedule *low = small_lowered(&plan);
+    cf_error raised = {7, CF_ERROR_SPACE, "registers", 8, 9, "registers[7]: spilled"}, error;
+    int64_t stage, fail;
+    REQUIRE(low != NULL);
+    for (stage = 0; stage < 2; stage++)
+        for (fail = 1;; fail++) {
+            static notes all;
+            cf_run_desc desc;
+            cf_result result;
+            int is_long = fail % 2 == 0;
+            if (is_long) memset(raised.text, 'x', sizeof raised.text - 1);
+            else strcpy(raised.text, "registers[7]: spilled");
+            notes_start(&all);
+            all.fail_at = fail;
+            all.raised = &raised;
+            desc = callbacks(&all);
+            result = cf_run(plan, low, stage, &desc, NULL, &error);
+            free(all.steps);
+            CHECK(!all.bad && all.acquired == all.released);
+            if (result == CF_OK) break;
+            CHECK(result == CF_ERROR_SPACE && error.code == CF_ERROR_SPACE && strcmp(error.field, "registers") == 0);
+            CHECK(error.item == 7 && error.wanted == 8 && error.got == 9);
+            CHECK(strstr(error.text, " of chunk ") != NULL && strstr(error.text, "(stage ") != NULL);
+            CHECK(strstr(error.text, is_long ? ": xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" : ": registers[7]: spilled") != NULL);
+            CHECK(memchr(error.text, '\0', sizeof error.text) != NULL);
+            REQUIRE(fail < 1000);
+        }
+    CHECK(fail > 20);
     cf_schedule_free(low);
     cf_plan_free(plan);
 }
@@ -601,7 +680,6 @@ TEST(a_runner_that_cannot_start_is_not_made) {
     CHECK_INT(cf_run_open(NULL, s, 0, &desc, &runner, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_run_open(plan, NULL, 0, &desc, &runner, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_run_open(plan, s, 2, &desc, &runner, NULL), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_run_open(plan, s, 0, NULL, &runner, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_run_open(plan, s, 0, &desc, NULL, NULL), CF_ERROR_ARGUMENT);
     desc.allocator = &allocator;
     heap.fail_at = 1;
@@ -618,6 +696,7 @@ TEST(a_runner_that_cannot_start_is_not_made) {
 }
 
 SUITE(run_lowered, CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
+      CASE(an_error_that_a_callback_raises_comes_out),
       CASE(damaged_lowered_lists_are_survived), CASE(impossible_transfers_are_named),
       CASE(lowered_runs_need_what_run_size_says), CASE(runners_side_by_side_do_what_run_does),
       CASE(a_runner_can_be_closed_at_any_point), CASE(a_failed_runner_repeats_its_error),

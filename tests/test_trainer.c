@@ -223,7 +223,7 @@ static double reference_loss(const world *x) {
         }
         for (int64_t i = 0; i < c->layers; i++) reference_layer(stream, n, c, &x->weights.layers[i]);
         for (int64_t t = 0; t + 1 < n; t++) {
-            if (t + 1 < x->batch.prompt[s]) continue;
+            if (x->batch.ignored[s][t + 1]) continue;
             double total = 0;
             reference_norm(last, stream + t * h, x->weights.final_norm, h, c->norm_epsilon);
             for (int64_t v = 0; v < c->vocabulary; v++) {
@@ -252,7 +252,7 @@ TEST(loss_equals_the_definition) {
             c.kv_heads = kv_heads;
             c.untied = untied;
             world_begin(&x, &c, lengths, 7, 16, 2, 0);
-            x.batch.prompt[0] = 9;
+            memset((void *)x.batch.ignored[0], 1, 9);
             x.batch.n_targets -= 8;
             chunked_result result;
             double wanted = reference_loss(&x);
@@ -294,8 +294,8 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     p.kv_heads = KV_HEADS;
     p.head_dim = HD;
     p.prefix = prefix;
-    p.cu_seqlens_q = p.cu_seqlens_q_padded = cu_q;
-    p.cu_seqlens_k = p.cu_seqlens_k_padded = cu_k;
+    p.cu_seqlens_q = cu_q;
+    p.cu_seqlens_k = cu_k;
     p.q = q;
     p.state_k = k;
     p.state_v = v;
@@ -569,9 +569,10 @@ static void check_stages(int split) {
     double wanted = plain_loss(&x, &whole);
     for (int64_t n_stages = 1; n_stages <= 3; n_stages++) {
         int32_t cu_seqlens[2] = {0, (int32_t)n}, position[23], sequence[23] = {0}, token[23], target[23];
-        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, position, sequence, token,
-                           target};
+        double weight[23];
+        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, position, sequence, weight, token, target};
         for (int64_t t = 0; t < n; t++) {
+            weight[t] = batch_loss_weight(&x.batch);
             position[t] = (int32_t)t;
             token[t] = x.batch.tokens[0][t];
             target[t] = batch_target(&x.batch, 0, t);
@@ -590,8 +591,8 @@ static void check_stages(int split) {
         }
         for (int64_t s = n_stages - 1; s >= 0; s--) {
             pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed};
-            if (split) model_backward_input(&p, &x.gradient, batch_loss_weight(&x.batch));
-            else model_backward(&p, &x.gradient, batch_loss_weight(&x.batch));
+            if (split) model_backward_input(&p, &x.gradient);
+            else model_backward(&p, &x.gradient);
         }
         if (split) { /* no weight has a gradient yet, except the gains of the norms */
             CHECK(largest_of(x.gradient.layers[1].wq, c.hidden * c.hidden) == 0);
@@ -604,7 +605,7 @@ static void check_stages(int split) {
             if (split) model_backward_weights(&p, &x.gradient);
             activations_free(&kept[s], &x.meter);
         }
-        CHECK(loss * batch_loss_weight(&x.batch) == wanted);
+        CHECK(loss == wanted);
         CHECK(memcmp(x.gradient.flat, whole.flat, (size_t)whole.count * sizeof(real)) == 0);
         workspace_free(&scratch, &x.meter);
     }
@@ -682,7 +683,7 @@ TEST(dropout_drops_its_rate_and_keeps_the_mean) {
 TEST(dropout_differs_by_step_layer_site_and_position) {
     model_config c = tiny_model();
     int32_t sequence[2] = {0, 1}, position[2] = {0, 0};
-    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, NULL, NULL, position, sequence, NULL, NULL};
+    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL};
     workspace none = {0};
     pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1};
     row_block b = {0, 2, none.rows};

@@ -558,7 +558,7 @@ TEST(documents_packed_heads) {
     check_problem(p, o, 2);
 }
 
-/* Slices that start at multiples of 16, as cf_metadata's padded twins say; what lies between is NaN. */
+/* Slices that start at multiples of 16, as in a chunk whose slices are aligned; what lies between is NaN. */
 TEST(padded_slices) {
     for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++) {
         host_problem p = problem_of(2, 1, 64);
@@ -825,12 +825,12 @@ static bool run_chunk(chunked_run *r, int64_t chunk, bool backward) {
     std::vector<unsigned char> memory;
     cf_metadata m;
     size_t bytes = 0;
-    if (!CHECK(cf_metadata_size(r->plan, chunk, &bytes, NULL) == CF_OK)) return false;
+    if (!CHECK(cf_metadata_size(r->plan, chunk, NULL, &bytes, NULL) == CF_OK)) return false;
     memory.resize(bytes);
-    if (!CHECK(cf_metadata_fill(r->plan, chunk, memory.data(), bytes, &m, NULL) == CF_OK)) return false;
+    if (!CHECK(cf_metadata_fill(r->plan, chunk, NULL, memory.data(), bytes, &m, NULL) == CF_OK)) return false;
     host_problem p = r->whole;
-    p.cu_q.assign(m.cu_seqlens_q, m.cu_seqlens_q + m.n_slices + 1);
-    p.cu_k.assign(m.cu_seqlens_k, m.cu_seqlens_k + m.n_slices + 1);
+    p.cu_q.assign(m.cu_seqlens_q, m.cu_seqlens_q + m.n_seqs + 1);
+    p.cu_k.assign(m.cu_seqlens_k, m.cu_seqlens_k + m.n_seqs + 1);
     const std::vector<size_t> rows_q = rows_of_chunk(*r, chunk, false), rows_k = rows_of_chunk(*r, chunk, true);
     const size_t per_q = (size_t)(p.n_heads * p.head_size), per_k = (size_t)(p.n_kv_heads * p.head_size);
     host_inputs in;

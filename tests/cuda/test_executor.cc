@@ -384,6 +384,7 @@ struct device_model {
 
     /* what tests change */
     int64_t fail_at = -1, n_passes = 0; /* this pass reports number 5 */
+    bool raises = false;                /* and says why */
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
     std::function<void(const cf_progress *)> in_progress;
@@ -417,7 +418,9 @@ struct device_model {
         int current = -1;
         if (note) seen.push_back({stage, step->step->position, a, *step});
         if (before) before(step);
-        if (n_passes++ == fail_at) return 5;
+        if (n_passes++ == fail_at && raises)
+            (void)cf_fail(step->step->error, CF_ERROR_SPACE, "registers", 7, 8, 9, "spilled");
+        if (n_passes - 1 == fail_at) return 5;
         if (!may_fail) CHECK(cudaGetDevice(&current) == cudaSuccess && current == device(stage));
         CHECK_INT(step->device, device(stage));
         CHECK(step->stream == cf_executor_stream(executor, stage));
@@ -813,7 +816,7 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
         if (x.action.pass == CF_B || x.action.pass == CF_I)
             claim_chunk_rows(&all, m, p, moves[{x.action.stage, x.action.chunk}], x);
         if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same */
-            all.add(x.step.positions, 4 * x.step.metadata->padded, 0, n, "positions", x.action.chunk);
+            all.add(x.step.positions, 4 * x.step.metadata->rows, 0, n, "positions", x.action.chunk);
     }
     cf_executor_memory memory = {};
     cf_error error = {};
@@ -835,11 +838,10 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
 
 /* The interpreter's books, by a dry run of another's. */
 static bool check_books(const device_model &m, int64_t stage) {
-    cf_run_desc dry = {};
     cf_run_stats stats = {};
     cf_executor_memory memory = {};
     cf_error error = {};
-    return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, &dry, &stats, &error), CF_OK) &&
+    return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, nullptr, &stats, &error), CF_OK) &&
            CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK) &&
            CHECK_INT(memory.stats.done, stats.done) && CHECK_INT(memory.stats.peak_slots, stats.peak_slots) &&
            CHECK_INT(memory.stats.peak_tokens, stats.peak_tokens) &&
@@ -1024,6 +1026,14 @@ TEST(a_failing_callback) {
         m.fail_at = -1;
         if (i % 7 == 0) REQUIRE(run_and_compare(&m, host));
     }
+    m.clear_results();
+    m.fail_at = n / 2;
+    m.raises = true;
+    REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_SPACE));
+    CHECK(error.code == CF_ERROR_SPACE && error.item == 7 && error.wanted == 8 && error.got == 9);
+    CHECK_STR(error.field, "registers");
+    CHECK(strstr(error.text, ": registers[7]: spilled") != nullptr && strstr(error.text, " of chunk ") != nullptr);
+    m.fail_at = -1;
     REQUIRE(run_and_compare(&m, host));
 }
 
@@ -1497,10 +1507,9 @@ TEST(attention_of_each_chunk) {
         if (!CHECK(a != nullptr) || !CHECK_INT(a->desc.n_slices, c->n_slices)) return 1;
         CHECK(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, step->device) == cudaSuccess);
         CHECK_INT(a->desc.n_processors, n_processors);
-        CHECK_INT(a->rows_q, c->n_slices ? step->metadata->cu_seqlens_q_padded[c->n_slices - 1] +
-                                               step->metadata->cu_seqlens_q[c->n_slices] -
-                                               step->metadata->cu_seqlens_q[c->n_slices - 1]
-                                         : 0);
+        const cf_slice *last = step->step->plan->slices + c->first_slice + c->n_slices - 1;
+        CHECK_INT(a->rows_q, c->n_slices ? last->offset + last->length : 0);
+        CHECK_INT(step->metadata->cu_seqlens_q[step->metadata->n_seqs], c->padded);
         CHECK(step->attention_workspace_bytes >= std::max(a->forward_bytes, a->backward_bytes));
         std::vector<unsigned char> tiles(a->tiles_bytes + 1);
         std::vector<int32_t> ids((size_t)c->padded + 1);

@@ -67,13 +67,8 @@ static int timed_backward(void *user, const cf_step *step) {
     return time_pass((timing_run *)user, step, backward_chunk);
 }
 
-static int acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
-    return acquire_slot(((timing_run *)user)->runner, what, slot, owner, virtual_stage);
-}
-
-static void release(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {
-    release_slot(((timing_run *)user)->runner, what, slot, owner, virtual_stage);
-}
+static int acquire(void *user, const cf_slot *slot) { return acquire_slot(((timing_run *)user)->runner, slot); }
+static void release(void *user, const cf_slot *slot) { release_slot(((timing_run *)user)->runner, slot); }
 
 /* One training step on one sequence of CHUNKS chunks, K = 1, so that there are replays too. */
 static cf_result train_once(timing_run *run, const batch *b, const weights *w, weights *gradient, cf_error *error) {
@@ -83,11 +78,8 @@ static cf_result train_once(timing_run *run, const batch *b, const weights *w, w
     cf_run_desc desc = {0};
     cf_result result = cf_pack(b->length, b->count, &r->packing, &plan, error);
     if (result == CF_OK) result = cf_schedule_make(plan, &r->order, &schedule, error);
+    if (result == CF_OK) result = chunk_runner_begin(r, plan, b, w, gradient, error);
     if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
-    r->plan = plan;
-    r->batch = b;
-    r->weights = w;
-    r->gradient = gradient;
     desc.user = run;
     desc.forward = timed_forward;
     desc.backward = timed_backward;

@@ -349,7 +349,6 @@ static headline compare_packers(const bench_options *asked, const sample *s, int
 typedef struct loader {
     void *pack_memory, *schedule_memory, *metadata_memory;
     size_t pack_bytes, schedule_bytes, metadata_bytes;
-    int32_t *ids;
 } loader;
 
 static void at_least(void **memory, size_t *have, size_t need) {
@@ -361,7 +360,7 @@ static void at_least(void **memory, size_t *have, size_t need) {
 
 /* Sizes the memory for the largest of the batches. */
 static loader make_loader(const sample *s, int64_t batch, const cf_pack_desc *desc, const cf_schedule_desc *order) {
-    loader l = {NULL, NULL, NULL, 0, 0, 0, NULL};
+    loader l = {NULL, NULL, NULL, 0, 0, 0};
     cf_error error;
     int64_t at;
 
@@ -373,10 +372,9 @@ static loader make_loader(const sample *s, int64_t batch, const cf_pack_desc *de
         need_ok(&error, cf_pack_into(s->lengths + at, batch, desc, l.pack_memory, l.pack_bytes, &plan, &error));
         need_ok(&error, cf_schedule_size(plan, order, &bytes, &error));
         at_least(&l.schedule_memory, &l.schedule_bytes, bytes);
-        need_ok(&error, cf_metadata_size(plan, -1, &bytes, &error));
+        need_ok(&error, cf_metadata_size(plan, -1, NULL, &bytes, &error));
         at_least(&l.metadata_memory, &l.metadata_bytes, bytes);
     }
-    l.ids = (int32_t *)need_memory((size_t)desc->chunk_size, sizeof *l.ids);
     return l;
 }
 
@@ -384,10 +382,9 @@ static void free_loader(loader *l) {
     free(l->pack_memory);
     free(l->schedule_memory);
     free(l->metadata_memory);
-    free(l->ids);
 }
 
-typedef enum depth { PACK_ONLY, WITH_METADATA, WITH_IDS } depth;
+typedef enum depth { PACK_ONLY, WITH_METADATA } depth;
 
 /* Plans one batch. Returns a number that depends on the result, so that no compiler leaves work out. */
 static int64_t plan_batch(loader *l, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
@@ -403,13 +400,8 @@ static int64_t plan_batch(loader *l, const int64_t *lengths, int64_t n, const cf
     if (how == PACK_ONLY) return plan->n_chunks;
     need_ok(&error, cf_schedule_into(plan, order, l->schedule_memory, l->schedule_bytes, &schedule, &error));
     for (chunk = 0; chunk < plan->n_chunks; chunk++) {
-        need_ok(&error, cf_metadata_fill(plan, chunk, l->metadata_memory, l->metadata_bytes, &metadata, &error));
+        need_ok(&error, cf_metadata_fill(plan, chunk, NULL, l->metadata_memory, l->metadata_bytes, &metadata, &error));
         sum += metadata.max_seqlen_q;
-        if (how != WITH_IDS) continue;
-        need_ok(&error, cf_position_ids(plan, chunk, l->ids, desc->chunk_size, &error));
-        sum += l->ids[0];
-        need_ok(&error, cf_sequence_ids(plan, chunk, l->ids, desc->chunk_size, &error));
-        sum += l->ids[0];
     }
     return sum + schedule->n_actions;
 }
@@ -436,7 +428,7 @@ static double time_batches(loader *l, const sample *s, int64_t batch, const cf_p
 static double compare_batches(const sample *s, int64_t batch, int64_t chunk_size, int repeats) {
     cf_pack_desc desc;
     cf_schedule_desc order;
-    double seconds[3];
+    double seconds[2];
     loader l;
     int how;
 
@@ -445,10 +437,10 @@ static double compare_batches(const sample *s, int64_t batch, int64_t chunk_size
     desc.chunk_size = chunk_size;
     order.k = 2;
     l = make_loader(s, batch, &desc, &order);
-    for (how = PACK_ONLY; how <= WITH_IDS; how++)
+    for (how = PACK_ONLY; how <= WITH_METADATA; how++)
         seconds[how] = time_batches(&l, s, batch, &desc, &order, (depth)how, repeats);
-    printf("  %12s %12s %14.2f us %14.2f us %14.2f us\n", cli_commas(batch), cli_commas(chunk_size), 1e6 * seconds[0],
-           1e6 * seconds[1], 1e6 * seconds[2]);
+    printf("  %12s %12s %14.2f us %14.2f us\n", cli_commas(batch), cli_commas(chunk_size), 1e6 * seconds[0],
+           1e6 * seconds[1]);
     free_loader(&l);
     return seconds[WITH_METADATA];
 }
@@ -460,8 +452,8 @@ static double bench_batches(const bench_options *asked) {
     size_t i;
 
     printf("\nA data loader: batches of LMSys-like lengths, all different, into reused memory, K = 2; time a batch\n");
-    printf("  %12s %12s %17s %17s %17s\n", "batch", "ChunkSize", "pack", "+ schedule,", "+ position and");
-    printf("  %12s %12s %17s %17s %17s\n", "", "", "", "metadata", "sequence ids");
+    printf("  %12s %12s %17s %17s\n", "batch", "ChunkSize", "pack", "+ schedule,");
+    printf("  %12s %12s %17s %17s\n", "", "", "", "metadata");
     for (i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         double seconds = compare_batches(&s, 256, sizes[i], (int)asked->repeats);
         if (sizes[i] == 8192) target = seconds;
