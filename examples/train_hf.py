@@ -7,7 +7,7 @@
     examples/train_hf.py --check                          # every gradient beside the plain model's, in float64
 
 Needs torch, transformers, cffi and NumPy. Works with models that take their attention from ALL_ATTENTION_FUNCTIONS and
-their K and V from a DynamicCache, without sliding windows: Qwen2, Qwen3, Llama, Mistral ...
+their K and V from a DynamicCache, without sliding windows: Qwen2, Qwen3, Llama, Mistral, GPT-2 ...
 """
 
 import argparse
