@@ -1454,16 +1454,21 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
 typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 
+/* How to write a plan. Zero means default in every member; NULL is all zeros. */
+typedef struct cf_write_desc {
+    int metadata;                  /* 1: with what kernels and loss are told of each chunk */
+    const cf_allocator *allocator; /* for the metadata of one chunk, given back at the end */
+} cf_write_desc;
+
 /* Writes a plan: format "chunkflow-plan", version 1, chunk_size, align, max_slices, method, split, n_sequences,
    n_empty, n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, fill; groups[] of {id,
    sequence, first_chunk, n_chunks, tokens}; chunks[] of {id, group (-1: standalone), index, prefix, tokens, padded,
-   pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata (not 0) each chunk also
-   has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[], sequence_ids[row], position_ids[row],
-   target_positions[row]}: what a varlen kernel takes, causal and aligned bottom-right, where a run of padding rows is a
-   sequence of its own; and of each row the sequence (-1: padding), its position in it, and the position of the token to
-   predict, even where that is in the next chunk (-1: none). Errors: CF_ERROR_WRITE, with the callback's number. */
-CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, int metadata, cf_write_fn write, void *user,
-                                           cf_error *error);
+   pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata, for which
+   cf_plan_validate must accept the plan, each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[],
+   cu_seqlens_k[], sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. Errors: CF_ERROR_WRITE, with
+   the callback's number; with metadata also those of cf_metadata_fill, and CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
+                                           void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
    n_chunks, n_actions, lowered, limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
@@ -9714,69 +9719,27 @@ static cf_result cf__write_end(cf__writer *w, cf_error *error) {
 
 /* ---- plans ---- */
 
-/* Rows of a chunk that an attention kernel takes for one sequence: a slice, or a run of padding. */
-typedef struct cf__write_run {
-    const cf_slice *slice; /* NULL: padding */
-    int64_t first, end;    /* rows */
-    int64_t n_slices;      /* of the chunk, up to here */
-    int ends;              /* the sequence ends with this slice, so its last token has nothing to predict */
-} cf__write_run;
-
-/* The next one; a record of zeros comes before the first. 0: there are no more. */
-static int cf__write_next_run(const cf_plan *plan, const cf_chunk *c, cf__write_run *run) {
-    int goes_on = run->n_slices == 0 && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
-    int64_t padded = c->padded;
-    run->first = run->end;
-    run->slice = NULL;
-    if (run->n_slices < c->n_slices) {
-        const cf_slice *next = &plan->slices[c->first_slice + run->n_slices];
-        padded = next->offset;
-        if (padded <= run->first) run->slice = next, run->n_slices++;
-    }
-    run->end = run->slice != NULL ? run->first + run->slice->length : padded;
-    run->ends = !goes_on;
-    return run->end > run->first;
+/* An array inside a line. */
+static void cf__write_ids(cf__writer *w, const char *name, const int32_t *ids, int64_t n) {
+    int64_t i;
+    cf__write_text(w, ", \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__write_text(w, "%s%d", i > 0 ? ", " : "", (int)ids[i]);
+    cf__write_text(w, "]");
 }
 
-enum { CF__WRITE_SEQUENCE, CF__WRITE_POSITION, CF__WRITE_TARGET }; /* what is said of a row */
-
-static int64_t cf__write_row(const cf__write_run *run, int64_t row, int what) {
-    int64_t position;
-    if (run->slice == NULL) return what == CF__WRITE_POSITION ? 0 : -1;
-    if (what == CF__WRITE_SEQUENCE) return run->slice->sequence;
-    position = run->slice->begin + row - run->first;
-    if (what == CF__WRITE_POSITION) return position;
-    return run->ends && row + 1 == run->end ? -1 : position + 1;
-}
-
-static void cf__write_metadata_json(cf__writer *w, const cf_plan *plan, const cf_chunk *c) {
-    static const char *const rows[] = {"sequence_ids", "position_ids", "target_positions"};
-    cf__write_run run, none = {NULL, 0, 0, 0, 0};
-    int64_t most_q = 0, most_k = 0, row;
-    int keys, what;
-    for (run = none; cf__write_next_run(plan, c, &run);) {
-        most_q = cf__max(most_q, run.end - run.first);
-        most_k = cf__max(most_k, run.end - run.first + (run.first == 0 ? c->prefix : 0));
-    }
-    cf__write_text(w, ", \"metadata\": {\"max_seqlen_q\": %lld, \"max_seqlen_k\": %lld", (long long)most_q,
-                   (long long)most_k);
-    for (keys = 0; keys <= 1; keys++) {
-        cf__write_text(w, ", \"cu_seqlens_%s\": [0", keys ? "k" : "q");
-        for (run = none; cf__write_next_run(plan, c, &run) && w->code == 0;)
-            cf__write_text(w, ", %lld", (long long)(run.end + (keys ? c->prefix : 0)));
-        cf__write_text(w, "]");
-    }
-    for (what = CF__WRITE_SEQUENCE; what <= CF__WRITE_TARGET; what++) {
-        cf__write_text(w, ", \"%s\": [", rows[what]);
-        for (run = none; cf__write_next_run(plan, c, &run);)
-            for (row = run.first; row < run.end && w->code == 0; row++)
-                cf__write_text(w, "%s%lld", row > 0 ? ", " : "", (long long)cf__write_row(&run, row, what));
-        cf__write_text(w, "]");
-    }
+static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m) {
+    cf__write_text(w, ", \"metadata\": {\"max_seqlen_q\": %d, \"max_seqlen_k\": %d", (int)m->max_seqlen_q,
+                   (int)m->max_seqlen_k);
+    cf__write_ids(w, "cu_seqlens_q", m->cu_seqlens_q, m->n_seqs + 1);
+    cf__write_ids(w, "cu_seqlens_k", m->cu_seqlens_k, m->n_seqs + 1);
+    cf__write_ids(w, "sequence_ids", m->sequence_ids, m->rows);
+    cf__write_ids(w, "position_ids", m->position_ids, m->rows);
+    cf__write_ids(w, "target_positions", m->target_positions, m->rows);
     cf__write_text(w, "}");
 }
 
-static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int metadata, int64_t id) {
+/* m: NULL to leave the metadata out. */
+static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id, const cf_metadata *m) {
     const cf_chunk *c = &plan->chunks[id];
     const cf__write_member members[] = {{"id", id},         {"group", c->group},   {"index", c->index},
                                         {"prefix", c->prefix}, {"tokens", c->tokens}, {"padded", c->padded},
@@ -9790,7 +9753,7 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int metadat
         cf__write_members(w, i > 0 ? ", {" : "{", slice, CF__COUNT(slice), "}");
     }
     cf__write_text(w, "]");
-    if (metadata) cf__write_metadata_json(w, plan, c);
+    if (m != NULL) cf__write_metadata_json(w, m);
     cf__write_text(w, "}");
 }
 
@@ -9824,17 +9787,44 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
     cf__write_real(w, ", ", "fill", stats.fill);
 }
 
-CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, int metadata, cf_write_fn write, void *user,
-                                           cf_error *error) {
+static void cf__write_plan_head(cf__writer *w, const cf_plan *plan) {
+    int64_t i;
+    cf__write_plan_counts(w, plan);
+    cf__write_text(w, ",\n  \"groups\": [");
+    for (i = 0; i < plan->n_groups && w->code == 0; i++) cf__write_group_json(w, plan, i);
+    cf__write_text(w, "],\n  \"chunks\": [");
+}
+
+/* Room for the arrays of any chunk; NULL where they are not wanted. */
+static cf_result cf__write_take_memory(const cf_plan *plan, const cf_write_desc *desc, cf_allocator *allocator,
+                                       void **memory, size_t *bytes, cf_error *error) {
+    *memory = NULL;
+    *bytes = 0;
+    if (desc == NULL || !desc->metadata) return CF_OK;
+    CF__TRY(cf_allocator_resolve(desc->allocator, allocator, error));
+    CF__TRY(cf_metadata_size(plan, -1, NULL, bytes, error));
+    return cf_allocate(allocator, *bytes, memory, error);
+}
+
+CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
+                                           void *user, cf_error *error) {
     cf__writer w;
+    cf_allocator allocator;
+    cf_metadata m;
+    void *memory;
+    size_t bytes;
+    cf_result result = CF_OK;
     int64_t i;
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__write_start(&w, write, user, error));
-    cf__write_plan_counts(&w, plan);
-    cf__write_text(&w, ",\n  \"groups\": [");
-    for (i = 0; i < plan->n_groups && w.code == 0; i++) cf__write_group_json(&w, plan, i);
-    cf__write_text(&w, "],\n  \"chunks\": [");
-    for (i = 0; i < plan->n_chunks && w.code == 0; i++) cf__write_chunk_json(&w, plan, metadata, i);
+    CF__TRY(cf__write_take_memory(plan, desc, &allocator, &memory, &bytes, error));
+    cf__write_plan_head(&w, plan);
+    for (i = 0; i < plan->n_chunks && w.code == 0 && result == CF_OK; i++) {
+        if (memory != NULL) result = cf_metadata_fill(plan, i, NULL, memory, bytes, &m, error);
+        if (result == CF_OK) cf__write_chunk_json(&w, plan, i, memory != NULL ? &m : NULL);
+    }
+    if (memory != NULL) allocator.release(memory, allocator.user);
+    if (result != CF_OK) return result;
     cf__write_text(&w, "]\n}\n");
     return cf__write_end(&w, error);
 }

@@ -398,7 +398,7 @@ static void write_files(const trainer *t) {
     }
     if (s->plan && t->rank <= 0) {
         FILE *file = open_to_write(s->plan);
-        MUST(cf_write_plan_json(t->plan, 0, write_text, file, &error));
+        MUST(cf_write_plan_json(t->plan, NULL, write_text, file, &error));
         close_written(file, s->plan);
     }
     cf_timeline_free(timeline);

@@ -49,13 +49,6 @@ def attend(module, query, key, value, mask, scaling=None, sliding_window=None, c
 transformers.AttentionInterface.register("chunkflow", attend)
 
 
-def row_table(plan, chunk, lengths):
-    """For each row of a chunk: sequence (-1: padding), position in it, position of the target (-1: none)."""
-    sequence, position = plan.sequence_ids(chunk), plan.position_ids(chunk)
-    following = position + 1
-    return sequence, position, np.where((sequence >= 0) & (following < lengths[sequence]), following, -1)
-
-
 class Batch:
     """Runs the passes of one batch on one stage. Gradients are added to the model's, as backward() adds them."""
 
@@ -69,17 +62,17 @@ class Batch:
         self.rows, self.sums = {}, {}  # of each group: K and V of its tokens so far, layer by layer; their gradients
 
     def inputs(self, chunk):
-        """What the model is given, and the target of each row. Padding belongs to the slice before it: no real row sees
-        it, and it has no target."""
-        sequence, position, target = row_table(self.plan, chunk, self.lengths)
+        """What the model is given, and the target of each row. Padding is a sequence of its own: no other row sees it, and
+        it has no target."""
         metadata = self.plan.metadata(chunk)
-        q, k = metadata.cu_seqlens_q_padded, metadata.cu_seqlens_k_padded
+        sequence, position, target = metadata.sequence_ids, metadata.position_ids, metadata.target_positions
+        q, k = metadata.cu_seqlens_q, metadata.cu_seqlens_k
         rows = (self.tokens[self.starts[sequence] + position], position.astype(np.int64),
                 np.where(target < 0, -100, self.tokens[self.starts[sequence] + target]), q, k)
         tokens, position, target, cu_q, cu_k = (torch.from_numpy(x).to(self.model.device) for x in rows)
         return target, {"input_ids": tokens[None], "position_ids": position[None],
-                        "cu_seq_lens_q": cu_q, "max_length_q": int(np.diff(q).max()),
-                        "cu_seq_lens_k": cu_k, "max_length_k": int(np.diff(k).max())}
+                        "cu_seq_lens_q": cu_q, "max_length_q": metadata.max_seqlen_q,
+                        "cu_seq_lens_k": cu_k, "max_length_k": metadata.max_seqlen_k}
 
     def about(self, chunk):
         """Group of a chunk (-1: none), its place there, and which of the group's rows are the chunk's own."""

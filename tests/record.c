@@ -802,7 +802,7 @@ static void finish_text(cf_result code, collector *c, const cf_error *error) {
 static void record_json(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
     collector c = new_collector();
     cf_error error = no_error();
-    cf_result code = cf_write_plan_json(plan, 0, collect, &c, &error);
+    cf_result code = cf_write_plan_json(plan, NULL, collect, &c, &error);
     begin("json.plan");
     finish_text(code, &c, &error);
     c = new_collector();
@@ -1948,7 +1948,7 @@ static void wrong_write(const cf_plan *plan, const cf_schedule *schedule) {
     cf_error error = no_error();
     c.pieces = between(0, 3);
     begin("json.refused");
-    finish(cf_write_plan_json(plan, 0, collect, &c, &error), &error);
+    finish(cf_write_plan_json(plan, NULL, collect, &c, &error), &error);
     c.pieces = between(0, 3);
     error = no_error();
     begin("csv.refused");
@@ -2033,8 +2033,8 @@ static void record_null_readers(const batch *b, const cf_plan *plan, const cf_sc
     REFUSED("metadata.memory", cf_metadata_fill(plan, 0, NULL, NULL, 1, &metadata, &error));
     REFUSED("loss-weights.lengths", cf_loss_weights(NULL, 1, NULL, &weight, &error));
     REFUSED("loss-weights.n", cf_loss_weights(b->lengths, -1, NULL, &weight, &error));
-    REFUSED("json.plan", cf_write_plan_json(NULL, 0, collect, &c, &error));
-    REFUSED("json.write", cf_write_plan_json(plan, 0, NULL, &c, &error));
+    REFUSED("json.plan", cf_write_plan_json(NULL, NULL, collect, &c, &error));
+    REFUSED("json.write", cf_write_plan_json(plan, NULL, NULL, &c, &error));
     REFUSED("json.schedule", cf_write_schedule_json(NULL, NULL, collect, &c, &error));
     REFUSED("dot.graph", graph_dot_write(NULL, 0, NULL, collect, &c, &error));
     REFUSED("csv.schedule", schedule_csv_write(plan, NULL, NULL, collect, &c, &error));

@@ -230,7 +230,7 @@ TEST(what_is_written_is_what_is_there) {
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         harness_poison(&error, sizeof error);
         memset(&s, 0, sizeof s);
-        CHECK_INT(cf_write_plan_json(plan, 0, sink_write, &s, &error), CF_OK);
+        CHECK_INT(cf_write_plan_json(plan, NULL, sink_write, &s, &error), CF_OK);
         if (well_formed(&s, &j)) check_plan_json(&j, plan);
         json_free(&j);
         free(s.text);
@@ -260,7 +260,7 @@ TEST(large_numbers_are_written_whole) {
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
     last = plan->n_chunks - 2;
     CHECK(plan->chunks[last].pairs > (int64_t)1 << 61);
-    CHECK_INT(cf_write_plan_json(plan, 0, sink_write, &s, NULL), CF_OK);
+    CHECK_INT(cf_write_plan_json(plan, NULL, sink_write, &s, NULL), CF_OK);
     REQUIRE(well_formed(&s, &j));
     check_int_member(&j, 0, "max_slices", INT64_MAX);
     check_int_member(&j, 0, "n_tokens", lengths[0]);
@@ -300,6 +300,8 @@ static void check_metadata_rows(const json_document *j, int64_t metadata, const 
     }
 }
 
+static const cf_write_desc with_metadata = {1, NULL};
+
 /* cu_seqlens cut the rows exactly where one belongs to another sequence than the row before, and the first has the
    prefix as well. Sequences of one chunk are all different. */
 static void check_metadata_cuts(const json_document *j, int64_t metadata, const cf_chunk *chunk) {
@@ -335,7 +337,7 @@ TEST(metadata_is_written_row_by_row) {
         oracle_draw(&rng, &batch, 12);
         oracle_note(seed, &batch);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
-        CHECK_INT(cf_write_plan_json(plan, 1, sink_write, &s, NULL), CF_OK);
+        CHECK_INT(cf_write_plan_json(plan, &with_metadata, sink_write, &s, NULL), CF_OK);
         if (well_formed(&s, &j)) {
             check_plan_json(&j, plan);
             chunks = json_get(&j, 0, "chunks");
@@ -359,7 +361,7 @@ TEST(metadata_is_written_row_by_row) {
 typedef cf_result (*write_any)(const void *object, sink *s, cf_error *error);
 
 static cf_result write_plan(const void *object, sink *s, cf_error *error) {
-    return cf_write_plan_json((const cf_plan *)object, 1, sink_write, s, error);
+    return cf_write_plan_json((const cf_plan *)object, &with_metadata, sink_write, s, error);
 }
 
 static cf_result write_schedule(const void *object, sink *s, cf_error *error) {
@@ -428,19 +430,19 @@ TEST(write_refuses_bad_arguments) {
     pack.chunk_size = 4;
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
-    CHECK_INT(cf_write_plan_json(NULL, 0, sink_write, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(NULL, NULL, sink_write, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
-    CHECK_INT(cf_write_plan_json(plan, 0, NULL, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(plan, NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
     CHECK_INT(cf_write_schedule_json(NULL, NULL, sink_write, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_write_schedule_json(schedule, NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
-    CHECK_INT(cf_write_plan_json(NULL, 0, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(NULL, NULL, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_write_schedule_json(NULL, NULL, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
     bad = *plan;
     bad.n_chunks = -1;
-    CHECK_INT(cf_write_plan_json(&bad, 0, sink_write, &s, &error), CF_ERROR_PLAN);
+    CHECK_INT(cf_write_plan_json(&bad, NULL, sink_write, &s, &error), CF_ERROR_PLAN);
     CHECK_STR(error.field, "n_chunks");
     CHECK_INT(s.calls, 0); /* nothing was written */
     cf_schedule_free(schedule);

@@ -202,6 +202,7 @@ static int run(const void *given, char **operands, int n_operands) {
     const pack_options *asked = (const pack_options *)given;
     packing packed;
     cli_output json = {0};
+    cf_write_desc desc;
     cf_error error;
     int code;
 
@@ -210,8 +211,10 @@ static int run(const void *given, char **operands, int n_operands) {
     code = packing_make(&asked->packing, operands[0], &packed);
     if (code != CLI_OK) return code;
     code = cli_output_open(&json, asked->json);
+    memset(&desc, 0, sizeof desc);
+    desc.metadata = asked->metadata;
     if (code == CLI_OK && json.stream)
-        code = cli_written(cf_write_plan_json(packed.plan, asked->metadata, cli_write, &json, &error), &error);
+        code = cli_written(cf_write_plan_json(packed.plan, &desc, cli_write, &json, &error), &error);
     if (code == CLI_OK && json.stream != stdout) {
         if (asked->chunks) print_chunks(packed.plan, packed.lengths);
         print_input(&packed);

@@ -434,6 +434,7 @@ static int write_schedules(const planned *made, cli_output *to) {
 }
 
 static int write_file(const planned *made, int which, cli_output *to) {
+    cf_write_desc desc = {0, NULL};
     cf_result result = CF_OK;
     cf_error error;
 
@@ -443,7 +444,8 @@ static int write_file(const planned *made, int which, cli_output *to) {
         result = cf_write_schedule_json(made->run.schedule, made->run.timeline, cli_write, to, &error);
         break;
     case PLAN_JSON:
-        result = cf_write_plan_json(made->packed.plan, made->asked->metadata, cli_write, to, &error);
+        desc.metadata = made->asked->metadata;
+        result = cf_write_plan_json(made->packed.plan, &desc, cli_write, to, &error);
         break;
     case CSV: result = write_csv(made, to, &error); break;
     case MICROBATCHES:

@@ -236,7 +236,7 @@ static int read_measured(maker *m) {
     if (code == CLI_OK) code = saved_format_of(&m->document, &format);
     if (code == CLI_OK && format != SAVED_SCHEDULE)
         code = cli_usage("report", "--measured: %s is a plan", cli_input_name(path));
-    if (code == CLI_OK) code = saved_schedule_read(&m->document, &m->saved);
+    if (code == CLI_OK) code = saved_schedule_read(&m->document, 0, &m->saved);
     return code;
 }
 

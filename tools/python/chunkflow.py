@@ -10,8 +10,7 @@ else; it looks for them in the folder that CHUNKFLOW_BUILD names, beside itself,
     for action in schedule.stage(0):
         chunk = int(action["chunk"])
         name = chunkflow.PASSES[action["pass"]]           # "F", "R", "B", ...
-        metadata = plan.metadata(chunk)                   # metadata.cu_seqlens_q, metadata.cu_seqlens_k, ...
-        positions = plan.position_ids(chunk)
+        metadata = plan.metadata(chunk)                   # metadata.cu_seqlens_q, metadata.position_ids, ...
     print(schedule.simulate().makespan)
 
 What a member or an option means is said in chunkflow.h, at the struct that a class here is named after; every member is
@@ -325,17 +324,19 @@ class Metadata(_Object):
     _struct = "cf_metadata"
     _writable = True
     chunk: int
-    n_slices: int
     tokens: int
-    padded: int
+    rows: int
     prefix: int
     pairs: int
+    n_seqs: int
     max_seqlen_q: int
     max_seqlen_k: int
     cu_seqlens_q: np.ndarray
     cu_seqlens_k: np.ndarray
-    cu_seqlens_q_padded: np.ndarray
-    cu_seqlens_k_padded: np.ndarray
+    sequence_ids: np.ndarray
+    position_ids: np.ndarray
+    target_positions: np.ndarray
+    loss_weights: np.ndarray | None
 
 
 class Timeline(_Object):
@@ -446,26 +447,16 @@ class Plan(_Object):
         first = self.chunks["first_slice"][chunk]
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
-    def metadata(self, chunk: int) -> Metadata:
-        """cf_metadata_fill: what an attention kernel is told about a chunk."""
+    def metadata(self, chunk: int, weights: Any = None) -> Metadata:
+        """cf_metadata_fill: what an attention kernel and the loss are told about a chunk. weights: of each sequence,
+        from loss_weights; without them there are no loss_weights."""
+        options = {} if weights is None else {"weights": weights}
+        desc, _given = _describe("cf_metadata_desc", options, lambda name: int(getattr(self.c, name)))
         n_bytes = ffi.new("size_t *")
-        _call(lib.cf_metadata_size, self.c, chunk, n_bytes)
-        memory, out = np.zeros(-(-n_bytes[0] // 4), np.int32), ffi.new("cf_metadata *")
-        _call(lib.cf_metadata_fill, self.c, chunk, ffi.from_buffer(memory), memory.nbytes, out)
+        _call(lib.cf_metadata_size, self.c, chunk, desc, n_bytes)
+        memory, out = np.zeros(-(-n_bytes[0] // 8), np.float64), ffi.new("cf_metadata *")
+        _call(lib.cf_metadata_fill, self.c, chunk, desc, ffi.from_buffer(memory), memory.nbytes, out)
         return Metadata(out, memory)
-
-    def _ids(self, function: Any, chunk: int) -> np.ndarray:
-        ids = np.empty(self.chunks["padded"][chunk] if 0 <= chunk < self.n_chunks else 0, np.int32)
-        _call(function, self.c, chunk, ffi.from_buffer("int32_t[]", ids), ids.size)
-        return ids
-
-    def position_ids(self, chunk: int) -> np.ndarray:
-        """cf_position_ids: each row's position in its own sequence; 0 in padding."""
-        return self._ids(lib.cf_position_ids, chunk)
-
-    def sequence_ids(self, chunk: int) -> np.ndarray:
-        """cf_sequence_ids: each row's sequence; -1 in padding."""
-        return self._ids(lib.cf_sequence_ids, chunk)
 
     def stats(self) -> dict[str, float]:
         """cf_plan_measure, with the default weights."""
@@ -491,7 +482,7 @@ class Plan(_Object):
 
     def json(self, metadata: bool = False) -> str:
         """cf_write_plan_json, with metadata: also cu_seqlens, positions and targets of every chunk."""
-        return _json(lib.cf_write_plan_json, self.c, bool(metadata))
+        return _json(lib.cf_write_plan_json, self.c, ffi.new("cf_write_desc *", {"metadata": metadata}))
 
 
 class Report(_Object):
