@@ -1296,11 +1296,12 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         with K and V of the last layer. It needs scratch, of as many rows, beside the slots that are counted.
    R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
         wants_loss says in which one of the two the head runs and the loss is taken: never in both.
-   B    If clear_state_gradient is set, dK and dV are first set to zero, for the slot has those of another group. Then,
-        from the last layer to the first, the attention's backward adds to dK and dV of all rows that it saw, the prefix
-        included; and only after that are those of the chunk's own rows complete, because later chunks, whose backwards
-        came before, have added their share. They are taken from the state and go on through the projections of K and V.
-        Gradients of weights are added to what earlier passes have left. The gradient of the input goes to `output`.
+   B    If clear_state_gradient is set, dK and dV are first set to zero, for the slot has those of another group. (Those
+        of a chunk without a group are scratch, and start from zero in each layer.) Then, from the last layer to the
+        first, the attention's backward adds to dK and dV of all rows that it saw, the prefix included; and only after
+        that are those of the chunk's own rows complete, because later chunks, whose backwards came before, have added
+        their share. They are taken from the state and go on through the projections of K and V. Gradients of weights
+        are added to what earlier passes have left. The gradient of the input goes to `output`.
    I, W B in two halves, where the schedule splits it: I leaves in the slot what W needs for the gradients of the
         weights. At W the state may be gone.
 
@@ -1377,7 +1378,7 @@ typedef struct cf_run_desc {
 
 typedef struct cf_run_stats {
     int64_t done;              /* actions that ended without error */
-    int64_t peak_slots;        /* most activation slots in use at once */
+    int64_t peak_slots;        /* most activation slots in use at once; scratch of passes that keep nothing is extra */
     int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
     int64_t peak_states;       /* most state slots in use at once */
     int64_t peak_state_tokens; /* most tokens whose K and V were held at once */

@@ -541,8 +541,8 @@ template <typename T> static void check(pass_of<T> *p, const char *what, cudaErr
 }
 
 /* A function of the library with its arguments before `error`. */
-#define LIBRARY(p, function, ...)                                                                    \
-    do {                                                                                             \
+#define LIBRARY(p, function, ...)                                                               \
+    do {                                                                                        \
         if (!(p)->failed) (p)->failed = function(__VA_ARGS__, (p)->step->step->error) != CF_OK; \
     } while (0)
 
