@@ -57,22 +57,21 @@ class Batch:
         self.lengths = np.array([len(s) for s in sequences])
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.tokens = np.concatenate([*sequences, [0]]).astype(np.int64)  # one more, for padding to read
-        self.n_targets = max(int(np.maximum(self.lengths - 1, 0).sum()), 1)
+        self.weights = chunkflow.loss_weights(self.lengths)  # the mean over the batch's targets
         self.kept, self.loss = {}, 0.0
         self.rows, self.sums = {}, {}  # of each group: K and V of its tokens so far, layer by layer; their gradients
 
     def inputs(self, chunk):
-        """What the model is given, and the target of each row. Padding is a sequence of its own: no other row sees it, and
-        it has no target."""
-        metadata = self.plan.metadata(chunk)
-        sequence, position, target = metadata.sequence_ids, metadata.position_ids, metadata.target_positions
-        q, k = metadata.cu_seqlens_q, metadata.cu_seqlens_k
-        rows = (self.tokens[self.starts[sequence] + position], position.astype(np.int64),
-                np.where(target < 0, -100, self.tokens[self.starts[sequence] + target]), q, k)
-        tokens, position, target, cu_q, cu_k = (torch.from_numpy(x).to(self.model.device) for x in rows)
-        return target, {"input_ids": tokens[None], "position_ids": position[None],
-                        "cu_seq_lens_q": cu_q, "max_length_q": metadata.max_seqlen_q,
-                        "cu_seq_lens_k": cu_k, "max_length_k": metadata.max_seqlen_k}
+        """What the model is given, and the target of each row with its weight in the loss."""
+        about = self.plan.metadata(chunk, weights=self.weights)
+        first = self.starts[about.sequence_ids]
+        rows = (self.tokens[first + about.position_ids], about.position_ids.astype(np.int64),
+                self.tokens[first + np.maximum(about.target_positions, 0)], about.loss_weights,
+                about.cu_seqlens_q, about.cu_seqlens_k)
+        tokens, position, target, weight, cu_q, cu_k = (torch.from_numpy(x).to(self.model.device) for x in rows)
+        return target, weight, {"input_ids": tokens[None], "position_ids": position[None],
+                                "cu_seq_lens_q": cu_q, "max_length_q": about.max_seqlen_q,
+                                "cu_seq_lens_k": cu_k, "max_length_k": about.max_seqlen_k}
 
     def about(self, chunk):
         """Group of a chunk (-1: none), its place there, and which of the group's rows are the chunk's own."""
@@ -86,7 +85,7 @@ class Batch:
         prefix = [x[:, :, :begin].detach().requires_grad_(keep) for x in held] if index > 0 else []
         for layer in range(len(prefix) // 2):
             cache.update(prefix[2 * layer], prefix[2 * layer + 1], layer)
-        target, inputs = self.inputs(chunk)
+        target, weight, inputs = self.inputs(chunk)
         with torch.set_grad_enabled(keep):
             output = (self.model if keep else self.model.base_model)(past_key_values=cache, use_cache=True, **inputs)
         own = [x[:, :, begin:end] for layer in cache.layers for x in (layer.keys, layer.values)] if group >= 0 else []
@@ -94,7 +93,7 @@ class Batch:
             new = [x.detach() for x in own]
             self.rows[group] = [torch.cat(pair, 2) for pair in zip(held, new)] if held else new
         if keep:
-            loss = F.cross_entropy(output.logits[0], target, reduction="sum", ignore_index=-100) / self.n_targets
+            loss = (F.cross_entropy(output.logits[0], target, reduction="none") * weight).sum()
             self.loss += loss.item()
             self.kept[chunk] = loss, prefix, own
 

@@ -10,7 +10,8 @@ else; it looks for them in the folder that CHUNKFLOW_BUILD names, beside itself,
     for action in schedule.stage(0):
         chunk = int(action["chunk"])
         name = chunkflow.PASSES[action["pass"]]           # "F", "R", "B", ...
-        metadata = plan.metadata(chunk)                   # metadata.cu_seqlens_q, metadata.position_ids, ...
+        metadata = plan.metadata(chunk)                   # metadata.cu_seqlens_q, metadata.cu_seqlens_k, ...
+        labels = metadata.target_positions                # a row's label is that token of its sequence
     print(schedule.simulate().makespan)
 
 What a member or an option means is said in chunkflow.h, at the struct that a class here is named after; every member is
@@ -37,7 +38,7 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi", "lib", "pack"]
+__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi", "lib", "loss_weights", "pack"]
 
 
 def _find() -> Path:
@@ -182,6 +183,25 @@ def _callback(ctype: Any, function: Callable[..., Any], given: _Given) -> Any:
                         onerror=lambda kind, raised, trace: given.raised.append(raised))
 
 
+def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) -> Any:
+    """For each sequence a byte for each of its tokens, not 0 where it is no target; None for a sequence: all are."""
+    if ignored is None:
+        return ffi.NULL
+    if len(ignored) != len(lengths):
+        _refuse("ignored", len(lengths), len(ignored), "has not one mask for each sequence")
+    masks = ffi.new("unsigned char *[]", len(lengths))
+    for sequence, values in enumerate(ignored):
+        if values is None:
+            continue
+        mask = np.ascontiguousarray(values, dtype=np.bool_).view(np.uint8)
+        if mask.shape != (lengths[sequence],):
+            _refuse("ignored", int(lengths[sequence]), mask.size, f"has not a byte for each token of {sequence}")
+        masks[sequence] = ffi.from_buffer("unsigned char[]", mask)
+        given.alive.append(mask)
+    given.alive.append(masks)
+    return masks
+
+
 def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callable[[str], int]) -> Any:
     """What a member of a description that is a pointer shall point to."""
     ctype = _fields(struct)[member]
@@ -194,7 +214,9 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
         made = ffi.new(ctype)
         _fill(made, value, given, number)
     else:
-        if ctype.item.kind != "struct":
+        if ctype.item.cname == "double":
+            value = np.asarray(value, np.float64).tolist()
+        elif ctype.item.kind != "struct":
             value = _integers(value, member)
         wanted = _count(length, number)
         if len(value) != wanted:
@@ -409,6 +431,10 @@ class Schedule(_Object):
         return Schedule(_make("schedule", lib.cf_schedule_lower, self.plan.c, self.c, desc, given=given), self.plan,
                         self.report)
 
+    def capacity(self, stage: int = 0, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
+        """cf_run_capacity: how large a trainer's buffers must be, for this batch and those before (`so_far`)."""
+        return _capacity(self.plan.c, self.c, stage, so_far)
+
     def validate(self, **options: Unpack[ValidateOptions]) -> None:
         """cf_schedule_validate: raises Error unless it is sound; the options are the members of cf_validate_desc."""
         desc, given = _describe("cf_validate_desc", options, self._size)
@@ -417,6 +443,12 @@ class Schedule(_Object):
     def json(self, timeline: Timeline | None = None) -> str:
         """cf_write_schedule_json, with the times of a timeline if one is given."""
         return _json(lib.cf_write_schedule_json, self.c, timeline.c if timeline is not None else ffi.NULL)
+
+
+def _capacity(plan: Any, schedule: Any, stage: int, so_far: Mapping[str, int] | None) -> dict[str, int]:
+    capacity = ffi.new("cf_capacity *", dict(so_far or {}))
+    _call(lib.cf_run_capacity, plan, schedule, stage, capacity)
+    return {name: getattr(capacity, name) for name in _fields("cf_capacity")}
 
 
 class Plan(_Object):
@@ -447,16 +479,25 @@ class Plan(_Object):
         first = self.chunks["first_slice"][chunk]
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
-    def metadata(self, chunk: int, weights: Any = None) -> Metadata:
-        """cf_metadata_fill: what an attention kernel and the loss are told about a chunk. weights: of each sequence,
-        from loss_weights; without them there are no loss_weights."""
-        options = {} if weights is None else {"weights": weights}
-        desc, _given = _describe("cf_metadata_desc", options, lambda name: int(getattr(self.c, name)))
+    def metadata(self, chunk: int, capacity: Mapping[str, int] | None = None, ignored: Sequence[Any] | None = None,
+                 weights: Any = None) -> Metadata:
+        """cf_metadata_fill: what the kernels of a chunk, and its loss, are told; the options are the members of
+        cf_metadata_desc, `ignored` a mask for each sequence (or None in its place)."""
+        desc, given = _describe("cf_metadata_desc", {"capacity": capacity, "weights": weights},
+                                lambda name: int(getattr(self.c, name)))
+        if ignored is not None:
+            lengths = np.zeros(self.n_sequences, np.int64)
+            np.maximum.at(lengths, self.slices["sequence"], self.slices["begin"] + self.slices["length"])
+            desc.ignored = _masks(ignored, lengths, given)
         n_bytes = ffi.new("size_t *")
         _call(lib.cf_metadata_size, self.c, chunk, desc, n_bytes)
-        memory, out = np.zeros(-(-n_bytes[0] // 8), np.float64), ffi.new("cf_metadata *")
+        memory, out = np.zeros(n_bytes[0], np.uint8), ffi.new("cf_metadata *")
         _call(lib.cf_metadata_fill, self.c, chunk, desc, ffi.from_buffer(memory), memory.nbytes, out)
         return Metadata(out, memory)
+
+    def capacity(self, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
+        """cf_run_capacity without a schedule: rows, prefix and n_seqs that metadata of any chunk needs."""
+        return _capacity(self.c, ffi.NULL, 0, so_far)
 
     def stats(self) -> dict[str, float]:
         """cf_plan_measure, with the default weights."""
@@ -497,6 +538,24 @@ def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, **options: Unpack
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
     return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc, given=given))
+
+
+def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", ignored: Sequence[Any] | None = None,
+                 prompts: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    """cf_loss_weights: of each sequence the weight of its targets, for Plan.metadata; over the lengths of all ranks."""
+    numbers = _integers(lengths, "lengths")
+    given, desc = _Given(), ffi.new("cf_loss_weights_desc *")
+    desc.mean = _number_of("cf_mean", mean, "mean")
+    desc.ignored = _masks(ignored, numbers, given)
+    if prompts is not None:
+        of = _integers(prompts, "prompts")
+        if of.size != numbers.size:
+            _refuse("prompts", numbers.size, of.size, "has not one number for each sequence")
+        desc.prompts = ffi.from_buffer("int64_t[]", of)
+    weights = np.zeros(numbers.size, np.float64)
+    _call(lib.cf_loss_weights, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc,
+          ffi.from_buffer("double[]", weights))
+    return weights
 
 
 # ----------------------------------------------------------------------------------------------------------------------
