@@ -489,18 +489,21 @@ test_files() {
     awk '$1 <= 1024' drawn >short
     for kind in paper gpipe 1f1b interleaved zero-bubble best; do
         set -- --chunk-size 1024 --k 1 --stages 3 --schedule $kind --limit none --summary
-        succeeds files/csv/$kind plan "$@" --csv made --microbatches map --plan-json sp.json short
+        cf plan "$@" --csv made --microbatches map --plan-json sp.json short
+        same files/csv/$kind 0 "$code"
         same files/csv/$kind/runnable 0 "$(grep -c '[RV]' made)"
         cf plan "$@" short
         planned=$(summary makespan)
         cf check --plan sp.json --microbatches map made --time
-        same files/csv/$kind/check "0 $planned" "$code $(summary makespan)"
-        succeeds files/csv/$kind/numbered plan "$@" --csv made2 --microbatch-order --plan-json sp2.json short
+        same files/csv/$kind/times "0 $planned" "$code $(summary makespan)"
+        cf plan "$@" --csv made2 --microbatch-order --plan-json sp2.json short
+        same files/csv/$kind/numbered 0 "$code"
         same_files files/csv/$kind/same made made2
         succeeds files/csv/$kind/plan check sp2.json --lengths short
         for torch in 2.9 2.14 2.15; do
-            succeeds files/csv/$kind/$torch plan "$@" --csv made --torch $torch --microbatch-order short
-            succeeds files/csv/$kind/$torch/check check --plan sp2.json --time made
+            cf plan "$@" --csv made --torch $torch --microbatch-order short
+            same files/csv/$kind/$torch 0 "$code"
+            succeeds files/csv/$kind/$torch/read check --plan sp2.json --time made
         done
         same files/csv/$kind/waits "$(tr ',\r' '\n\n' <made | grep -c '^[0-9]*SEND')" "$(tr , '\n' <made | grep -c WAIT_SEND)"
     done
