@@ -272,7 +272,9 @@ bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit
 	$(BUILD)/bench_tune
 	$(BUILD)/bench_fit
 
-$(BUILD)/bench_schedule: tools/bench/bench_schedule.c tests/suite.c tests/suite.h chunkflow.h | $(BUILD)
+BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.c tests/suite.c
+
+$(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/search_lists.h tests/suite.h chunkflow.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -Itests $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/draw.c
