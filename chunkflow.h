@@ -4909,9 +4909,9 @@ static cf_result cf__graph_adopt(cf_graph_desc *desc, const cf_plan *plan, cf_er
     const cf__member members[] = {
         {"schedule.n_stages", s->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
         {"schedule.n_virtual", s->n_virtual, 1, INT32_MAX / cf__max(s->n_stages, 1), CF_ERROR_SCHEDULE},
-        {"schedule.placement", (int64_t)s->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
+        {"schedule.placement", (int)s->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
         {"schedule.k", s->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
-        {"schedule.replay", (int64_t)s->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
+        {"schedule.replay", (int)s->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
         {"schedule.n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
         {"schedule.n_actions", s->n_actions, 0, CF_MAX_ACTIONS, CF_ERROR_SCHEDULE}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
@@ -5090,9 +5090,9 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     if (desc->schedule != NULL) CF__TRY(cf__graph_adopt(&g->desc, plan, error));
     CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
     CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
-    CF__TRY(cf__choice((int64_t)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
+    CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
     CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice((int64_t)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice((int)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
     CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
     CF__TRY(cf__pipe_check_units(plan, d->rank, error));
@@ -5200,8 +5200,8 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     const cf__member counts[] = {
         {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
         {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
-        {"placement", (int64_t)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
-        {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
+        {"placement", (int)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
+        {"replay", (int)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
         {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
         {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
         {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},

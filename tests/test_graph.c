@@ -804,6 +804,9 @@ TEST(graph_options_are_checked) {
     REFUSE(n_virtual, -1, CF_ERROR_ARGUMENT, "n_virtual");
     REFUSE(k, -1, CF_ERROR_ARGUMENT, "k");
     REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "replay");
+    REFUSE(replay, (cf_replay)-1, CF_ERROR_ARGUMENT, "replay");
+    CHECK_INT(error.got, -1); /* although the enum may be unsigned */
+    REFUSE(placement, CF_PLACEMENT_ANY, CF_ERROR_ARGUMENT, "placement");
     REFUSE(rank, 1, CF_ERROR_ARGUMENT, "rank");
     REFUSE(rank, -1, CF_ERROR_ARGUMENT, "rank");
     memset(&timing, 0, sizeof timing);

@@ -1070,13 +1070,13 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_LIMIT, "n_kinds", -1, error));
     for (i = 0; i < desc->n_kinds; i++) {
         cf_schedule_kind kind = desc->kinds[i];
-        CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
+        CFT__TRY(cft__check_choice((int)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
         if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_ZERO_BUBBLE &&
             kind != CF_SCHEDULE_BEST)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int)kind,
                            "cannot use virtual stages");
         if (desc->parallel.placement == CF_PLACEMENT_V && kind != CF_SCHEDULE_ZERO_BUBBLE && kind != CF_SCHEDULE_BEST)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int)kind,
                            "cannot lay virtual stages in a V");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
@@ -1124,7 +1124,7 @@ static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
     if (split.placement != CF_PLACEMENT_LOOP && split.placement != CF_PLACEMENT_V)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, CF_PLACEMENT_V, (int64_t)split.placement,
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, CF_PLACEMENT_V, (int)split.placement,
                        "must be loop or v");
     CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     for (v = 0; v < split.pp * split.n_virtual; v++) {
@@ -1621,8 +1621,8 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_sched
         return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.n_virtual", -1, schedule->n_virtual, parallel.n_virtual,
                          "is not that of the schedule");
     if ((parallel.placement == CF_PLACEMENT_V) != (schedule->placement == CF_PLACEMENT_V))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, (int64_t)schedule->placement,
-                         (int64_t)parallel.placement, "is not that of the schedule");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, (int)schedule->placement,
+                         (int)parallel.placement, "is not that of the schedule");
     if (n_reports == parallel.pp) return CF_OK;
     return cf_fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, parallel.pp, n_reports, "must be one for each stage");
 }

@@ -8,13 +8,13 @@
    left out), log-normal, and code (long answers: uniform between 1K and 12K).
 
    The baseline is 1f1b that splits no sequence in its fastest form, a micro-batch a sequence or packed to the longest,
-   with the recomputation that it needs to fit into the GPU. Ours is a cf_schedule_desc that is all zero but for n_stages,
-   with the first ChunkSize and recomputation in cf_tune's ranking, asked for K = 1 and within the bytes of the baseline,
-   with which this call keeps to these bytes itself. Both are chosen for the 12 batches together, as for a data set; with
-   `own`, for each batch by itself.
+   with the recomputation that it needs to fit into the GPU. Ours is a cf_schedule_desc that is all zero but for
+   n_stages, with the first ChunkSize and recomputation in cf_tune's ranking, asked for K = 1 within the baseline's
+   bytes, with which this call keeps to these bytes itself; one that ranks before it is printed in brackets. Both are
+   chosen for the 12 batches together, as for a data set; with `own`, for each batch by itself.
 
-   A line for each batch: seconds of the pipeline (without the optimizer's step) and bytes of the fullest GPU. Ratios are
-   ours over the baseline's; "timed" is the same call with the timing. Exit status 1 if ours is slower anywhere; the
+   A line for each batch: seconds of the pipeline (without the optimizer's step) and bytes of the fullest GPU. Ratios
+   are ours over the baseline's; "timed" is the same call with the timing. Exit status 1 if ours is slower anywhere; the
    reasons are printed. */
 
 #define CHUNKFLOW_IMPLEMENTATION
@@ -224,11 +224,20 @@ static cf_tune_desc tune_desc(const batches *of, const cf_parallel *parallel, in
     return desc;
 }
 
+/* What stood before ours in the ranking, but takes more bytes. */
+typedef struct passed_over {
+    way way;
+    double ranked, seconds; /* as cf_tune has it, of one batch; of all batches */
+    int64_t bytes;
+} passed_over;
+
 /* Returns 0 if cf_tune has nothing with which the default call keeps to so many bytes. */
-static int find_ours(const batches *of, const cf_parallel *parallel, int64_t limit_bytes, way *w, outcome *out) {
+static int find_ours(const batches *of, const cf_parallel *parallel, int64_t limit_bytes, way *w, outcome *out,
+                     passed_over *over) {
     cf_tune_desc desc = tune_desc(of, parallel, limit_bytes);
     double best = DBL_MAX;
     int level;
+    over->ranked = DBL_MAX;
     for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++) {
         cf_tuning *tuning = NULL;
         cf_error error;
@@ -239,12 +248,19 @@ static int find_ours(const batches *of, const cf_parallel *parallel, int64_t lim
             const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
             outcome found[BATCHES];
             int64_t most;
+            double seconds;
             way trial;
             if (c->seconds >= best) break;
             memset(&trial, 0, sizeof trial);
             trial.parallel = tuning->splits[0];
             trial.pack.chunk_size = c->chunk_size;
-            (void)run_all(&trial, of, found, &most);
+            seconds = run_all(&trial, of, found, &most);
+            if (most > limit_bytes && c->seconds < over->ranked) {
+                over->way = trial;
+                over->ranked = c->seconds;
+                over->seconds = seconds;
+                over->bytes = most;
+            }
             if (most > limit_bytes) continue;
             best = c->seconds;
             *w = trial;
@@ -253,6 +269,7 @@ static int find_ours(const batches *of, const cf_parallel *parallel, int64_t lim
         }
         cf_tuning_free(tuning);
     }
+    if (over->ranked >= best) over->ranked = DBL_MAX;
     return best < DBL_MAX;
 }
 
@@ -272,8 +289,20 @@ static void print_way(const char *name, const way *w) {
     else printf("at most %s tokens at a time\n", cli_commas(w->pack.chunk_size));
 }
 
+/* A line for what was passed over, against the baseline's batches. Returns whether it is no slower. */
+static int print_passed_over(const passed_over *over, const outcome *theirs, int64_t n, int64_t bytes) {
+    double seconds = 0;
+    int64_t b;
+    if (over->ranked >= DBL_MAX) return 0;
+    for (b = 0; b < n; b++) seconds += theirs[b].seconds;
+    print_way("(before:", &over->way);
+    printf("            takes %.4f x the baseline's time, but %.4f x its bytes)\n", over->seconds / seconds,
+           (double)over->bytes / (double)bytes);
+    return over->seconds <= seconds;
+}
+
 static void compare_batch(const way *ours, const int64_t *lengths, int64_t n, const outcome *theirs, const outcome *own,
-                          sums *sum) {
+                          int passed, sums *sum) {
     way with_timing = *ours;
     double ratio = own->seconds / theirs->seconds, told;
     const char *why = packing_why_unsplit(longest_of(lengths, n), ours->pack.chunk_size, (double)own->chunks,
@@ -288,29 +317,34 @@ static void compare_batch(const way *ours, const int64_t *lengths, int64_t n, co
     printf("  %2lld %9s %9.4f %8.2f %7lld %9.4f %8.2f %8.4f %8.4f\n", (long long)sum->n_compared,
            cli_commas(longest_of(lengths, n)), theirs->seconds, gib(theirs->bytes), (long long)own->chunks,
            own->seconds, gib(own->bytes), ratio, told);
-    if (ratio > 1) printf("     slower: %s\n", told > 1 ? why : "the schedule knows no costs; with the timing it is not");
+    if (told <= 1) why = "the schedule knows no costs; with the timing it is not";
+    else if (passed) why = "the setting in brackets would not be, but takes more memory";
+    if (ratio > 1) printf("     slower: %s\n", why);
 }
 
 static void compare_set(const batches *of, const cf_parallel *parallel, sums *sum) {
     outcome theirs[BATCHES], own[BATCHES];
     int64_t bytes = 0, b;
+    passed_over over;
     way base, ours;
+    int passed;
     sum->n += of->n;
     if (!find_base(of, parallel, &base, theirs, &bytes)) {
         printf("  the baseline does not fit: with full recomputation it needs %.2f GiB\n", gib(bytes));
         return;
     }
     print_way("baseline", &base);
-    if (!find_ours(of, parallel, bytes, &ours, own)) {
+    if (!find_ours(of, parallel, bytes, &ours, own, &over)) {
         printf("  no ChunkSize keeps the default call within %.2f GiB\n", gib(bytes));
         sum->n_slower += of->n;
         return;
     }
     print_way("ours", &ours);
+    passed = print_passed_over(&over, theirs, of->n, bytes);
     printf("  %2s %9s %9s %8s %7s %9s %8s %8s %8s\n", "", "longest", "baseline", "GiB", "chunks", "ours s", "GiB",
            "ratio", "timed");
     for (b = 0; b < of->n; b++)
-        compare_batch(&ours, &of->lengths[b * of->size], of->size, &theirs[b], &own[b], sum);
+        compare_batch(&ours, &of->lengths[b * of->size], of->size, &theirs[b], &own[b], passed, sum);
 }
 
 static sums compare_kind(const kind *k, const cf_parallel *parallel, const int64_t *lengths, int own) {
