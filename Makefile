@@ -10,6 +10,7 @@
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
+#   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make clean
@@ -52,7 +53,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch shared clean
+.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch shared bench-record clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -317,13 +318,25 @@ bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/c
 	$(BUILD)/bench_tune
 	$(BUILD)/bench_fit
 
-$(BUILD)/bench_schedule: tools/bench/bench_schedule.c tests/suite.c tests/suite.h chunkflow.h | $(BUILD)
+# RECORD: which of them, all by default; LENGTHS: a list of lengths for the tables that need one.
+bench-record: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/bench_baseline
+	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" \
+	    sh tools/bench/record.sh $(if $(LENGTHS),--lengths "$(LENGTHS)") $(RECORD)
+
+BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.c tests/suite.c
+
+$(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/search_lists.h tests/suite.h chunkflow.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -Itests $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/draw.c
 
 $(BUILD)/bench_tune: $(BENCH_TUNE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_TUNE_SOURCES) -o $@
+
+BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/packing.c tools/cli.c tools/cli_files.c tools/draw.c
+
+$(BUILD)/bench_baseline: $(BENCH_BASELINE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_BASELINE_SOURCES) -o $@ $(LDLIBS)
 
 $(BUILD)/bench_fit: tools/bench/bench_fit.c $(TRAIN_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)

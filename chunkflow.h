@@ -902,6 +902,7 @@ typedef struct cf_graph {
 
 /* Which graph. Zero means default in every member. */
 typedef struct cf_graph_desc {
+    const struct cf_schedule *schedule; /* the graph of this schedule: see below. NULL: the one that follows */
     int64_t n_stages;        /* 0: 1 */
     int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
     cf_placement placement;  /* where they lie. 0: loop */
@@ -919,14 +920,23 @@ typedef struct cf_graph_desc {
    once all of its edges are satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to
    that.
 
+   With desc->schedule, it is the graph of the passes of that schedule, lowered or not: a chunk is dropped, and has an
+   R, on those virtual stages where the schedule replays it, and backwards are split if its are, which must be all or
+   none. n_stages, n_virtual, placement, k, replay, split and rank are those of the schedule then, and what desc says of
+   them is not looked at. In which order the schedule runs its passes makes no difference: the graph tells what an
+   executor may do with the same drops. Slot edges give places to a group's replays in falling order, as all kinds do; a
+   schedule from elsewhere that replays in another order keeps to its graph only without them.
+
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long
-   to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY. */
+   to be added up), CF_ERROR_PLAN, CF_ERROR_SCHEDULE (a pass of the schedule is missing or too many, or it keeps more
+   than K chunks of a group), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
-/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. */
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. Takes
+   constant time, but for an R of a chunk that is dropped on some virtual stages and not on others. */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
@@ -5032,7 +5042,8 @@ static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_erro
    >>graph
 
    A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
-   stage. What a node waits for follows from its number; only the other direction needs to be sorted.
+   stage; R stands only for those stages that drop the chunk. What a node waits for follows from its number; only the
+   other direction needs to be sorted.
    ================================================================================================================ */
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
@@ -5053,43 +5064,237 @@ typedef struct cf__graph_builder {
     cf_graph_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
+    uint8_t *listed;    /* (cells) a bit for each pass of the schedule, if there is one */
+    int64_t *n_dropped; /* (n_v) and how many chunks of the group it drops there before the one at hand */
     cf_graph header, *graph; /* header: what is known before there is memory */
 } cf__graph_builder;
 
-/* What the pass of a chunk at that place waits for, if there is such a pass. Returns how many; the stage of each is
-   relative. */
-static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place,
-                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    int i, found, n = 0;
-    if (!cf__pipe_occurs(&unit, place, chunk)) return 0;
-    found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
-    for (i = 0; i < found; i++)
-        if (!g->desc.no_slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
+/* ---- which cells are dropped ---- */
+
+static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v) {
+    if (g->listed != NULL) return g->listed[v * g->pipe.n + chunk] >> CF_R & 1;
+    return cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k;
+}
+
+/* A unit in which the chunk is dropped or kept as it is on virtual stage v, which is all that the rules ask for, but
+   for those of slots. */
+static cf__pipe_unit cf__graph_unit(const cf__graph_builder *g, int64_t chunk, int64_t v) {
+    int64_t after = cf__pipe_chunks_after(&g->pipe, chunk);
+    if (g->listed == NULL) return cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    return cf__pipe_unit_of(&g->pipe, chunk, cf__graph_drops(g, chunk, v) ? after : after + 1);
+}
+
+/* The slots that the R of a chunk waits for where a schedule says what is dropped. The K places of a group go first to
+   the chunks that are kept, and then in falling order to replays, as backwards give them back: when it is the turn of
+   this one, as many replays are to come as chunks were dropped before it. Returns how many. */
+static int cf__graph_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                           cf__pipe_need *needs) {
+    int64_t end = unit->first + unit->n, next = chunk + 1;
+    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.k, unit->n);
+    cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
+    int n = 0;
+    need.chunk = (int32_t)freer;
+    need.place = cf__pipe_resolve(CF__PIPE_FREER, g->header.split, 0);
+    if (freer < end) needs[n++] = need;
+    while (next < end && !cf__graph_drops(g, next, v)) next++;
+    need.chunk = (int32_t)next;
+    need.place = CF_R;
+    if (next < end) needs[n++] = need;
     return n;
 }
 
-/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R if it is dropped. */
-static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    return (2 + g->header.split + (cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k)) * g->pipe.n_v;
+/* What the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is relative,
+   and may lie outside. */
+static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
+                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__graph_unit(g, chunk, v);
+    int found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs), i, n;
+    int slots = !g->desc.no_slots && g->listed == NULL;
+    for (i = n = 0; i < found; i++)
+        if (slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
+    if (place == CF_R && g->listed != NULL && !g->desc.no_slots)
+        n += cf__graph_slots(g, &unit, chunk, v, &needs[n]);
+    return n;
 }
 
-/* Counts the nodes and the edges. */
-static cf_result cf__graph_count(cf__graph_builder *g) {
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+/* ---- a schedule's passes ---- */
+
+/* Takes what the schedule says of itself into desc. */
+static cf_result cf__graph_adopt(cf_graph_desc *desc, const cf_plan *plan, cf_error *error) {
+    const cf_schedule *s = desc->schedule;
+    const cf__member members[] = {
+        {"schedule.n_stages", s->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
+        {"schedule.n_virtual", s->n_virtual, 1, INT32_MAX / cf__max(s->n_stages, 1), CF_ERROR_SCHEDULE},
+        {"schedule.placement", (int)s->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
+        {"schedule.k", s->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
+        {"schedule.replay", (int)s->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
+        {"schedule.n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
+        {"schedule.n_actions", s->n_actions, 0, CF_MAX_ACTIONS, CF_ERROR_SCHEDULE}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
+    if (s->actions == NULL && s->n_actions > 0)
+        return cf__refuse(error, CF_ERROR_SCHEDULE, "schedule.actions", -1, "must not be NULL");
+    if (plan->n_steps > s->n_actions / (s->n_stages * s->n_virtual))
+        return cf__refuse(error, CF_ERROR_SCHEDULE, "schedule.n_actions", -1, "passes are missing");
+    desc->n_stages = s->n_stages;
+    desc->n_virtual = s->n_virtual;
+    desc->placement = s->placement;
+    desc->k = s->k;
+    desc->replay = s->replay;
+    desc->split = 0; /* not known yet */
+    desc->rank = s->rank;
+    return CF_OK;
+}
+
+/* Marks each pass of the schedule in its cell. */
+static cf_result cf__graph_mark(cf__graph_builder *g) {
+    const cf_schedule *s = g->desc.schedule;
     int64_t i;
-    int place, n;
-    for (i = 0; i < g->pipe.n; i++) {
-        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
-        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
-        for (place = 0; place < 3 + g->header.split; place++)
-            for (n = cf__graph_needs(g, i, place, needs); n > 0; n--)
-                g->header.n_edges += g->pipe.n_v - (needs[n - 1].stage != 0);
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t chunk = a->chunk - g->pipe.first_chunk;
+        uint8_t *cell;
+        if (a->pass >= CF_COMPUTE_PASS_COUNT && a->pass < CF_PASS_COUNT) continue;
+        if (a->pass >= CF_PASS_COUNT || chunk < 0 || chunk >= g->pipe.n || a->stage < 0 || a->stage >= g->pipe.n_v)
+            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.actions", i, "there is no such pass");
+        cell = &g->listed[a->stage * g->pipe.n + chunk];
+        if (*cell >> a->pass & 1)
+            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.actions", i, "stands in the lists already");
+        *cell |= (uint8_t)(1 << a->pass);
+        g->header.split |= a->pass == CF_I;
     }
     return CF_OK;
 }
 
-/* Everything but times that are not finite is refused here. */
+/* Each cell has an F and a backward, and those that come back through the pipeline do so from the first stage on. */
+static cf_result cf__graph_check_marks(const cf__graph_builder *g) {
+    int whole = 1 << CF_F | 1 << CF_B, split = 1 << CF_F | 1 << CF_I | 1 << CF_W;
+    int64_t cell, n = g->pipe.n;
+    for (cell = 0; cell < n * g->pipe.n_v; cell++) {
+        int64_t chunk = g->pipe.first_chunk + cell % n;
+        int has = g->listed[cell] & ~(1 << CF_R);
+        if (has != (g->header.split ? split : whole))
+            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.actions", -1,
+                              has == whole || has == split ? "some backwards are split and some are not"
+                                                           : "a pass is missing");
+        if (cell >= n && !g->pipe.local && g->listed[cell] > has && !(g->listed[cell - n] >> CF_R & 1))
+            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "chunk", chunk,
+                              "is replayed through the pipeline, but not on the virtual stage before");
+    }
+    return CF_OK;
+}
+
+/* ---- counting and writing ---- */
+
+/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R where it is dropped. */
+static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
+    int64_t n = (2 + g->header.split) * g->pipe.n_v, v;
+    if (g->listed == NULL) return n + (cf__graph_drops(g, chunk, 0) ? g->pipe.n_v : 0);
+    for (v = 0; v < g->pipe.n_v; v++) n += cf__graph_drops(g, chunk, v);
+    return n;
+}
+
+/* The node at a place of a chunk, counted from the rank's first, on a virtual stage; -1: there is none. */
+static int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
+    int64_t n_v = graph->n_stages * graph->n_virtual, low = graph->first[i] + n_v, high;
+    int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
+    if (place == CF_F) return graph->first[i] + v;
+    if (place > CF_R) return low + n_dropped + (place - 1 - CF_R) * n_v + v;
+    if (n_dropped == n_v) return low + v;
+    for (high = low + n_dropped; low < high;) { /* it is dropped on some stages only, which rise */
+        int64_t middle = low + (high - low) / 2;
+        if (graph->nodes[middle].stage < v) low = middle + 1;
+        else high = middle;
+    }
+    return low < graph->first[i] + n_v + n_dropped && graph->nodes[low].stage == v ? low : -1;
+}
+
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
+    int place = cf__pipe_place((int)pass);
+    int64_t i;
+    if (graph == NULL || (int)pass < 0 || pass > CF_W || cf__pipe_pass_at(place, graph->split) != (int)pass) return -1;
+    i = chunk - graph->rank * graph->n_steps;
+    if (chunk < 0 || i < 0 || i >= graph->n_steps) return -1;
+    if (stage < 0 || stage >= graph->n_stages * graph->n_virtual) return -1;
+    return cf__graph_at(graph, i, place, stage);
+}
+
+static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t to, int64_t v,
+                               const cf__pipe_need *need) {
+    cf_edge *edge = &g->graph->edges[at];
+    int64_t other = v + need->stage;
+    memset(edge, 0, sizeof *edge); /* padding, too: the same input gives the same bytes */
+    edge->seconds = cf__pipe_crosses(need->why) ? cf__pipe_hop_seconds(&g->pipe, need->chunk, v, other) : 0;
+    edge->from = (int32_t)cf__graph_at(g->graph, need->chunk, need->place, other);
+    edge->to = (int32_t)to;
+    edge->why = (int32_t)need->why;
+}
+
+/* A chunk's turn comes: counts the dropped ones of its group before it. Returns 0 where the places of the group are all
+   taken by chunks that are kept until after its own backward. */
+static int cf__graph_take_turn(const cf__graph_builder *g, int64_t chunk) {
+    const cf_chunk *c = &g->pipe.chunks[chunk];
+    int64_t index = c->group >= 0 ? c->index : 0, v;
+    for (v = 0; v < g->pipe.n_v && g->listed != NULL; v++) {
+        g->n_dropped[v] = index == 0 ? 0 : g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v);
+        if (index - g->n_dropped[v] >= g->desc.k) return 0;
+    }
+    return 1;
+}
+
+/* Goes through what the passes at a place of a chunk wait for, in the order in which edges are stored, and writes it
+   once there is a graph. *node, *edge: the next of each. */
+static void cf__graph_visit_place(const cf__graph_builder *g, int64_t chunk, int place, int64_t *node, int64_t *edge) {
+    const cf__pipeline *pipe = &g->pipe;
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int64_t v;
+    int i, n = 0;
+    for (v = 0; v < pipe->n_v; v++) {
+        if (place == CF_R && !cf__graph_drops(g, chunk, v)) continue;
+        if (v == 0 || g->listed != NULL) n = cf__graph_needs(g, chunk, place, v, needs);
+        if (g->graph != NULL) g->graph->first_in[*node] = *edge;
+        for (i = 0; i < n; i++) {
+            int64_t other = v + needs[i].stage;
+            if (other < 0 || other >= pipe->n_v) continue;
+            if (g->graph != NULL) cf__graph_put_edge(g, *edge, *node, v, &needs[i]);
+            ++*edge;
+        }
+        ++*node;
+    }
+}
+
+/* Returns the number of edges; -1: more than K chunks of a group are kept. */
+static int64_t cf__graph_visit(const cf__graph_builder *g) {
+    int64_t node = 0, edge = 0, chunk;
+    int place;
+    for (chunk = 0; chunk < g->pipe.n; chunk++) {
+        if (!cf__graph_take_turn(g, chunk)) return -1;
+        for (place = 0; place < 3 + g->header.split; place++) cf__graph_visit_place(g, chunk, place, &node, &edge);
+    }
+    return edge;
+}
+
+static void cf__graph_put_nodes(const cf__graph_builder *g) {
+    const cf__pipeline *pipe = &g->pipe;
+    cf_node *node = g->graph->nodes;
+    int64_t chunk, v;
+    int place;
+    for (chunk = 0; chunk < pipe->n; chunk++)
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (v = 0; v < pipe->n_v; v++) {
+                int dropped = cf__graph_drops(g, chunk, v), pass = cf__pipe_pass_at(place, g->header.split);
+                if (place == CF_R && !dropped) continue;
+                node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
+                node->chunk = (int32_t)(pipe->first_chunk + chunk);
+                node->stage = (int32_t)v;
+                node->pass = (int32_t)pass;
+                node->keep = place == CF_R || (place == CF_F && !dropped);
+                node++;
+            }
+}
+
+/* ---- the road ---- */
+
+/* Everything but times that are not finite and the passes of a schedule is refused here. */
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
                                  cf_error *error) {
     const cf_graph_desc *d = &g->desc;
@@ -5098,11 +5303,12 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = cf_graph_defaults(desc);
     g->error = error;
+    if (desc->schedule != NULL) CF__TRY(cf__graph_adopt(&g->desc, plan, error));
     CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
     CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
-    CF__TRY(cf__choice((int64_t)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
+    CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
     CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice((int64_t)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice((int)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
     CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
     CF__TRY(cf__pipe_check_units(plan, d->rank, error));
@@ -5115,11 +5321,33 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     g->header.split = d->split != 0;
     g->header.rank = d->rank;
     g->header.n_steps = g->pipe.n;
-    return cf__graph_count(g);
+    return CF_OK;
 }
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
-    cf__pipe_layout(&((cf__graph_builder *)job)->pipe, carver);
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    cf__pipe_layout(&g->pipe, carver);
+    if (g->desc.schedule == NULL) return;
+    g->listed = (uint8_t *)cf__take(carver, g->pipe.n * g->pipe.n_v, sizeof(uint8_t));
+    g->n_dropped = (int64_t *)cf__take(carver, g->pipe.n_v, sizeof(int64_t));
+}
+
+/* Counts the nodes and the edges. */
+static cf_result cf__graph_count(void *job) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    int64_t i;
+    if (g->listed != NULL) {
+        memset(g->listed, 0, (size_t)(g->pipe.n * g->pipe.n_v));
+        CF__TRY(cf__graph_mark(g));
+        CF__TRY(cf__graph_check_marks(g));
+    }
+    for (i = 0; i < g->pipe.n; i++) {
+        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
+        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
+    }
+    g->header.n_edges = cf__graph_visit(g);
+    if (g->header.n_edges >= 0) return CF_OK;
+    return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.k", -1, "more chunks of a group are kept");
 }
 
 static cf_block *cf__graph_object(void *job, cf__carver *carver) {
@@ -5137,53 +5365,6 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     return &g->graph->block;
 }
 
-CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
-    int64_t n_stages = graph->n_stages * graph->n_virtual, i = chunk - graph->rank * graph->n_steps;
-    int replayed, place = cf__pipe_place((int)pass);
-    if (chunk < 0 || i < 0 || i >= graph->n_steps || stage < 0 || stage >= n_stages) return -1;
-    replayed = graph->first[i + 1] - graph->first[i] > (2 + graph->split) * n_stages;
-    if ((int)pass < 0 || pass > CF_W || (pass == CF_R && !replayed)) return -1;
-    if (cf__pipe_pass_at(place, graph->split) != (int)pass) return -1;
-    return graph->first[i] + (place - (place > CF_R && !replayed)) * n_stages + stage;
-}
-
-/* Writes the pass of a chunk at that place, if there is one, on all virtual stages, and what it waits for, from `next`
-   on. Returns where the next edge goes. */
-static cf_edge *cf__graph_put(const cf__graph_builder *g, int64_t chunk, int place, cf_edge *next) {
-    const cf__pipeline *pipe = &g->pipe;
-    cf_graph *graph = g->graph;
-    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, graph->k);
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    cf_edge edges[CF__PIPE_MOST_NEEDS]; /* as they are on virtual stage 0, where they may come from another one */
-    int pass = cf__pipe_pass_at(place, graph->split), n = cf__graph_needs(g, chunk, place, needs), i;
-    int64_t v, id = cf_graph_node(graph, (cf_pass)pass, pipe->first_chunk + chunk, 0);
-    if (id < 0) return next;
-    memset(edges, 0, sizeof edges);
-    for (i = 0; i < n; i++) {
-        cf_pass from = (cf_pass)cf__pipe_pass_at(needs[i].place, graph->split);
-        edges[i].from = (int32_t)cf_graph_node(graph, from, pipe->first_chunk + needs[i].chunk, 0) + needs[i].stage;
-        edges[i].why = (int32_t)needs[i].why;
-    }
-    for (v = 0; v < pipe->n_v; v++, id++) {
-        cf_node *node = &graph->nodes[id];
-        node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
-        node->chunk = (int32_t)(pipe->first_chunk + chunk);
-        node->stage = (int32_t)v;
-        node->pass = (int32_t)pass;
-        node->keep = cf__pipe_keeps(&unit, place, chunk);
-        graph->first_in[id] = next - graph->edges;
-        for (i = 0; i < n; i++) {
-            if (v + needs[i].stage < 0 || v + needs[i].stage >= pipe->n_v) continue;
-            *next = edges[i];
-            next->from += (int32_t)v;
-            if (cf__pipe_crosses(needs[i].why))
-                next->seconds = cf__pipe_hop_seconds(pipe, chunk, v, v + needs[i].stage);
-            next++->to = (int32_t)id;
-        }
-    }
-    return next;
-}
-
 /* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
    as they are put there, last to first. */
 static void cf__graph_sort_out(cf_graph *graph) {
@@ -5197,22 +5378,20 @@ static void cf__graph_sort_out(cf_graph *graph) {
 static cf_result cf__graph_fill(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     cf_graph *graph = g->graph;
-    cf_edge *next = graph->edges;
     int64_t i;
-    int place;
     cf__pipe_fill(&g->pipe);
     CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
     graph->first[0] = 0;
     for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
-    for (i = 0; i < graph->n_steps; i++)
-        for (place = 0; place < 3 + graph->split; place++) next = cf__graph_put(g, i, place, next);
-    graph->first_in[graph->n_nodes] = next - graph->edges;
+    cf__graph_put_nodes(g);
+    graph->first_in[graph->n_nodes] = cf__graph_visit(g);
     cf__graph_sort_out(graph);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, NULL, cf__graph_object, cf__graph_fill};
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, cf__graph_count, cf__graph_object,
+                                      cf__graph_fill};
     cf__graph_builder g;
     CF__TRY(cf__graph_start(&g, plan, desc, error));
     if (out == NULL) return cf__fail_null(error, "out");
@@ -5237,8 +5416,8 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     const cf__member counts[] = {
         {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
         {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
-        {"placement", (int64_t)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
-        {"replay", (int64_t)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
+        {"placement", (int)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
+        {"replay", (int)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
         {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
         {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
         {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
@@ -5320,8 +5499,8 @@ static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
     least = (2 + g->split) * n_stages;
     for (i = 0; i < g->n_steps; i++) {
         int64_t n = g->first[i + 1] - g->first[i];
-        if (n == least + n_stages) continue; /* it is replayed */
-        CF__TRY(cf__graph_check_within(n, least, least, "first", i + 1, "wrong number of nodes for a chunk", error));
+        CF__TRY(cf__graph_check_within(n, least, least + n_stages, "first", i + 1, "wrong number of nodes for a chunk",
+                                       error)); /* more than the least: it is replayed on so many virtual stages */
     }
     for (i = 0; i < g->n_nodes; i++) {
         CF__TRY(cf__graph_check_node(g, i, error));

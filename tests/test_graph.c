@@ -1,8 +1,11 @@
 /* >>graph: every edge against the definitions, the critical path against relaxation, ready counts against a recount. */
 
 #include "chunkflow.h"
+#include "exact.h"
 #include "harness.h"
 #include "naive.h"
+#include "pipeline.h"
+#include "random_schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +15,7 @@ static cf_graph_desc draw_desc(harness_rng *rng, cf_timing *timing) {
     memset(&desc, 0, sizeof desc);
     desc.n_stages = harness_between(rng, 1, 4);
     desc.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
+    desc.placement = harness_chance(rng, 0.4) ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     desc.k = harness_between(rng, 1, 4);
     desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     desc.split = (int)harness_between(rng, 0, 1);
@@ -42,8 +46,30 @@ static int64_t size_of_group(const cf_plan *plan, int64_t chunk) {
     return plan->chunks[chunk].group < 0 ? 1 : plan->groups[plan->chunks[chunk].group].n_chunks;
 }
 
-static int replayed(const cf_plan *plan, const cf_graph *g, int64_t chunk) {
-    return plan->chunks[chunk].index + g->k < size_of_group(plan, chunk);
+/* Whether a chunk is replayed on a virtual stage: by the schedule, or by the fixed kinds' rule. */
+static int replayed(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, int64_t chunk, int64_t v) {
+    const cf_schedule *s = desc->schedule;
+    int64_t i;
+    for (i = 0; s != NULL && i < s->n_actions; i++)
+        if (s->actions[i].chunk == chunk && s->actions[i].stage == v && s->actions[i].pass == CF_R) return 1;
+    return s == NULL && plan->chunks[chunk].index + g->k < size_of_group(plan, chunk);
+}
+
+/* How many chunks from `first` up to `end` are replayed on a virtual stage. */
+static int64_t n_replayed(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, int64_t first, int64_t end,
+                          int64_t v) {
+    int64_t n = 0;
+    for (; first < end; first++) n += replayed(plan, g, desc, first, v);
+    return n;
+}
+
+/* Of a group's K places, those that its dropped chunks leave to kept ones are taken first. So the place of a replay is
+   given back by the K-th chunk, or by a later one if chunks before it are dropped. */
+static int frees_place_of(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, const cf_node *a,
+                          const cf_node *b) {
+    int64_t first = b->chunk - plan->chunks[b->chunk].index;
+    if (a->pass != (g->split ? CF_W : CF_B)) return 0;
+    return a->chunk - first - n_replayed(plan, g, desc, first, b->chunk, b->stage) == g->k;
 }
 
 static int is_back(const cf_node *n) { return n->pass == CF_B || n->pass == CF_I; }
@@ -59,12 +85,11 @@ static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc
     if (a->stage == b->stage && together && a->chunk + 1 == b->chunk && a->pass == CF_F && b->pass == CF_F) return CF_EDGE_STATE;
     if (a->stage == b->stage && together && a->chunk == b->chunk + 1 && is_back(a) && is_back(b)) return CF_EDGE_STATE_GRADIENT;
     if (same && a->pass == CF_F && b->pass == CF_R) return CF_EDGE_REPLAY;
-    if (same && is_back(b) && a->pass == (replayed(plan, g, a->chunk) ? CF_R : CF_F)) return CF_EDGE_OWN;
+    if (same && is_back(b) && a->pass == (replayed(plan, g, desc, a->chunk, a->stage) ? CF_R : CF_F)) return CF_EDGE_OWN;
     if (same && a->pass == CF_I && b->pass == CF_W) return CF_EDGE_OWN;
-    if (!desc->no_slots && a->stage == b->stage && together && b->pass == CF_R && a->chunk == b->chunk + g->k &&
-        (a->pass == CF_B || a->pass == CF_W))
-        return CF_EDGE_SLOT;
-    if (!desc->no_slots && a->stage == b->stage && together && a->chunk == b->chunk + 1 && a->pass == CF_R && b->pass == CF_R)
+    if (desc->no_slots || a->stage != b->stage || !together || b->pass != CF_R || a->chunk <= b->chunk) return -1;
+    if (frees_place_of(plan, g, desc, a, b)) return CF_EDGE_SLOT;
+    if (a->pass == CF_R && n_replayed(plan, g, desc, b->chunk + 1, a->chunk, b->stage) == 0)
         return CF_EDGE_SLOT; /* places are given to replays in falling order */
     return -1;
 }
@@ -99,8 +124,9 @@ TEST(nodes_are_the_passes) {
         for (chunk = 0; chunk < plan->n_chunks; chunk++)
             for (v = 0; v < g->n_stages * g->n_virtual; v++)
                 for (pass = 0; pass <= CF_W; pass++) {
+                    int again = replayed(plan, g, &desc, chunk, v);
                     int there = plan->chunks[chunk].rank == desc.rank &&
-                                (pass == CF_F || (pass == CF_R && replayed(plan, g, chunk)) || (pass == CF_B && !desc.split) ||
+                                (pass == CF_F || (pass == CF_R && again) || (pass == CF_B && !desc.split) ||
                                  (pass >= CF_I && desc.split));
                     int64_t id = cf_graph_node(g, (cf_pass)pass, chunk, v);
                     const cf_node *node;
@@ -109,7 +135,7 @@ TEST(nodes_are_the_passes) {
                     if (!there) continue;
                     node = &g->nodes[id];
                     CHECK(id < g->n_nodes && node->chunk == chunk && node->stage == v && node->pass == pass);
-                    CHECK_INT(node->keep, pass == CF_R || (pass == CF_F && !replayed(plan, g, chunk)));
+                    CHECK_INT(node->keep, pass == CF_R || (pass == CF_F && !again));
                     CHECK(node->seconds == seconds_of(plan, desc.timing, node));
                 }
         CHECK_INT(g->n_nodes, n);
@@ -123,6 +149,42 @@ TEST(nodes_are_the_passes) {
     harness_note("%s", "");
 }
 
+/* The stage of a virtual stage. */
+static int64_t stage_of(const cf_graph *g, int64_t v) {
+    return g->placement == CF_PLACEMENT_V ? exact_v(v, g->n_stages) : exact_loop(v, g->n_stages);
+}
+
+static void check_edges(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc) {
+    int64_t a, b, e, n = 0;
+    CHECK_INT(cf_graph_validate(g, NULL, NULL), CF_OK);
+    for (b = 0; b < g->n_nodes; b++) {
+        int64_t n_in = 0;
+        for (a = 0; a < g->n_nodes; a++) {
+            const cf_node *from = &g->nodes[a];
+            int wanted = why(plan, g, desc, from, &g->nodes[b]), found = 0;
+            int hops = stage_of(g, from->stage) != stage_of(g, g->nodes[b].stage);
+            double seconds = 0;
+            if (wanted < 0) continue;
+            n_in++;
+            if (hops && desc->timing)
+                seconds = desc->timing->latency +
+                          desc->timing->seconds_per_token * (double)plan->chunks[from->chunk].padded;
+            for (e = g->first_in[b]; e < g->first_in[b + 1]; e++) {
+                if (g->edges[e].from != a) continue;
+                CHECK_INT(g->edges[e].why, wanted);
+                CHECK(g->edges[e].seconds == seconds);
+                found++;
+            }
+            CHECK_INT(found, 1);
+            for (e = g->first_out[a], found = 0; e < g->first_out[a + 1]; e++) found += g->edges[g->out[e]].to == b;
+            CHECK_INT(found, 1);
+        }
+        CHECK_INT(g->first_in[b + 1] - g->first_in[b], n_in);
+        n += n_in;
+    }
+    CHECK_INT(g->n_edges, n);
+}
+
 TEST(edges_are_those_of_the_definitions) {
     harness_rng rng = {4};
     int round;
@@ -131,38 +193,187 @@ TEST(edges_are_those_of_the_definitions) {
         cf_timing timing;
         cf_graph_desc desc = draw_desc(&rng, &timing);
         cf_graph *g = make(plan, &desc);
-        int64_t a, b, e, n = 0;
         REQUIRE(g != NULL);
         harness_note("round %d", round);
-        CHECK_INT(cf_graph_validate(g, NULL, NULL), CF_OK);
-        for (b = 0; b < g->n_nodes; b++) {
-            int64_t n_in = 0;
-            for (a = 0; a < g->n_nodes; a++) {
-                int wanted = why(plan, g, &desc, &g->nodes[a], &g->nodes[b]), found = 0;
-                if (wanted < 0) continue;
-                n_in++;
-                for (e = g->first_in[b]; e < g->first_in[b + 1]; e++) {
-                    const cf_edge *edge = &g->edges[e];
-                    int crosses = (wanted == CF_EDGE_ACTIVATION || wanted == CF_EDGE_GRADIENT) && g->n_stages > 1;
-                    double seconds = 0;
-                    if (edge->from != a) continue;
-                    if (crosses && desc.timing)
-                        seconds = timing.latency + timing.seconds_per_token * (double)plan->chunks[g->nodes[a].chunk].padded;
-                    CHECK_INT(edge->why, wanted);
-                    CHECK(edge->seconds == seconds);
-                    found++;
-                }
-                CHECK_INT(found, 1);
-                for (e = g->first_out[a], found = 0; e < g->first_out[a + 1]; e++) found += g->edges[g->out[e]].to == b;
-                CHECK_INT(found, 1);
-            }
-            CHECK_INT(g->first_in[b + 1] - g->first_in[b], n_in);
-            n += n_in;
-        }
-        CHECK_INT(g->n_edges, n);
+        check_edges(plan, g, &desc);
         cf_graph_free(g);
         cf_plan_free(plan);
     }
+    harness_note("%s", "");
+}
+
+/* ---- the graph of a schedule ---- */
+
+/* A sound schedule that drops whatever it likes, on any stage, and the options of its graph. */
+static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, cf_graph_desc *desc) {
+    cf_schedule_desc order;
+    cf_schedule *schedule;
+    memset(&order, 0, sizeof order);
+    order.n_stages = desc->n_stages;
+    order.n_virtual = desc->n_virtual;
+    order.k = desc->k;
+    order.rank = desc->rank;
+    order.replay = desc->replay;
+    order.timing = desc->timing;
+    order.split_backward = desc->split;
+    schedule = random_schedule(rng, plan, &order, desc->placement == CF_PLACEMENT_V ? exact_v : exact_loop,
+                               harness_chance(rng, 0.5));
+    memset(desc, 0, sizeof *desc);
+    desc->schedule = schedule;
+    desc->timing = order.timing;
+    desc->no_slots = harness_chance(rng, 0.5);
+    return schedule;
+}
+
+/* The longest path over the graph's edges and over the order of each stage's list, by relaxation. */
+static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
+    double *end = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *end), length = 0;
+    int64_t i, stage, before;
+    int changed = 1;
+    for (i = 0; i < g->n_nodes; i++) end[i] = g->nodes[i].seconds;
+    while (changed) {
+        changed = 0;
+        for (stage = 0; stage < s->n_stages; stage++)
+            for (i = s->first[stage], before = -1; i < s->first[stage + 1]; i++) {
+                const cf_action *a = &s->actions[i];
+                int64_t node = cf_graph_node(g, (cf_pass)a->pass, a->chunk, a->stage), e;
+                double start = before >= 0 ? end[before] : 0;
+                for (e = g->first_in[node]; e < g->first_in[node + 1]; e++)
+                    if (end[g->edges[e].from] + g->edges[e].seconds > start)
+                        start = end[g->edges[e].from] + g->edges[e].seconds;
+                before = node;
+                if (start + g->nodes[node].seconds > end[node]) end[node] = start + g->nodes[node].seconds, changed = 1;
+                if (end[node] > length) length = end[node];
+            }
+    }
+    harness_guard_free(end);
+    return length;
+}
+
+/* Nodes are the schedule's passes and edges those of the definitions; what the simulator says of the schedule is the
+   longest path of graph and lists together, where transfers take no time and so do not queue. */
+TEST(a_schedules_graph_has_its_passes) {
+    harness_rng rng = {41};
+    int round, n_partly = 0, n_timed = 0, n_pipeline = 0;
+    for (round = 0; round < 250; round++) {
+        cf_plan *plan = naive_plan(&rng, 4, harness_between(&rng, 1, 2));
+        cf_timing timing;
+        cf_graph_desc desc = draw_desc(&rng, &timing);
+        cf_schedule *schedule;
+        cf_simulate_desc simulate;
+        cf_timeline *timeline = NULL;
+        cf_graph *g;
+        int64_t i, v, n_v;
+        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        schedule = draw_schedule(&rng, plan, &desc);
+        REQUIRE(schedule != NULL);
+        g = make(plan, &desc);
+        REQUIRE(g != NULL);
+        harness_note("round %d", round);
+        CHECK_INT(g->n_nodes, schedule->n_actions);
+        for (i = 0; i < schedule->n_actions; i++) {
+            const cf_action *a = &schedule->actions[i];
+            int64_t id = cf_graph_node(g, (cf_pass)a->pass, a->chunk, a->stage);
+            REQUIRE(id >= 0);
+            CHECK_INT(g->nodes[id].keep, a->keep);
+            CHECK(g->nodes[id].seconds == pipeline_seconds(desc.timing, a->stage, &plan->chunks[a->chunk], a->pass));
+        }
+        n_v = g->n_stages * g->n_virtual;
+        for (i = g->rank * g->n_steps; i < (g->rank + 1) * g->n_steps; i++) {
+            int64_t n = n_replayed(plan, g, &desc, i, i + 1, 0), there = 0;
+            for (v = 0; v < n_v; v++) {
+                int has = replayed(plan, g, &desc, i, v);
+                there += has;
+                CHECK_INT(cf_graph_node(g, CF_R, i, v) >= 0, has);
+            }
+            n_partly += there > 0 && there < n_v;
+            n_pipeline += n > 0 && g->replay == CF_REPLAY_PIPELINE && n_v > 1;
+        }
+        check_edges(plan, g, &desc);
+        memset(&simulate, 0, sizeof simulate);
+        simulate.timing = desc.timing;
+        REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+        if (desc.no_slots && (desc.timing == NULL || (timing.latency == 0 && timing.seconds_per_token == 0))) {
+            CHECK(longest_with_order(g, schedule) == timeline->makespan);
+            n_timed++;
+        }
+        cf_timeline_free(timeline);
+        cf_graph_free(g);
+        naive_free(schedule);
+        cf_plan_free(plan);
+    }
+    CHECK(n_partly > 50 && n_timed > 50 && n_pipeline > 50);
+    harness_note("%s", "");
+}
+
+/* What the library makes keeps to its own graph, slots and all: no pass starts before what it waits for. The longest
+   path is no longer than the schedule. Where K alone says what is dropped, it is the graph that there is without. */
+TEST(schedules_keep_to_their_graphs) {
+    harness_rng rng = {42};
+    int round, n_other = 0;
+    for (round = 0; round < 400; round++) {
+        pipeline_problem problem;
+        cf_simulate_desc simulate;
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        cf_graph_desc desc, plain;
+        cf_graph *g, *without;
+        cf_critical *c = NULL;
+        int64_t i, j;
+        pipeline_draw(&rng, &problem);
+        problem.desc.budget = 40;
+        harness_note("round %d", round);
+        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, NULL) != CF_OK) {
+            cf_plan_free(problem.plan);
+            continue;
+        }
+        memset(&simulate, 0, sizeof simulate);
+        memset(&desc, 0, sizeof desc);
+        simulate.timing = desc.timing = problem.desc.timing;
+        simulate.no_bounds = 1;
+        desc.schedule = schedule;
+        g = make(problem.plan, &desc);
+        REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
+        REQUIRE(cf_simulate(problem.plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+        CHECK(c->length <= timeline->makespan * (1 + 1e-12));
+        for (i = 0; i < schedule->n_actions; i++) {
+            const cf_action *a = &schedule->actions[i];
+            int64_t id = cf_graph_node(g, (cf_pass)a->pass, a->chunk, a->stage), e;
+            CHECK(timeline->start[i] >= c->earliest[id] * (1 - 1e-12));
+            for (e = g->first_in[id]; e < g->first_in[id + 1]; e++) {
+                const cf_node *from = &g->nodes[g->edges[e].from];
+                for (j = 0; j < schedule->n_actions; j++)
+                    if (schedule->actions[j].chunk == from->chunk && schedule->actions[j].stage == from->stage &&
+                        schedule->actions[j].pass == from->pass)
+                        CHECK(timeline->start[i] >= (timeline->end[j] + g->edges[e].seconds) * (1 - 1e-12));
+            }
+        }
+        plain = desc;
+        plain.schedule = NULL;
+        plain.n_stages = g->n_stages;
+        plain.n_virtual = g->n_virtual;
+        plain.placement = g->placement;
+        plain.k = g->k;
+        plain.replay = g->replay;
+        plain.split = g->split;
+        plain.rank = g->rank;
+        without = make(problem.plan, &plain);
+        REQUIRE(without != NULL);
+        if (schedule->kind != CF_SCHEDULE_BEST && schedule->limits == NULL && problem.desc.limit_bytes <= 0 &&
+            problem.desc.limits_bytes == NULL) {
+            CHECK(g->n_nodes == without->n_nodes && g->n_edges == without->n_edges);
+            CHECK(memcmp(g->nodes, without->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
+            CHECK(memcmp(g->edges, without->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
+        }
+        n_other += g->n_nodes != without->n_nodes;
+        cf_graph_free(without);
+        cf_critical_free(c);
+        cf_timeline_free(timeline);
+        cf_graph_free(g);
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_other > 20); /* `best`, and kinds under limits, drop what the plain graph does not */
     harness_note("%s", "");
 }
 
@@ -378,6 +589,7 @@ TEST(ready_counts_lead_through_the_graph) {
         cf_timing timing;
         cf_graph_desc desc = draw_desc(&rng, &timing);
         cf_graph *g;
+        cf_schedule *schedule = round % 2 ? draw_schedule(&rng, plan, &desc) : NULL;
         int32_t *waiting, *pool, ready[CF_MAX_SUCCESSORS];
         unsigned char *done;
         int64_t *held, n = 0, i, j, n_done = 0, n_ready;
@@ -403,7 +615,7 @@ TEST(ready_counts_lead_through_the_graph) {
             int64_t *h = &held[x->stage * plan->n_chunks + x->chunk - plan->chunks[x->chunk].index];
             pool[pick] = pool[--n];
             *h += x->keep;
-            CHECK(*h <= desc.k);
+            CHECK(*h <= g->k);
             *h -= x->pass == CF_B || x->pass == CF_W;
             for (j = g->first_in[node]; j < g->first_in[node + 1]; j++) CHECK(done[g->edges[j].from]);
             done[node] = 1;
@@ -426,6 +638,7 @@ TEST(ready_counts_lead_through_the_graph) {
         harness_guard_free(waiting);
         harness_guard_free(pool);
         cf_graph_free(g);
+        if (schedule != NULL) naive_free(schedule);
         cf_plan_free(plan);
     }
     harness_note("%s", "");
@@ -591,6 +804,9 @@ TEST(graph_options_are_checked) {
     REFUSE(n_virtual, -1, CF_ERROR_ARGUMENT, "n_virtual");
     REFUSE(k, -1, CF_ERROR_ARGUMENT, "k");
     REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "replay");
+    REFUSE(replay, (cf_replay)-1, CF_ERROR_ARGUMENT, "replay");
+    CHECK_INT(error.got, -1); /* although the enum may be unsigned */
+    REFUSE(placement, CF_PLACEMENT_ANY, CF_ERROR_ARGUMENT, "placement");
     REFUSE(rank, 1, CF_ERROR_ARGUMENT, "rank");
     REFUSE(rank, -1, CF_ERROR_ARGUMENT, "rank");
     memset(&timing, 0, sizeof timing);
@@ -614,6 +830,77 @@ TEST(graph_options_are_checked) {
     CHECK(g == NULL);
     desc = cf_graph_defaults(&good);
     CHECK(desc.n_stages == 1 && desc.n_virtual == 1 && desc.k == 1 && desc.replay == CF_REPLAY_LOCAL);
+    cf_plan_free(plan);
+}
+
+/* A schedule that is not one of these chunks, one pass at a time. */
+TEST(a_wrong_schedule_makes_no_graph) {
+    static const int64_t lengths[] = {7, 2};
+    static const struct {
+        int action, pass, chunk, stage;
+        const char *field;
+    } wrong[] = {{0, CF_R, 0, 0, "schedule.actions"}, {0, CF_F, 9, 0, "schedule.actions"},
+                 {0, CF_F, -1, 0, "schedule.actions"}, {0, CF_F, 0, 2, "schedule.actions"},
+                 {0, 77, 0, 0, "schedule.actions"},    {0, CF_I, 0, 0, "schedule.actions"},
+                 {0, CF_F, 1, 0, "schedule.actions"},  {0, CF_SEND_F, 0, 0, "schedule.actions"}};
+    cf_pack_desc pack;
+    cf_schedule_desc order;
+    cf_graph_desc desc;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    cf_graph *g = NULL;
+    cf_error error;
+    size_t i;
+    memset(&pack, 0, sizeof pack);
+    memset(&order, 0, sizeof order);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 2;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.n_stages = 2;
+    order.k = 2;
+    order.replay = CF_REPLAY_PIPELINE;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    desc.schedule = schedule;
+    for (i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        cf_action *a = &schedule->actions[wrong[i].action], was = *a;
+        a->pass = (uint8_t)wrong[i].pass;
+        a->chunk = wrong[i].chunk;
+        a->stage = wrong[i].stage;
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
+        CHECK_STR(error.field, wrong[i].field);
+        *a = was;
+    }
+#define REFUSE_SCHEDULE(member, value, code, name)                \
+    do {                                                          \
+        cf_schedule copy = *schedule;                             \
+        copy.member = value;                                      \
+        desc.schedule = &copy;                                    \
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), code);  \
+        CHECK_STR(error.field, name);                             \
+        desc.schedule = schedule;                                 \
+    } while (0)
+    REFUSE_SCHEDULE(n_stages, 0, CF_ERROR_SCHEDULE, "schedule.n_stages");
+    REFUSE_SCHEDULE(n_virtual, INT64_MAX, CF_ERROR_SCHEDULE, "schedule.n_virtual");
+    REFUSE_SCHEDULE(placement, CF_PLACEMENT_ANY, CF_ERROR_SCHEDULE, "schedule.placement");
+    REFUSE_SCHEDULE(k, 0, CF_ERROR_SCHEDULE, "schedule.k");
+    REFUSE_SCHEDULE(k, 1, CF_ERROR_SCHEDULE, "schedule.k"); /* it keeps two */
+    REFUSE_SCHEDULE(replay, CF_REPLAY_DEFAULT, CF_ERROR_SCHEDULE, "schedule.replay");
+    REFUSE_SCHEDULE(n_chunks, 1, CF_ERROR_SCHEDULE, "schedule.n_chunks");
+    REFUSE_SCHEDULE(n_actions, -1, CF_ERROR_SCHEDULE, "schedule.n_actions");
+    REFUSE_SCHEDULE(n_actions, 1, CF_ERROR_SCHEDULE, "schedule.n_actions");
+    REFUSE_SCHEDULE(n_actions, schedule->n_actions - 1, CF_ERROR_SCHEDULE, "schedule.actions");
+    REFUSE_SCHEDULE(actions, NULL, CF_ERROR_SCHEDULE, "schedule.actions");
+    REFUSE_SCHEDULE(rank, 1, CF_ERROR_ARGUMENT, "rank");
+    REFUSE_SCHEDULE(n_stages, INT32_MAX, CF_ERROR_SCHEDULE, "schedule.n_actions");
+#undef REFUSE_SCHEDULE
+    for (i = 0; i < (size_t)schedule->n_actions; i++) /* replayed on the second stage only */
+        if (schedule->actions[i].pass == CF_R && schedule->actions[i].stage == 0) schedule->actions[i].pass = CF_SEND_F;
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "chunk");
+    CHECK(g == NULL);
+    CHECK_INT(cf_graph_node(NULL, CF_F, 0, 0), -1);
+    cf_schedule_free(schedule);
     cf_plan_free(plan);
 }
 
@@ -720,5 +1007,6 @@ TEST(names_of_edges) {
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions), CASE(critical_path_against_relaxation),
       CASE(critical_path_is_the_simulators_bound),
       CASE(bounds_of_the_papers_example), CASE(ready_counts_lead_through_the_graph), CASE(damaged_graphs_are_named),
+      CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(graph_options_are_checked),
       CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));

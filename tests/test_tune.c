@@ -2,6 +2,7 @@
 
 #include "chunkflow.h"
 #include "harness.h"
+#include "naive.h"
 #include "tools/chunkflow_tune.h"
 
 #include <math.h>
@@ -140,7 +141,8 @@ static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_p
     for (s = 0; s < schedule->n_stages; s++)
         for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
             memset(loads, 0, sizeof loads);
-            for (v = s; v < n_v; v += schedule->n_stages) loads[v] = held_at(plan, schedule, schedule->first[s], id, v);
+            for (v = 0; v < n_v; v++)
+                if (naive_stage(schedule, v) == s) loads[v] = held_at(plan, schedule, schedule->first[s], id, v);
             if (cf_memory_estimate(&memory, loads, n_v, reports, schedule->n_stages, &error) != CF_OK)
                 FAIL("%s", error.text);
             if (reports[s].total > most) most = reports[s].total;
@@ -195,9 +197,11 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             order.k = c->k;
             order.n_stages = split->pp;
             order.n_virtual = split->n_virtual;
+            order.placement = split->placement;
             order.rank = rank;
             order.timing = simulate.timing = &timing;
             order.limit = CF_NO_LIMIT;
+            order.split_backward = c->kind == CF_SCHEDULE_BEST && f->desc.split_backward;
             order.budget = f->desc.budget;
             simulate.no_bounds = 1;
             if (cf_schedule_make(plan, &order, &schedule, &error) != CF_OK ||
@@ -290,6 +294,43 @@ TEST(equals_brute_force_on_ranks) {
     check_against_brute_force(&f);
 }
 
+/* Where no ChunkSizes are given, the longest sequence is one of them, in its place and only once; with it nothing is
+   split, so the outcome is no slower than 1F1B on packed sequences. */
+TEST(the_longest_sequence_is_a_chunk_size) {
+    static const int64_t longest[] = {4096, 12345, 4097, 131073, 700}, one_k = 1;
+    static const int64_t wanted[] = {8, 9, 9, 9, 9}, place[] = {2, 4, 3, 8, 0};
+    static const cf_schedule_kind best = CF_SCHEDULE_BEST, plain = CF_SCHEDULE_1F1B;
+    int i;
+    for (i = 0; i < COUNT(longest); i++) {
+        int64_t align = i == 1 ? 128 : 0, size = i == 1 ? 12416 : longest[i], j;
+        cf_tuning *tuning, *unsplit;
+        fixture f;
+        fixture_fill(&f, 13);
+        for (j = 0; j < COUNT(f.lengths); j++) f.lengths[j] = f.lengths[j] % 700 + 1;
+        f.lengths[37] = longest[i];
+        f.desc.chunk_sizes = NULL;
+        f.desc.n_chunk_sizes = 0;
+        f.desc.ks = &one_k;
+        f.desc.kinds = &best;
+        f.desc.n_ks = f.desc.n_kinds = f.desc.no_offload = 1;
+        f.desc.pack.align = align;
+        tuning = tune(&f);
+        REQUIRE(tuning != NULL);
+        CHECK_INT(tuning->n_candidates, 2 * wanted[i]); /* two forms of replay */
+        CHECK_INT(tuning->candidates[2 * place[i]].chunk_size, size);
+        for (j = 2; j < tuning->n_candidates; j += 2)
+            CHECK(tuning->candidates[j].chunk_size > tuning->candidates[j - 2].chunk_size);
+        f.desc.chunk_sizes = &size;
+        f.desc.n_chunk_sizes = 1;
+        f.desc.kinds = &plain;
+        unsplit = tune(&f);
+        REQUIRE(unsplit != NULL);
+        CHECK(tuning->candidates[tuning->winner].seconds <= unsplit->candidates[unsplit->winner].seconds * (1 + 1e-12));
+        cf_tuning_free(unsplit);
+        cf_tuning_free(tuning);
+    }
+}
+
 TEST(equals_brute_force_on_splits) {
     fixture f;
     fixture_fill(&f, 9);
@@ -303,6 +344,7 @@ TEST(equals_brute_force_on_splits) {
 
 TEST(equals_brute_force_on_virtual_stages) {
     static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
+    static const cf_schedule_kind turning_kinds[] = {CF_SCHEDULE_ZERO_BUBBLE, CF_SCHEDULE_BEST};
     fixture f;
     fixture_fill(&f, 11);
     f.desc.n_exact = 1;
@@ -310,6 +352,11 @@ TEST(equals_brute_force_on_virtual_stages) {
     f.desc.parallel.n_virtual = 2;
     f.desc.kinds = virtual_kinds;
     f.desc.n_kinds = 2;
+    check_against_brute_force(&f);
+    f.desc.kinds = turning_kinds; /* in a V, where the first stage also has the head */
+    f.desc.parallel.placement = CF_PLACEMENT_V;
+    f.desc.split_backward = 1;
+    f.desc.n_chunk_sizes = 2;
     check_against_brute_force(&f);
 }
 
@@ -350,6 +397,8 @@ TEST(peak_is_the_walk_s) {
     f.desc.parallel.n_virtual = 2;
     f.desc.kinds = NULL;
     f.desc.n_kinds = 0;
+    check_peaks(&f);
+    f.desc.parallel.placement = CF_PLACEMENT_V;
     check_peaks(&f);
 }
 
@@ -1112,6 +1161,7 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
 
 SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
+      CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),

@@ -275,7 +275,8 @@ typedef struct cf_tune_desc {
                                        Of `parallel` only pp, n_virtual and dp are used then */
     int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
     cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
-    const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K */
+    const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
+                                       of pack.align), which is the least that splits nothing */
     int64_t n_chunk_sizes;
     const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
     int64_t n_ks;
@@ -335,7 +336,8 @@ typedef struct cf_tuning {
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
 
-/* A copy of desc with every default filled in, but for limit_bytes and what `parallel` leaves open. */
+/* A copy of desc with every default filled in, but for limit_bytes, what `parallel` leaves open, and the longest
+   sequence among the chunk_sizes. */
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
 /* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
@@ -848,8 +850,10 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
     return "?";
 }
 
+enum { CFT__SIZES = 9 }; /* ChunkSizes that are tried where none are given, the longest sequence included */
+
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
-    static const int64_t chunk_sizes[] = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
+    static const int64_t chunk_sizes[CFT__SIZES - 1] = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
     static const int64_t ks[] = {1, 2, 4, 8, 16, 32};
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
     static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
@@ -942,6 +946,7 @@ typedef struct cft__stage {
 
 typedef struct cft__tuner {
     cf_tune_desc desc;       /* defaults filled in */
+    int64_t sizes[CFT__SIZES]; /* its chunk_sizes where none were given */
     const int64_t *lengths;
     int64_t n;
     cf_error *error;         /* the caller's record until the search starts; then `record` */
@@ -1065,13 +1070,13 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(desc->n_kinds, 1, CF_SCHEDULE_COUNT - 1, CF_ERROR_LIMIT, "n_kinds", -1, error));
     for (i = 0; i < desc->n_kinds; i++) {
         cf_schedule_kind kind = desc->kinds[i];
-        CFT__TRY(cft__check_choice((int64_t)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
+        CFT__TRY(cft__check_choice((int)kind, CF_SCHEDULE_COUNT, "kinds", i, &kinds, error));
         if (desc->parallel.n_virtual > 1 && kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_ZERO_BUBBLE &&
             kind != CF_SCHEDULE_BEST)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int)kind,
                            "cannot use virtual stages");
         if (desc->parallel.placement == CF_PLACEMENT_V && kind != CF_SCHEDULE_ZERO_BUBBLE && kind != CF_SCHEDULE_BEST)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int64_t)kind,
+            return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int)kind,
                            "cannot lay virtual stages in a V");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
@@ -1119,7 +1124,7 @@ static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(split.pp, 1, CF_MAX_STAGES, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(split.n_virtual, 1, CF_MAX_STAGES / split.pp, CF_ERROR_LIMIT, "parallel.n_virtual", -1, error));
     if (split.placement != CF_PLACEMENT_LOOP && split.placement != CF_PLACEMENT_V)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, CF_PLACEMENT_V, (int64_t)split.placement,
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, CF_PLACEMENT_V, (int)split.placement,
                        "must be loop or v");
     CFT__TRY(cft__range(split.dp, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     for (v = 0; v < split.pp * split.n_virtual; v++) {
@@ -1186,6 +1191,23 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     return CF_OK;
 }
 
+/* Puts the longest sequence among the ChunkSizes that are tried by default, in its place. Chunks of that size split
+   nothing, so what is found is as good as 1F1B on packed sequences. A length that is no ChunkSize is left alone. */
+static void cft__add_longest(cft__tuner *t) {
+    int64_t align = cft__max(t->desc.pack.align, 1), longest = 0, i, n;
+    for (i = 0; i < t->n; i++) longest = cft__max(longest, t->lengths[i]);
+    if (longest < 1 || longest > CF_MAX_CHUNK_SIZE || align > CF_MAX_CHUNK_SIZE) return;
+    longest = cft__div_up(longest, align) * align;
+    if (longest > CF_MAX_CHUNK_SIZE) return;
+    for (n = 0; n < t->desc.n_chunk_sizes && t->desc.chunk_sizes[n] < longest; n++)
+        t->sizes[n] = t->desc.chunk_sizes[n];
+    if (n < t->desc.n_chunk_sizes && t->desc.chunk_sizes[n] == longest) return;
+    t->sizes[n] = longest;
+    for (i = n; i < t->desc.n_chunk_sizes; i++) t->sizes[i + 1] = t->desc.chunk_sizes[i];
+    t->desc.chunk_sizes = t->sizes;
+    t->desc.n_chunk_sizes++;
+}
+
 /* Fills in desc, n, lengths and the counts of the outcome; refuses what can be refused without working space. */
 static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
                             cf_error *error) {
@@ -1198,6 +1220,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     t->lengths = lengths;
     t->n = n;
     t->error = error;
+    if (desc->chunk_sizes == NULL) cft__add_longest(t);
     CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
     CFT__TRY(cft__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, CF_ERROR_LIMIT, "n_batches", -1, error));
@@ -1598,8 +1621,8 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_sched
         return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.n_virtual", -1, schedule->n_virtual, parallel.n_virtual,
                          "is not that of the schedule");
     if ((parallel.placement == CF_PLACEMENT_V) != (schedule->placement == CF_PLACEMENT_V))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, (int64_t)schedule->placement,
-                         (int64_t)parallel.placement, "is not that of the schedule");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, (int)schedule->placement,
+                         (int)parallel.placement, "is not that of the schedule");
     if (n_reports == parallel.pp) return CF_OK;
     return cf_fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, parallel.pp, n_reports, "must be one for each stage");
 }

@@ -340,20 +340,13 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     cf_graph_desc desc;
     cf_graph *graph = NULL;
     cf_result result;
-    int64_t i;
 
     result = pipeline_costs_make(&made->pipe, schedule->n_virtual, made->packed.plan->chunk_size, CF_RECOMPUTE_DEFAULT,
                                  &costs, error);
     if (result != CF_OK) return result;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = schedule->n_stages;
-    desc.n_virtual = schedule->n_virtual;
-    desc.placement = schedule->placement;
-    desc.k = schedule->k;
-    desc.replay = schedule->replay;
-    desc.rank = schedule->rank;
+    desc.schedule = schedule;
     desc.timing = &costs.timing;
-    for (i = 0; i < schedule->n_actions; i++) desc.split |= schedule->actions[i].pass == CF_W;
     result = cf_graph_make(made->packed.plan, &desc, &graph, error);
     if (result == CF_OK) result = graph_dot_write(graph, made->asked->max_nodes, NULL, cli_write, to, error);
     if (result == CF_ERROR_LIMIT && strcmp(error->field, "n_nodes") == 0)

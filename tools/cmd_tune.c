@@ -48,7 +48,8 @@ static const cli_option options[] = {
     {.name = "--seed", .value = "S", .kind = CLI_NUMBER, .offset = offsetof(tune_options, seed), .max = INT64_MAX,
      .help = "another seed, other batches; default 1"},
     {.name = "--chunk-sizes", .value = "N,N,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
-     .help = "ChunkSizes to try, rising; default 1K,2K,...,128K"},
+     .help = "ChunkSizes to try, rising; default 1K,2K,...,128K and the\n"
+     "longest sequence, which splits nothing"},
     {.name = "--ks", .value = "K,K,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, ks),
      .help = "K to try, rising; default 1,2,4,8,16,32"},
     {.name = "--schedules", .value = "NAME,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, schedules),

@@ -1,20 +1,25 @@
 /* Speed and quality of pipeline schedules. One thread.
 
-       cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tests/suite.c -lm
-       build/bench_schedule            all tables; or any of: speed best suite virtual limits[=FILE]
+       cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
+          tests/suite.c -lm
+       build/bench_schedule            all tables but the last; or any of: speed best suite virtual limits[=FILE]
+                                       longer=SECONDS[,FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
    budget on 100 chunks and 8 stages. suite: 250 batches (tests/suite.h), makespan over the strongest lower bound and over
    other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches of realistic
    lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the costs of a 14B
-   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. Exit
-   status 1 if `best` is worse than a fixed schedule anywhere. */
+   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. longer:
+   named cases under limits, where bounds are weak: default `best` against the best schedule that is found in so many
+   seconds of processor time for each, half of them by `best` with larger budgets and half by changing lists
+   (search_lists.h). Exit status 1 if `best` is worse than a fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
 #endif
 #define CHUNKFLOW_IMPLEMENTATION
 #include "chunkflow.h"
+#include "search_lists.h"
 #include "suite.h"
 
 #include <math.h>
@@ -287,6 +292,18 @@ static int64_t draw_lengths(int id, const char *path, int64_t *lengths) {
     return n;
 }
 
+/* Seconds of a pass, of a token and of a pair on one of so many stages: a 14B model. */
+static cf_timing timing_of(int64_t n_stages) {
+    cf_timing timing;
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.constant = 1e-3;
+    timing.all.forward.per_token = 2.24e-4 / (double)n_stages;
+    timing.all.forward.per_pair = 7.8e-9 / (double)n_stages;
+    timing.latency = 2e-5;
+    timing.seconds_per_token = 2e-7;
+    return timing;
+}
+
 /* Adds the logarithms of makespan / bound of one batch on so many stages. Returns how often `best` is worse than a
    fixed schedule. */
 static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS][N_CONFIGS]) {
@@ -296,14 +313,8 @@ static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS
     } configs[N_CONFIGS] = {
         {1, CF_REPLAY_PIPELINE}, {1, CF_REPLAY_LOCAL}, {4, CF_REPLAY_LOCAL}, {2, CF_REPLAY_LOCAL}};
     const int64_t limits[N_LIMITS] = {CF_NO_LIMIT, n_stages, n_stages / 2};
-    cf_timing timing;
+    cf_timing timing = timing_of(n_stages);
     int l, c, worse = 0;
-    memset(&timing, 0, sizeof timing);
-    timing.all.forward.constant = 1e-3; /* seconds of a pass, of a token and of a pair on one of the stages */
-    timing.all.forward.per_token = 2.24e-4 / (double)n_stages;
-    timing.all.forward.per_pair = 7.8e-9 / (double)n_stages;
-    timing.latency = 2e-5;
-    timing.seconds_per_token = 2e-7;
     for (l = 0; l < N_LIMITS; l++)
         for (c = 0; c < N_CONFIGS; c++) {
             cf_schedule_desc desc;
@@ -355,6 +366,116 @@ static int bench_limits(const char *path) {
     return worse;
 }
 
+/* ---- longer searches ---- */
+
+static const struct longer_case {
+    const char *name;
+    int batch; /* of draw_lengths */
+    int64_t n_stages, k;
+} longer_cases[] = {{"chat, 4 stages", 0, 4, 1},         {"chat, 8 stages", 1, 8, 4},
+                    {"chat + 256K, 4 stages", 2, 4, 4},  {"chat + 256K, 8 stages", 3, 8, 2},
+                    {"file 1, 8 stages", 4, 8, 1},       {"file 2, 16 stages", 5, 16, 4},
+                    {"log-normal, 8 stages", 6, 8, 2},   {"log-normal, 16 stages", 7, 16, 1}};
+
+/* Times a schedule, after the validator has accepted it under the description's own K and limit. */
+static double checked_makespan(const cf_plan *plan, const cf_schedule_desc *desc, const cf_schedule *schedule) {
+    cf_validate_desc validate;
+    cf_simulate_desc simulate;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    double makespan;
+    memset(&validate, 0, sizeof validate);
+    memset(&simulate, 0, sizeof simulate);
+    validate.limit = desc->limit;
+    simulate.timing = desc->timing;
+    simulate.no_bounds = 1;
+    must(cf_schedule_validate(plan, schedule, &validate, NULL, &error), &error);
+    must(cf_simulate(plan, schedule, &simulate, &timeline, &error), &error);
+    makespan = timeline->makespan;
+    cf_timeline_free(timeline);
+    return makespan;
+}
+
+static double processor_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
+
+/* `best` with budgets that double as long as the time lasts; the schedule of the last one is the shortest. */
+static cf_schedule *search_budgets(const cf_plan *plan, cf_schedule_desc desc, double seconds) {
+    cf_schedule *found = NULL;
+    double start = processor_seconds(), begun, took = 0;
+    desc.budget = desc.report->budget;
+    do {
+        cf_error error;
+        cf_schedule_free(found);
+        begun = processor_seconds();
+        must(cf_schedule_make(plan, &desc, &found, &error), &error);
+        took = processor_seconds() - begun;
+        desc.budget *= 2;
+    } while (processor_seconds() - start + 2 * took < seconds && !(desc.report->gap <= 0));
+    return found;
+}
+
+/* One line; returns the logarithm of default / best found. */
+static double search_longer(const struct longer_case *what, const cf_plan *plan, int64_t limit, double seconds) {
+    cf_timing timing = timing_of(what->n_stages);
+    cf_schedule *usual = NULL, *searched, *listed;
+    cf_search_report report;
+    cf_schedule_desc desc;
+    cf_error error;
+    double makespan, by_budget, by_lists, least, start, ms;
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = what->n_stages;
+    desc.k = what->k;
+    desc.limit = limit;
+    desc.timing = &timing;
+    desc.report = &report;
+    start = processor_seconds();
+    must(cf_schedule_make(plan, &desc, &usual, &error), &error);
+    ms = 1e3 * (processor_seconds() - start);
+    makespan = checked_makespan(plan, &desc, usual);
+    start = processor_seconds();
+    searched = search_budgets(plan, desc, seconds / 2);
+    by_budget = checked_makespan(plan, &desc, searched);
+    listed = search_lists(plan, searched, &desc, seconds - (processor_seconds() - start), 1);
+    if (listed == NULL) exit(2);
+    by_lists = checked_makespan(plan, &desc, listed);
+    least = by_lists < by_budget ? by_lists : by_budget;
+    printf("%-22s %6lld %2lld %5lld %6.0f %9.4f %9.4f %9.4f %9.4f %8.4f %8.4f %8.4f\n", what->name,
+           (long long)plan->n_chunks, (long long)what->k, (long long)limit, ms, report.bound, makespan, by_budget,
+           by_lists, makespan / report.bound, least / report.bound, makespan / least);
+    fflush(stdout);
+    cf_schedule_free(usual);
+    cf_schedule_free(searched);
+    search_lists_free(listed);
+    return log(makespan / least);
+}
+
+/* text: "SECONDS" or "SECONDS,FILE". */
+static void bench_longer(const char *text) {
+    const char *path = strchr(text, ',');
+    double seconds = strtod(text, NULL), sum = 0;
+    int64_t lengths[MOST_LENGTHS];
+    int i, n_runs = 0;
+    printf("longer: local replay, ChunkSize 8192, costs of a 14B model, %g s of processor time a case\n", seconds);
+    printf("%-22s %6s %2s %5s %6s %9s %9s %9s %9s %8s %8s %8s\n", "case", "chunks", "K", "limit", "ms", "bound",
+           "default", "budget", "lists", "/bound", "found/b", "/found");
+    for (i = 0; i < (int)(sizeof longer_cases / sizeof longer_cases[0]); i++) {
+        const struct longer_case *what = &longer_cases[i];
+        int64_t n = draw_lengths(what->batch, path != NULL ? path + 1 : NULL, lengths);
+        cf_pack_desc pack;
+        cf_plan *plan = NULL;
+        cf_error error;
+        if (n == 0) continue;
+        memset(&pack, 0, sizeof pack);
+        pack.chunk_size = 8192;
+        must(cf_pack(lengths, n, &pack, &plan, &error), &error);
+        sum += search_longer(what, plan, what->n_stages, seconds);
+        sum += search_longer(what, plan, what->n_stages / 2, seconds);
+        n_runs += 2;
+        cf_plan_free(plan);
+    }
+    printf("default / best found, geometric mean of %d: %.4f\n", n_runs, exp(sum / n_runs));
+}
+
 static int wanted(int argc, char **argv, const char *name) {
     int i;
     for (i = 1; i < argc; i++)
@@ -368,8 +489,10 @@ int main(int argc, char **argv) {
     if (wanted(argc, argv, "best")) bench_best();
     if (wanted(argc, argv, "suite")) worse = bench_suite(NO_LIMIT) + bench_suite(PEAKS_OF_PAPER);
     if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
-    for (i = 1; i < argc; i++)
+    for (i = 1; i < argc; i++) {
         if (strncmp(argv[i], "limits=", 7) == 0) worse += bench_limits(argv[i] + 7);
+        if (strncmp(argv[i], "longer=", 7) == 0) bench_longer(argv[i] + 7);
+    }
     if (wanted(argc, argv, "limits")) worse += bench_limits(NULL);
     return worse > 0;
 }

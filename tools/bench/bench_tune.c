@@ -106,7 +106,7 @@ static void time_tune(const int64_t *lengths, int64_t n) {
     desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
     begin = seconds_now();
     if (cf_tune(lengths, n, &desc, &tuning, &error) != CF_OK) stop(&error);
-    printf("tune: 8 ChunkSizes x 6 K, %lld candidates, %lld batches of %d: %.3f s, %lld schedules simulated",
+    printf("tune: 8 or 9 ChunkSizes x 6 K, %lld candidates, %lld batches of %d: %.3f s, %lld schedules simulated",
            (long long)tuning->n_candidates, (long long)tuning->n_batches, BATCH, seconds_now() - begin,
            (long long)tuning->n_simulated);
     if (tuning->winner >= 0)
