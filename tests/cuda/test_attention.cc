@@ -244,7 +244,8 @@ TEST(split_key_tiles) {
 TEST(split_forward_tiles) {
     const int sizes[] = {64, 128, 40, 128};
     for (int i = 0; i < 4; i++) {
-        host_problem p = problem_of(4, 2, sizes[i]);
+        const int kv = i < 2 ? 2 : 1;
+        host_problem p = problem_of(2 * kv, kv, sizes[i]);
         run_options o = mma, whole;
         device_results one, other;
         p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -284,8 +285,8 @@ TEST(split_forward_tiles) {
         cuda_emu_set_order(0);
         if (!ok) return;
         CHECK(one.bits == other.bits);
-        CHECK_INT(cuda_emu_kernel("attention_combine").blocks, 2 * one.attention.n_split_forward_tiles);
-        CHECK_INT(cuda_emu_kernel("attention_forward").blocks, 2 * one.attention.n_forward_tiles);
+        CHECK_INT(cuda_emu_kernel("attention_combine").blocks, kv * one.attention.n_split_forward_tiles);
+        CHECK_INT(cuda_emu_kernel("attention_forward").blocks, kv * one.attention.n_forward_tiles);
         CHECK_INT(cuda_emu_total().conflicts, 0);
 #endif
     }
