@@ -178,8 +178,9 @@ $(TEST_BUILD)/trainer: tests/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TR
 $(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/chunkflow: $(TOOL_SOURCES) $(TEST_LIBRARY) $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(TEST_LIBRARY) -o $@ $(LDLIBS)
+$(TEST_BUILD)/chunkflow: $(filter-out $(KIN_SOURCES),$(TOOL_SOURCES)) $(KIN_OBJECTS) $(TEST_LIBRARY) $(TOOL_HEADERS) \
+                         | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_LIBRARY)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)

@@ -411,6 +411,7 @@ TEST(limit_is_kept) {
     fixture_fill(&f, 3);
     f.desc.n_exact = CF_MAX_CANDIDATES;
     f.desc.no_offload = 1;
+    f.desc.n_batches = 2;
     f.desc.memory.fragmentation = -1;
     free_of_it = tune(&f);
     REQUIRE(free_of_it != NULL);
@@ -484,9 +485,9 @@ TEST(offload_makes_room) {
     f.desc.kinds = one_kind;
     f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    for (i = 0; i < 50; i++) {
+    for (i = 0; i < 25; i++) {
         cf_tuning *tuning = NULL;
-        f.desc.limit_bytes = 90000000 + i * 1000000;
+        f.desc.limit_bytes = 90000000 + i * 2000000;
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
         for (c = 0; c + 1 < tuning->n_candidates; c += 2) {
@@ -518,6 +519,7 @@ TEST(intervals) {
         fixture_fill(&f, 8);
         f.desc.n_batches = n;
         f.desc.batch = 8;
+        f.desc.n_chunk_sizes = f.desc.n_ks = 2; /* the statistics are those of all candidates alike */
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
         for (c = 0; c < tuning->n_ranked; c++) {
@@ -672,6 +674,7 @@ TEST(interruption) {
     cf_tuning *full, *part;
     int64_t calls, stop, i, with_winner = 0, without = 0;
     fixture_fill(&f, 13);
+    f.desc.n_ks = 2;
     memset(&w, 0, sizeof w);
     w.ordered = 1;
     f.desc.progress = watch;
@@ -819,6 +822,7 @@ TEST(own_bytes_are_as_good_as_a_model) {
         fixture_fill(&f, 3);
         f.desc.memory.fragmentation = -1;
         f.desc.n_exact = CF_MAX_CANDIDATES;
+        f.desc.n_ks = f.desc.n_batches = 2;
         f.desc.limit_bytes = (64 << 20) + (step << 24);
         REQUIRE(measure(&f, &m));
         f.desc.timing = &m.timing;

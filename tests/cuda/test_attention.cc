@@ -82,7 +82,7 @@ TEST(shapes_full) {
 
 /* Long enough for many tiles, one off a multiple of each of them. */
 TEST(shapes_long) {
-    const int lengths[][2] = {{1023, 1024}, {1024, 1023}};
+    const int lengths[][2] = {{511, 512}, {512, 511}};
     for (int i = 0; i < 2; i++) {
         host_problem p = problem_of(1, 1, 64);
         run_options o = mma;
@@ -244,7 +244,8 @@ TEST(split_key_tiles) {
 TEST(split_forward_tiles) {
     const int sizes[] = {64, 128, 40, 128};
     for (int i = 0; i < 4; i++) {
-        host_problem p = problem_of(4, 2, sizes[i]);
+        const int kv = i < 2 ? 2 : 1;
+        host_problem p = problem_of(2 * kv, kv, sizes[i]);
         run_options o = mma, whole;
         device_results one, other;
         p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -284,8 +285,8 @@ TEST(split_forward_tiles) {
         cuda_emu_set_order(0);
         if (!ok) return;
         CHECK(one.bits == other.bits);
-        CHECK_INT(cuda_emu_kernel("attention_combine").blocks, 2 * one.attention.n_split_forward_tiles);
-        CHECK_INT(cuda_emu_kernel("attention_forward").blocks, 2 * one.attention.n_forward_tiles);
+        CHECK_INT(cuda_emu_kernel("attention_combine").blocks, kv * one.attention.n_split_forward_tiles);
+        CHECK_INT(cuda_emu_kernel("attention_forward").blocks, kv * one.attention.n_forward_tiles);
         CHECK_INT(cuda_emu_total().conflicts, 0);
 #endif
     }
@@ -947,7 +948,7 @@ TEST(no_empty_blocks_no_conflicts) {
     for (int size = 64; size <= 128; size += 64) {
         host_problem p = problem_of(4, 2, size);
         device_results got;
-        p.add_slice(300, 300);
+        p.add_slice(150, 150);
         for (int i = 0; i < 20; i++) p.add_slice(i, i);
         p.add_slice(0, 1000);
         run_options o = mma;
@@ -1002,18 +1003,18 @@ TEST(masked_tiles_are_skipped) {
     host_problem p = problem_of(1, 1, 64);
     device_results got;
     int64_t work[3];
-    p.add_slice(1024, 1024);
+    p.add_slice(512, 512);
     const host_inputs in = random_inputs(p, 1);
     for (int i = 0; i < 3; i++) {
         p.full = i == 0;
         p.window = i == 2 ? 100 : 0;
         if (!run_on_device(p, in, mma, &got)) return;
         work[i] = cuda_emu_kernel("attention_forward").mma;
-        CHECK_INT(got.attention.pairs, i == 0 ? 1024 * 1024 : i == 1 ? 1024 * 1025 / 2 : 100 * 101 / 2 + 924 * 100);
+        CHECK_INT(got.attention.pairs, i == 0 ? 512 * 512 : i == 1 ? 512 * 513 / 2 : 100 * 101 / 2 + 412 * 100);
     }
-    CHECK_INT(work[0], 8 * 16 * 512);           /* 8 row tiles x 16 key blocks x instructions of one */
-    CHECK_INT(work[1], (2 + 16) * 8 / 2 * 512); /* 2, 4 ... 16 key blocks */
-    CHECK(work[2] <= 8 * 4 * 512);
+    CHECK_INT(work[0], 4 * 8 * 512);           /* 4 row tiles x 8 key blocks x instructions of one */
+    CHECK_INT(work[1], (2 + 8) * 4 / 2 * 512); /* 2, 4, 6 and 8 key blocks */
+    CHECK(work[2] <= (2 + 4 + 4 + 4) * 512);
 }
 #endif
 
