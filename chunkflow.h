@@ -6489,6 +6489,8 @@ typedef struct cf__dispatch_policy {
     int64_t flight;        /* no unit starts while more than this many chunks, and one for each stage behind, have had
                               their forward and not their backward */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
+    double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in which
+                              each virtual stage comes so many chunks later than the one before */
     const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
@@ -6497,6 +6499,9 @@ enum { CF__DISPATCH_ANY_FLIGHT = 1 << 30 };
 
 /* In place of the number of chunks that a unit keeps: it has not started, or it has dropped some and will say later. */
 enum { CF__DISPATCH_NOT_STARTED = -2, CF__DISPATCH_OPEN = -1 };
+
+/* In place of what a pass still waits for. */
+enum { CF__DISPATCH_TAKEN = -1 };
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
 static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
@@ -6511,6 +6516,7 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
    urgency. */
 enum {
     CF__DISPATCH_COMING = 0,
+    CF__DISPATCH_PLAN, /* in a rhythm: all forwards and backwards by their beats, ready or not */
     CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
@@ -6546,7 +6552,8 @@ typedef struct cf__dispatch {
     int32_t *flight;      /* (n_v) forwards minus backwards */
     cf__schedule_limits most; /* that a unit keeps on one virtual stage */
     int64_t replay_bytes; /* most that the replay of a dropped standalone chunk takes */
-    double *place;        /* (n) the place of a chunk's unit: keys of the heaps of fresh chunks */
+    double *place;        /* (n) chunks of the units before that of a chunk: keys of the heaps of fresh chunks */
+    int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) how much of what must come before has not been taken; what does not depend on how
                              many chunks the unit keeps there is counted from the start */
     double *ready_at;     /* (passes) */
@@ -6555,6 +6562,7 @@ typedef struct cf__dispatch {
     double give_up_at;
     int64_t n_left;       /* passes that have not been taken; R is counted when its unit starts */
     cf__dispatch_worker *workers; /* (n_stages) */
+    int32_t *stage_of;    /* (n_v) */
     double *wake;         /* (n_leaves) when to look at the stage again */
     int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
     int64_t n_leaves;     /* n_stages, up to a power of 2; those past the end never wake */
@@ -6577,7 +6585,7 @@ static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__sc
     worker->queues = (cf__dispatch_queue *)cf__take(carver, n_queues, sizeof(cf__dispatch_queue));
     worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
     for (q = 0; q < n_queues; q++) {
-        int64_t n = q == CF__DISPATCH_COMING ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
+        int64_t n = q <= CF__DISPATCH_PLAN ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
         int32_t *heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
         if (carver->base != NULL) worker->queues[q].heap = heap;
     }
@@ -6593,6 +6601,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
+    d->stage_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     for (s = 0; s < m->desc.n_stages; s++) {
@@ -6675,7 +6684,7 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
    choice at once if the stage cannot look at it any sooner. Until its unit has said what it keeps there, only F can be
    ready. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
-    int64_t stage = cf__pipe_stage(d->pipe, v);
+    int64_t stage = d->stage_of[v];
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
@@ -6699,11 +6708,26 @@ static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] += (int8_t)n_there;
 }
 
+/* The beat of a pass. Chunks begin one step after the other, a unit in order on its way there and in reverse on its way
+   back, for which all wait as long as the longest unit needs; virtual stages follow each other at policy.rhythm steps.
+   W fills the gaps. */
+static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int64_t n_v = d->pipe->n_v, step = chunk - unit->first, way = v;
+    if (place != CF_F) step = d->longest + unit->n - 2 - step;
+    if (place == CF__PIPE_W) step += 4 * (d->pipe->n + n_v);
+    if (place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local))
+        way = n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2); /* a whole backward takes as long as two forwards */
+    return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)n_v,
+                       d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
+}
+
 /* A W that nothing waits for is the least urgent of all. */
-static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t cell) {
+static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
+    int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
-    if (place == CF_F)
-        return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
+    if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
+    if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)(v / d->pipe->n_stages));
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
@@ -6717,8 +6741,10 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
             cf__dispatch_count(d, CF_F, cf__schedule_unit(d->maker, i), i, v);
             for (place = 0; place < 3 + d->policy.split; place++) {
                 int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
-                d->urgency[id] = cf__dispatch_urgency(d, place, v * d->pipe->n + i);
+                d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
                 if (d->nudges != NULL) d->urgency[id] += d->nudges[id];
+                if (d->policy.rhythm > 0 && (place == CF_F || place == CF__PIPE_BACK))
+                    cf__dispatch_push(&d->workers[d->stage_of[v]], CF__DISPATCH_PLAN, id, d->urgency);
             }
         }
 }
@@ -6747,22 +6773,25 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
 
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, i;
+    int64_t u, i, n = 0;
     cf__schedule_number_units(m);
+    d->longest = cf__schedule_longest(d->pipe);
     d->most.chunks = d->most.bytes = d->replay_bytes = 0;
     for (u = 0; u < m->n_units; u++) {
         cf__schedule_limits room = cf__dispatch_room(d, u);
-        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)u;
+        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)n;
+        n += m->units[u].n;
         d->most.chunks = cf__max(d->most.chunks, room.chunks);
         d->most.bytes = cf__max(d->most.bytes, room.bytes);
         if (m->units[u].n == 1) d->replay_bytes = cf__max(d->replay_bytes, room.bytes);
     }
     for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = CF__DISPATCH_NOT_STARTED;
     memset(d->flight, 0, (size_t)m->pipe.n_v * sizeof *d->flight);
+    for (i = 0; i < m->pipe.n_v; i++) d->stage_of[i] = (int32_t)cf__pipe_stage(&m->pipe, i);
     d->makespan = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
-    cf__dispatch_start_passes(d);
     cf__dispatch_start_workers(d);
+    cf__dispatch_start_passes(d);
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
@@ -6801,6 +6830,7 @@ static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stag
     int waits = worker->n_dropped > 0 && v < d->pipe->n_v - 1;
     int64_t behind = (d->pipe->n_v - 1 - v) / d->pipe->n_stages;
     cf__schedule_limits room = worker->room;
+    if (d->policy.rhythm > 0) behind = 0; /* what comes first is settled */
     room.chunks -= behind * d->most.chunks + (waits ? d->policy.spare : 0);
     room.bytes -= behind * d->most.bytes + (waits ? d->replay_bytes : 0);
     return room;
@@ -6945,7 +6975,7 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
         if (to < 0 || to >= d->pipe->n_v) continue;
         if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
-        if (!cf__pipe_hops(d->pipe, v, to)) cf__dispatch_supply(d, id, to, end);
+        if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
         else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
     }
 }
@@ -6966,6 +6996,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     unit = cf__dispatch_unit(d, chunk, v);
     if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
     worker->done[worker->n_done++] = id;
+    d->missing[id] = CF__DISPATCH_TAKEN;
     d->n_left--;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
@@ -7020,14 +7051,23 @@ static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     return best;
 }
 
+/* Whether the rhythm, if there is one, has no forward or backward that comes before this one. */
+static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worker, int32_t id) {
+    if (!(d->policy.rhythm > 0)) return 1;
+    while (d->missing[cf__dispatch_top(worker, CF__DISPATCH_PLAN)] == CF__DISPATCH_TAKEN)
+        cf__dispatch_pop(worker, CF__DISPATCH_PLAN, d->urgency);
+    return d->urgency[id] <= d->urgency[cf__dispatch_top(worker, CF__DISPATCH_PLAN)];
+}
+
 /* The pass that a free stage likes best; -1: none is ready. */
-static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
+static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
     int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
     return cf__dispatch_prefer(d, best, cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS));
 }
 
@@ -7306,6 +7346,20 @@ static void cf__search_try_styles(cf__search *search) {
     }
 }
 
+/* Virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more. In
+   a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). */
+static void cf__search_try_rhythms(cf__search *search) {
+    static const double slower[] = {1, 1.2, 1.5, 2};
+    cf__dispatch_policy policy = search->dispatch.policy;
+    int i;
+    policy.drop = policy.risk = 0;
+    policy.flight = CF__DISPATCH_ANY_FLIGHT;
+    for (i = 0; i < CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
+        policy.rhythm = slower[i] / (double)(3 * search->maker.desc.n_virtual);
+        cf__search_try_policy(search, policy);
+    }
+}
+
 static void cf__search_try_policies(cf__search *search, double much) {
     static const int64_t flights[] = {2, -1, 4, 8, -2, CF__DISPATCH_ANY_FLIGHT};
     cf__dispatch_policy policy;
@@ -7372,7 +7426,7 @@ static void cf__search_nudge(cf__search *search, cf__search_move *move) {
     int64_t halvings;
     move->pass = cf__search_below(search, cf__dispatch_passes(&search->maker.pipe));
     part = cf__search_random(search);
-    halvings = cf__search_below(search, 5);
+    halvings = cf__search_below(search, 10);
     move->nudge = search->nudges[move->pass];
     search->nudges[move->pass] += cf__product(search->bounds.critical_path / (double)(1 << halvings), part);
 }
@@ -7389,26 +7443,33 @@ static void cf__search_change_kept(cf__search *search, cf__search_move *move) {
     else cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
 }
 
+/* Whether two units are the same to the search. */
+static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
+    const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
+    return a->n == 1 && b->n == 1 && a->depth == b->depth && x->padded == y->padded && x->pairs == y->pairs;
+}
+
+/* Draws a move. Orders and what is kept gain most for each candidate, single passes least, except where there is nothing
+   else to change. */
 static cf__search_move cf__search_make_move(cf__search *search) {
-    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,  CF__SEARCH_SWAP,  CF__SEARCH_SWAP,   CF__SEARCH_KEEP,
-                                      CF__SEARCH_SHIFT, CF__SEARCH_SHIFT, CF__SEARCH_SHIFT,  CF__SEARCH_KEEP,
-                                      CF__SEARCH_NUDGE, CF__SEARCH_NUDGE, CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,
-                                      CF__SEARCH_NUDGE, CF__SEARCH_KEEP,  CF__SEARCH_POLICY, CF__SEARCH_POLICY};
+    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SHIFT,
+                                      CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,
+                                      CF__SEARCH_KEEP,   CF__SEARCH_KEEP,   CF__SEARCH_KEEP,   CF__SEARCH_NUDGE,
+                                      CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY};
     cf__schedule_maker *m = &search->maker;
     cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = search->dispatch.policy;
     move.kind = (cf__search_move_kind)kinds[cf__search_below(search, 16)];
+    if (move.kind <= CF__SEARCH_SHIFT) {
+        move.from = cf__search_below(search, m->n_units);
+        move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
+        if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) move.kind = CF__SEARCH_NUDGE;
+    }
     if (move.kind == CF__SEARCH_KEEP && !cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_NUDGE;
-    if (m->n_units < 2 && move.kind <= CF__SEARCH_SHIFT) move.kind = CF__SEARCH_NUDGE;
     switch (move.kind) {
-        case CF__SEARCH_SWAP:
-        case CF__SEARCH_SHIFT:
-            move.from = cf__search_below(search, m->n_units);
-            move.to = (move.from + 1 + cf__search_below(search, m->n_units - 1)) % m->n_units;
-            if (move.kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move.from, move.to);
-            else cf__search_shift(m->units, move.from, move.to);
-            break;
+        case CF__SEARCH_SWAP: cf__search_swap(m->units, move.from, move.to); break;
+        case CF__SEARCH_SHIFT: cf__search_shift(m->units, move.from, move.to); break;
         case CF__SEARCH_KEEP: cf__search_change_kept(search, &move); break;
         case CF__SEARCH_NUDGE: cf__search_nudge(search, &move); break;
         default: cf__search_change_policy(search); break;
@@ -7476,7 +7537,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7532,7 +7593,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 1, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 1, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
@@ -7550,6 +7611,7 @@ static void cf__search_core(cf__search *search, int split) {
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
     if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
+    cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     cf__search_try_policies(search, search->bounds.critical_path);
     cf__search_try_orders(search, &order);
