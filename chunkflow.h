@@ -1044,7 +1044,7 @@ typedef struct cf_bytes {
 /* What CF_SCHEDULE_BEST tried; the fixed schedules are always among the candidates, and a search that reaches the bound
    stops there. Of CF_SCHEDULE_PAPER, what its two orders are: budget, n_improved, bound and gap say nothing then. */
 typedef struct cf_search_report {
-    int64_t budget;              /* candidates that it was allowed, as in cf_schedule_desc */
+    int64_t budget;              /* candidates that its largest search was allowed, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates that were built and timed, in all searches together */
     int64_t n_improved;          /* times a candidate became the best so far */
     cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
@@ -1077,7 +1077,8 @@ typedef struct cf_schedule_desc {
     const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
-                                    smaller K, for tighter limits and so on. 0: some tenths of a second in all */
+                                    smaller K, for tighter limits and so on. 0: some tenths of a second in all, least
+                                    for the tightest limits */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1096,12 +1097,14 @@ typedef struct cf_schedule_desc {
 
    `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays, and a standalone chunk
    is dropped and replayed where that pays, on any stages with local replay, on the first ones with pipeline replay.
-   Where no limit of either kind is given, stage s keeps at most (min(K, chunks of the longest group) + n_stages - 1 -
-   s) x n_virtual chunks, which is the most that `paper` keeps there when it runs a constant number ahead; CF_NO_LIMIT
-   as `limit` asks for the shortest schedule, whatever it keeps. `best` is never longer than a fixed schedule of as many
-   virtual stages under the same limits (than `zero-bubble` only with split_backward). Under the same limits it is never
-   longer than with a smaller budget; at the same budget, neither than with a K that is a power of two below this one,
-   than without split_backward, or than under limits half as large. The same budget gives the same schedule.
+   Where no limit of either kind is given, each virtual stage adds to the limit of its stage min(K, chunks of the
+   longest group), and 1 for each stage after it in its row, which is the most that `paper` keeps when it runs a
+   constant number ahead. So stage s keeps at most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V
+   with two rows every stage 2 x min(K, longest) + n_stages - 1. CF_NO_LIMIT as `limit` asks for the shortest schedule,
+   whatever it keeps. `best` is never longer than a fixed schedule of as many virtual stages under the same limits (than
+   `zero-bubble` only with split_backward). Under the same limits it is never longer than with a smaller budget; at the
+   same budget, neither than with a K that is a power of two below this one, than without split_backward, or than under
+   limits half as large. The same budget gives the same schedule.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS,
    CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
@@ -5783,6 +5786,7 @@ typedef struct cf__schedule_maker {
     cf_error *error;
     cf__schedule_limits tightest;
     int halvings;               /* `best` looks at halves of the limits, too: how often they are halved */
+    int64_t most_bytes;         /* that a unit needs if it keeps one chunk; where bytes are counted */
     int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
@@ -5816,12 +5820,17 @@ static int64_t cf__schedule_halve(int64_t limit, int halvings) {
     return limit > 0 ? cf__max(limit >> halvings, 1) : INT64_MAX;
 }
 
-/* What stage s may hold. By default as much as `paper` keeps there, on all virtual stages. */
+/* What stage s may hold. By default as much as `paper` keeps: on each virtual stage the longest group and one chunk for
+   each stage that comes after it in its row. In a V every other row goes the other way. */
 static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
     const cf_schedule_desc *desc = &m->desc;
     int64_t chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
     cf__schedule_limits limits;
-    if (cf__schedule_is_default(desc)) chunks = (m->most_kept + desc->n_stages - 1 - stage) * desc->n_virtual;
+    if (cf__schedule_is_default(desc)) {
+        int64_t back = m->pipe.placement == CF_PLACEMENT_V ? desc->n_virtual / 2 : 0;
+        chunks = m->most_kept * desc->n_virtual + stage * back +
+                 (desc->n_stages - 1 - stage) * (desc->n_virtual - back);
+    }
     limits.chunks = cf__schedule_halve(chunks, m->halvings);
     limits.bytes = cf__schedule_halve(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
                                       m->halvings);
@@ -6152,10 +6161,10 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
 }
 
 /* Not even one chunk of some unit finds room: says how much is needed at least, and on which stage it is missing. */
-static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m, int64_t bytes) {
+static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
     const cf_schedule_desc *desc = &m->desc;
     int counts_bytes = m->tightest.chunks > 0;
-    int64_t wanted = (counts_bytes ? bytes : 1) * desc->n_virtual, s, got = 0;
+    int64_t wanted = (counts_bytes ? m->most_bytes : 1) * desc->n_virtual, s, got = 0;
     for (s = 0; s < desc->n_stages; s++) {
         cf__schedule_limits limits = cf__schedule_limits_of(m, s);
         got = counts_bytes ? limits.bytes : limits.chunks;
@@ -6174,17 +6183,17 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
 
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
-    int64_t i, bytes = 0, most_bytes = 0, per_stage;
+    int64_t i, bytes = 0, per_stage;
     int fits = 1, best = m->desc.kind == CF_SCHEDULE_BEST;
     for (i = 0; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__schedule_unit_at(m, i, &bytes);
         fits &= unit.k > 0;
-        most_bytes = cf__max(most_bytes, bytes);
+        m->most_bytes = cf__max(m->most_bytes, bytes);
         m->n_units++;
         m->n_replays += unit.n - (best ? 0 : cf__max(unit.k, 1));
         i += unit.n;
     }
-    if (!fits) return cf__schedule_fail_limit(m, most_bytes);
+    if (!fits) return cf__schedule_fail_limit(m);
     per_stage = (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
         return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "more than CF_MAX_ACTIONS passes");
@@ -6877,13 +6886,14 @@ typedef struct cf__dispatch_policy {
     int drop;              /* 1: a unit keeps fewer chunks than it might where room is short */
     int risk;              /* 1: chunks take their places one by one, and a group gives its place back while it waits
                               for a replay; that may end in a deadlock */
-    int spare;             /* places that stay free while a standalone chunk waits for its replay */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
     int64_t flight;        /* no unit starts while more than this many chunks, and one for each stage behind, have had
                               their forward and not their backward */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
+    double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in
+                              which each virtual stage comes so many chunks later than the one before */
     const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
@@ -6892,6 +6902,9 @@ enum { CF__DISPATCH_ANY_FLIGHT = 1 << 30 };
 
 /* In place of the number of chunks that a unit keeps: it has not started, or it has dropped some and will say later. */
 enum { CF__DISPATCH_NOT_STARTED = -2, CF__DISPATCH_OPEN = -1 };
+
+/* In place of what a pass still waits for. */
+enum { CF__DISPATCH_TAKEN = -1 };
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
 static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
@@ -6906,6 +6919,7 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
    urgency. */
 enum {
     CF__DISPATCH_COMING = 0,
+    CF__DISPATCH_PLAN, /* in a rhythm: all forwards and backwards by their beats, ready or not */
     CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
@@ -6941,7 +6955,8 @@ typedef struct cf__dispatch {
     int32_t *flight;      /* (n_v) forwards minus backwards */
     cf__schedule_limits most; /* that a unit keeps on one virtual stage */
     int64_t replay_bytes; /* most that the replay of a dropped standalone chunk takes */
-    double *place;        /* (n) the place of a chunk's unit: keys of the heaps of fresh chunks */
+    double *place;        /* (n) chunks of the units before that of a chunk: keys of the heaps of fresh chunks */
+    int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) how much of what must come before has not been taken; what does not depend on how
                              many chunks the unit keeps there is counted from the start */
     double *ready_at;     /* (passes) */
@@ -6950,6 +6965,8 @@ typedef struct cf__dispatch {
     double give_up_at;
     int64_t n_left;       /* passes that have not been taken; R is counted when its unit starts */
     cf__dispatch_worker *workers; /* (n_stages) */
+    int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
+    int32_t *row_of;      /* (n_v) which of its stage's virtual stages each is */
     double *wake;         /* (n_leaves) when to look at the stage again */
     int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
     int64_t n_leaves;     /* n_stages, up to a power of 2; those past the end never wake */
@@ -6972,7 +6989,7 @@ static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__sc
     worker->queues = (cf__dispatch_queue *)cf__take(carver, n_queues, sizeof(cf__dispatch_queue));
     worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
     for (q = 0; q < n_queues; q++) {
-        int64_t n = q == CF__DISPATCH_COMING ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
+        int64_t n = q <= CF__DISPATCH_PLAN ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
         int32_t *heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
         if (carver->base != NULL) worker->queues[q].heap = heap;
     }
@@ -6988,6 +7005,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
+    d->stage_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
+    d->row_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     for (s = 0; s < m->desc.n_stages; s++) {
@@ -7062,7 +7081,7 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     if (place == CF_F && cf__dispatch_asks(d, chunk, v) && v < d->pipe->n_stages)
         cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
     else if (place == CF_F && cf__dispatch_asks(d, chunk, v))
-        cf__dispatch_push(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, id, d->urgency);
+        cf__dispatch_push(worker, CF__DISPATCH_FRESH + d->row_of[v], id, d->urgency);
     else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
 }
 
@@ -7070,7 +7089,7 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
    choice at once if the stage cannot look at it any sooner. Until its unit has said what it keeps there, only F can be
    ready. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
-    int64_t stage = cf__pipe_stage(d->pipe, v);
+    int64_t stage = d->stage_of[v];
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
@@ -7094,11 +7113,26 @@ static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] += (int8_t)n_there;
 }
 
+/* The beat of a pass. Chunks begin one step after the other, a unit in order on its way there and in reverse on its way
+   back, for which all wait as long as the longest unit needs; virtual stages follow each other at policy.rhythm steps.
+   W fills the gaps. */
+static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int64_t n_v = d->pipe->n_v, step = chunk - unit->first, way = v;
+    if (place != CF_F) step = d->longest + unit->n - 2 - step;
+    if (place == CF__PIPE_W) step += 4 * (d->pipe->n + n_v);
+    if (place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local))
+        way = n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2); /* a whole backward takes as long as two forwards */
+    return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)n_v,
+                       d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
+}
+
 /* A W that nothing waits for is the least urgent of all. */
-static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t cell) {
+static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
+    int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
-    if (place == CF_F)
-        return urgency - cf__product(d->policy.deep, (double)(cell / (d->pipe->n * d->pipe->n_stages)));
+    if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
+    if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
@@ -7112,8 +7146,10 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
             cf__dispatch_count(d, CF_F, cf__schedule_unit(d->maker, i), i, v);
             for (place = 0; place < 3 + d->policy.split; place++) {
                 int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
-                d->urgency[id] = cf__dispatch_urgency(d, place, v * d->pipe->n + i);
+                d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
                 if (d->nudges != NULL) d->urgency[id] += d->nudges[id];
+                if (d->policy.rhythm > 0 && (place == CF_F || place == CF__PIPE_BACK))
+                    cf__dispatch_push(&d->workers[d->stage_of[v]], CF__DISPATCH_PLAN, id, d->urgency);
             }
         }
 }
@@ -7142,22 +7178,28 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
 
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, i;
+    int64_t u, i, n = 0;
     cf__schedule_number_units(m);
+    d->longest = cf__schedule_longest(d->pipe);
     d->most.chunks = d->most.bytes = d->replay_bytes = 0;
     for (u = 0; u < m->n_units; u++) {
         cf__schedule_limits room = cf__dispatch_room(d, u);
-        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)u;
+        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)n;
+        n += m->units[u].n;
         d->most.chunks = cf__max(d->most.chunks, room.chunks);
         d->most.bytes = cf__max(d->most.bytes, room.bytes);
         if (m->units[u].n == 1) d->replay_bytes = cf__max(d->replay_bytes, room.bytes);
     }
     for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = CF__DISPATCH_NOT_STARTED;
     memset(d->flight, 0, (size_t)m->pipe.n_v * sizeof *d->flight);
+    for (i = 0; i < m->pipe.n_v; i++) {
+        d->stage_of[i] = (int32_t)cf__pipe_stage(&m->pipe, i);
+        d->row_of[i] = (int32_t)(i / m->pipe.n_stages);
+    }
     d->makespan = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
-    cf__dispatch_start_passes(d);
     cf__dispatch_start_workers(d);
+    cf__dispatch_start_passes(d);
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
@@ -7194,9 +7236,10 @@ static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t 
 static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int waits = worker->n_dropped > 0 && v < d->pipe->n_v - 1;
-    int64_t behind = (d->pipe->n_v - 1 - v) / d->pipe->n_stages;
+    int64_t behind = d->maker->desc.n_virtual - 1 - d->row_of[v];
     cf__schedule_limits room = worker->room;
-    room.chunks -= behind * d->most.chunks + (waits ? d->policy.spare : 0);
+    if (d->policy.rhythm > 0) behind = 0; /* what comes first is settled */
+    room.chunks -= behind * d->most.chunks + waits;
     room.bytes -= behind * d->most.bytes + (waits ? d->replay_bytes : 0);
     return room;
 }
@@ -7281,7 +7324,7 @@ static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
     int64_t chunk, v;
-    if (id < 0) return id;
+    if (id < 0 || !(d->policy.risk || d->policy.drop)) return id;
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
@@ -7340,7 +7383,7 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
         if (to < 0 || to >= d->pipe->n_v) continue;
         if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
-        if (!cf__pipe_hops(d->pipe, v, to)) cf__dispatch_supply(d, id, to, end);
+        if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
         else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
     }
 }
@@ -7361,6 +7404,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     unit = cf__dispatch_unit(d, chunk, v);
     if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
     worker->done[worker->n_done++] = id;
+    d->missing[id] = CF__DISPATCH_TAKEN;
     d->n_left--;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
@@ -7406,23 +7450,32 @@ static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
     int64_t row;
     for (row = 0; row < d->maker->desc.n_virtual; row++) {
         int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
-        int64_t v = cf__pipe_at(d->pipe, row, stage), chunk;
+        int64_t v, chunk;
         if (id < 0) continue;
-        if (row == 0) id = cf__dispatch_id(v * d->pipe->n + id, CF_F); /* in the first row chunks stand for it */
-        (void)cf__dispatch_stage(d, id, &chunk);
+        if (row == 0) id = cf__dispatch_id(stage * d->pipe->n + id, CF_F); /* in the first row chunks stand for it */
+        v = cf__dispatch_stage(d, id, &chunk);
         if (cf__dispatch_fit(d, stage, chunk, v) != CF__DISPATCH_NOT_STARTED) best = cf__dispatch_prefer(d, best, id);
     }
     return best;
 }
 
+/* Whether the rhythm, if there is one, has no forward or backward that comes before this one. */
+static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worker, int32_t id) {
+    if (!(d->policy.rhythm > 0)) return 1;
+    while (d->missing[cf__dispatch_top(worker, CF__DISPATCH_PLAN)] == CF__DISPATCH_TAKEN)
+        cf__dispatch_pop(worker, CF__DISPATCH_PLAN, d->urgency);
+    return d->urgency[id] <= d->urgency[cf__dispatch_top(worker, CF__DISPATCH_PLAN)];
+}
+
 /* The pass that a free stage likes best; -1: none is ready. */
-static int32_t cf__dispatch_best(const cf__dispatch *d, int64_t stage) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
+static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
     int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
     return cf__dispatch_prefer(d, best, cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS));
 }
 
@@ -7436,7 +7489,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
         return;
     }
     v = cf__dispatch_stage(d, id, &chunk);
-    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + v / d->pipe->n_stages, v < d->pipe->n_stages ? d->place : d->urgency);
+    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + d->row_of[v], d->row_of[v] == 0 ? d->place : d->urgency);
     cf__dispatch_grant(d, stage, chunk, v);
 }
 
@@ -7524,18 +7577,36 @@ typedef struct cf__search {
 
 enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */, CF__SEARCH_DRAWS = 20 };
 
-/* Candidates of one core search, of which there may be a dozen under limits, so that all of them take some tenths of
-   a second at most: dispatch takes some 100 ns for each action. Large problems get the fixed schedules alone. */
-static int64_t cf__search_default_budget(const cf__schedule_maker *m) {
+/* Chunks that fit on the roomiest stage at once. */
+static int64_t cf__search_room(const cf__schedule_maker *m) {
+    int64_t room = 0, s;
+    for (s = 0; s < m->desc.n_stages; s++) {
+        cf__schedule_limits limits = cf__schedule_limits_of(m, s);
+        if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most_bytes, 1));
+        room = cf__max(room, limits.chunks);
+    }
+    return room;
+}
+
+/* Candidates of one core search by default; dispatch takes some 100 ns for each pass. Under limits there are many core
+   searches. Those for K = 1 serve every K and get most; those for less than two thirds of a chunk on each virtual stage
+   get less, in proportion: so the searches for tighter limits, which rarely win, cost little, and still a search for
+   more tries all that one for less does. Large problems get the fixed schedules alone. */
+static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
+    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), most = 2 * m->pipe.n_v, budget;
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
-    return cf__max(32, cf__min(10000, (cf__schedule_is_limited(&m->desc) ? 200000 : 500000) / m->n_actions));
+    if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
+    else budget = (130000 + 130000 * cf__min(passes, 1000) / passes) / passes;
+    budget = cf__max(32, cf__min(10000, budget));
+    if (m->desc.k > 1) budget = budget * 3 / 5;
+    return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
    dispatch. */
 static int cf__search_dispatches(const cf__schedule_maker *m) {
-    int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m);
+    int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, 0);
     if (m->desc.kind == CF_SCHEDULE_INTERLEAVED || m->desc.kind == CF_SCHEDULE_ZERO_BUBBLE) return 1;
     if (m->desc.kind != CF_SCHEDULE_BEST) return 0;
     return m->desc.n_virtual > 1 || m->desc.split_backward || budget > CF__SEARCH_FIXED;
@@ -7668,12 +7739,13 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries the orders in turn; the best one so far stays. */
+/* Tries the orders in turn, but for the one that stands; the best one so far stays. */
 static void cf__search_try_orders(cf__search *search, int *best) {
     static const int orders[CF__SEARCH_ORDERS] = {2, 0, 4, 1, 3};
-    int i;
+    int tried = *best, i;
     for (i = 0; i < CF__SEARCH_ORDERS && !cf__search_is_over(search); i++) {
         double before = search->makespan;
+        if (orders[i] == tried && before < DBL_MAX) continue;
         cf__search_set_order(&search->maker, orders[i]);
         (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST, before);
         if (search->makespan < before) *best = orders[i];
@@ -7701,8 +7773,25 @@ static void cf__search_try_styles(cf__search *search) {
     }
 }
 
+/* Virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
+   In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024).
+   */
+static void cf__search_try_rhythms(cf__search *search) {
+    static const double slower[] = {1, 1.2, 1.5, 2};
+    cf__dispatch_policy policy = search->dispatch.policy;
+    int i;
+    for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
+        policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
+        policy.risk = 0;
+        policy.drop = i % 2;
+        policy.flight = CF__DISPATCH_ANY_FLIGHT;
+        cf__search_try_policy(search, policy);
+    }
+}
+
 static void cf__search_try_policies(cf__search *search, double much) {
-    static const int64_t flights[] = {2, -1, 4, 8, -2, CF__DISPATCH_ANY_FLIGHT};
+    static const double patiences[] = {0.5, 1, 0.25};
+    static const int64_t flights[] = {2, CF__DISPATCH_ANY_FLIGHT};
     cf__dispatch_policy policy;
     int i;
     for (i = 0; i < 2; i++) {
@@ -7710,9 +7799,11 @@ static void cf__search_try_policies(cf__search *search, double much) {
         policy.bias = i == 0 ? much : -much;
         cf__search_try_policy(search, policy);
     }
-    policy = search->best_policy;
-    policy.patience = 0.5;
-    cf__search_try_policy(search, policy);
+    for (i = 0; i < CF__COUNT(patiences); i++) {
+        policy = search->best_policy;
+        policy.patience = patiences[i];
+        cf__search_try_policy(search, policy);
+    }
     for (i = 0; i < CF__COUNT(flights) && cf__schedule_is_limited(&search->maker.desc); i++) {
         policy = search->best_policy;
         policy.flight = flights[i];
@@ -7750,12 +7841,15 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     double much = search->bounds.critical_path;
-    switch (cf__search_below(search, cf__schedule_is_limited(&search->maker.desc) ? 6 : 2)) {
+    if (policy->rhythm > 0) {
+        policy->rhythm *= 1 + cf__search_random(search) / 4;
+        return;
+    }
+    switch (cf__search_below(search, cf__schedule_is_limited(&search->maker.desc) ? 5 : 2)) {
         case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
-        case 2: policy->spare = !policy->spare; break;
-        case 3: policy->risk = !policy->risk; break;
-        case 4: policy->drop = !policy->drop; break;
+        case 2: policy->risk = !policy->risk; break;
+        case 3: policy->drop = !policy->drop; break;
         default: policy->flight = cf__search_below(search, 12) - 4; break;
     }
 }
@@ -7767,7 +7861,7 @@ static void cf__search_nudge(cf__search *search, cf__search_move *move) {
     int64_t halvings;
     move->pass = cf__search_below(search, cf__dispatch_passes(&search->maker.pipe));
     part = cf__search_random(search);
-    halvings = cf__search_below(search, 5);
+    halvings = cf__search_below(search, 5) + 5 * (search->dispatch.policy.rhythm > 0);
     move->nudge = search->nudges[move->pass];
     search->nudges[move->pass] += cf__product(search->bounds.critical_path / (double)(1 << halvings), part);
 }
@@ -7784,26 +7878,34 @@ static void cf__search_change_kept(cf__search *search, cf__search_move *move) {
     else cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
 }
 
+/* Whether two units are the same to the search. */
+static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
+    const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
+    return a->n == 1 && b->n == 1 && a->depth == b->depth && x->padded == y->padded && x->pairs == y->pairs;
+}
+
+/* Draws a move. Orders and what is kept gain most for each candidate, single passes least, except where there is
+   nothing else to change. */
 static cf__search_move cf__search_make_move(cf__search *search) {
-    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,  CF__SEARCH_SWAP,  CF__SEARCH_SWAP,   CF__SEARCH_KEEP,
-                                      CF__SEARCH_SHIFT, CF__SEARCH_SHIFT, CF__SEARCH_SHIFT,  CF__SEARCH_KEEP,
-                                      CF__SEARCH_NUDGE, CF__SEARCH_NUDGE, CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,
-                                      CF__SEARCH_NUDGE, CF__SEARCH_KEEP,  CF__SEARCH_POLICY, CF__SEARCH_POLICY};
+    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SHIFT,
+                                      CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,
+                                      CF__SEARCH_KEEP,   CF__SEARCH_KEEP,   CF__SEARCH_KEEP,   CF__SEARCH_NUDGE,
+                                      CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY};
     cf__schedule_maker *m = &search->maker;
     cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = search->dispatch.policy;
     move.kind = (cf__search_move_kind)kinds[cf__search_below(search, 16)];
-    if (move.kind == CF__SEARCH_KEEP && !cf__schedule_is_limited(&m->desc)) move.kind = CF__SEARCH_NUDGE;
-    if (m->n_units < 2 && move.kind <= CF__SEARCH_SHIFT) move.kind = CF__SEARCH_NUDGE;
+    if (move.kind <= CF__SEARCH_SHIFT) {
+        move.from = cf__search_below(search, m->n_units);
+        move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
+        if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) move.kind = CF__SEARCH_NUDGE;
+    }
+    if (move.kind == CF__SEARCH_KEEP && (!cf__schedule_is_limited(&m->desc) || move.policy.rhythm > 0))
+        move.kind = CF__SEARCH_NUDGE;
     switch (move.kind) {
-        case CF__SEARCH_SWAP:
-        case CF__SEARCH_SHIFT:
-            move.from = cf__search_below(search, m->n_units);
-            move.to = (move.from + 1 + cf__search_below(search, m->n_units - 1)) % m->n_units;
-            if (move.kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move.from, move.to);
-            else cf__search_shift(m->units, move.from, move.to);
-            break;
+        case CF__SEARCH_SWAP: cf__search_swap(m->units, move.from, move.to); break;
+        case CF__SEARCH_SHIFT: cf__search_shift(m->units, move.from, move.to); break;
         case CF__SEARCH_KEEP: cf__search_change_kept(search, &move); break;
         case CF__SEARCH_NUDGE: cf__search_nudge(search, &move); break;
         default: cf__search_change_policy(search); break;
@@ -7871,7 +7973,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7927,13 +8029,14 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 1, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
     bound = cf__bounds_strongest(&search->bounds);
     if (cf__search_reaches(search->report.makespan, bound)) return;
     cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+    search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
     search->makespan = DBL_MAX;
@@ -7945,8 +8048,9 @@ static void cf__search_core(cf__search *search, int split) {
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
     if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
+    cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
-    cf__search_try_policies(search, search->bounds.critical_path);
+    if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);
     cf__search_try_orders(search, &order);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search, search->makespan);
@@ -8003,6 +8107,7 @@ static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
     int splits = cf__schedule_splits(&m->desc), placement, split;
+    report->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, splits);
     search->goal = DBL_MAX;
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
@@ -8013,9 +8118,9 @@ static void cf__search_best(cf__search *search) {
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
         m->pipe.placement = (cf_placement)placement;
+        m->tightest = cf__schedule_tightest(m);
         for (split = 0; split <= splits; split++) cf__search_each_limit(search, split);
     }
-    report->budget = search->budget;
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
 }
@@ -8061,9 +8166,11 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     return &search->schedule->block;
 }
 
+/* By default they depend on where the virtual stages of the schedule lie. */
 static void cf__search_write_limits(cf__search *search) {
-    const cf__schedule_maker *m = &search->maker;
+    cf__schedule_maker *m = &search->maker;
     int64_t s;
+    m->pipe.placement = search->schedule->placement;
     for (s = 0; search->schedule->limits != NULL && s < m->desc.n_stages; s++) {
         int64_t chunks = cf__schedule_limits_of(m, s).chunks;
         search->schedule->limits[s] = chunks < INT64_MAX ? chunks : 0;
@@ -8072,7 +8179,6 @@ static void cf__search_write_limits(cf__search *search) {
 
 static void cf__search_start(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
-    search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m);
     search->dispatch.maker = m;
     search->dispatch.pipe = search->clock.pipe = &m->pipe;
     search->dispatch.paths = &search->bounds.paths;
@@ -8085,9 +8191,9 @@ static void cf__search_start(cf__search *search) {
 static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
-    cf__search_write_limits(search);
     if (cf__schedule_is_plain(&m->desc)) {
         cf__schedule_write_plain(m, search->schedule);
+        cf__search_write_limits(search);
         return CF_OK;
     }
     cf__pipe_fill(&m->pipe);
@@ -8104,6 +8210,7 @@ static cf_result cf__search_fill(void *job) {
         cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     }
     if (m->desc.report != NULL && cf__search_compares(m)) *m->desc.report = search->report;
+    cf__search_write_limits(search);
     return CF_OK;
 }
 
@@ -8980,7 +9087,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     if (sim.splits && search.maker.desc.kind == CF_SCHEDULE_BEST) sim.splits = CF__BOUNDS_EITHER;
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&search.maker.desc, placement)) continue;
-        sim.pipe.placement = (cf_placement)placement;
+        search.maker.pipe.placement = sim.pipe.placement = (cf_placement)placement; /* the default limit follows it */
         CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
     }
     memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);

@@ -132,12 +132,15 @@ static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t
 
 /* Most chunks that a stage may keep, by the words of cf_schedule_desc; 0: any number. */
 static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
-    int64_t limit = desc->limits ? desc->limits[stage] : desc->limit, longest = 1, i;
+    int64_t limit = desc->limits ? desc->limits[stage] : desc->limit, longest = 1, i, v;
     int given = desc->limit != 0 || desc->limit_bytes != 0 || desc->limits || desc->limits_bytes;
     if (given || s->kind != CF_SCHEDULE_BEST) return limit > 0 ? limit : 0;
     for (i = s->rank * plan->n_steps; i < (s->rank + 1) * plan->n_steps; i++)
         if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= longest) longest = plan->chunks[i].index + 1;
-    return ((s->k < longest ? s->k : longest) + s->n_stages - 1 - stage) * s->n_virtual;
+    for (v = 0, limit = 0; v < s->n_stages * s->n_virtual; v++)
+        if (naive_stage(s, v) == stage)
+            limit += (s->k < longest ? s->k : longest) + s->n_stages - 1 - v % s->n_stages;
+    return limit;
 }
 
 /* Counts what is kept along one stage's list. */

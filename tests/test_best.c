@@ -240,6 +240,71 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
     }
 }
 
+/* ---- limits ---- */
+
+/* 16 equal chunks of one token whose backwards are cut, in a V of two rows, each half of a stage: what Qi et al. (Pipeline
+   Parallelism with Controllable Memory, 2024) show to be possible when half or three eighths of 1F1B's memory is there. */
+TEST(a_v_under_tight_limits) {
+    static const struct {
+        int64_t n_stages, limit; /* in halves of a chunk */
+        double most;
+    } cases[] = {{4, 4, 54}, {8, 8, 60.5}, {8, 6, 69.5}};
+    int64_t lengths[16], i;
+    cf_timing timing;
+    cf_plan *plan;
+    for (i = 0; i < 16; i++) lengths[i] = 1;
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.per_token = 0.5;
+    plan = pack(lengths, 16, 1, 0);
+    for (i = 0; i < 3; i++) {
+        cf_schedule_desc desc;
+        double bound;
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = cases[i].n_stages;
+        desc.limit = cases[i].limit;
+        desc.n_virtual = 2;
+        desc.placement = CF_PLACEMENT_V;
+        desc.split_backward = 1;
+        desc.timing = &timing;
+        harness_note("%d stages, limit %d", (int)desc.n_stages, (int)desc.limit);
+        CHECK(makespan_of(plan, &desc, &bound) <= cases[i].most);
+    }
+    cf_plan_free(plan);
+}
+
+/* By construction a larger limit never hurts where it is a power of two times the smaller one. Between, luck plays its
+   part, and half a percent is allowed; every schedule is checked. */
+TEST(a_larger_limit_is_hardly_ever_worse) {
+    int64_t n_pairs = 0, n_worse = 0, limit;
+    double worst = 1;
+    int i;
+    for (i = 3; i < SUITE_BATCHES; i += 10) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        double least = 1e300;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.timing = &batch.timing;
+        for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
+            double makespan;
+            desc.limit = limit;
+            harness_note("batch %d, %s, limit %d", i, suite_class_name(batch.class_id), (int)limit);
+            makespan = makespan_of(plan, &desc, NULL);
+            n_pairs++;
+            n_worse += makespan > least * (1 + 1e-12);
+            worst = fmax(worst, makespan / least);
+            CHECK(makespan <= least * 1.005);
+            least = fmin(least, makespan);
+        }
+        cf_plan_free(plan);
+    }
+    CHECK(n_pairs > 100);
+    harness_report("%d of %d worse than under less, at worst by %.2f %%", (int)n_worse, (int)n_pairs, (worst - 1) * 100);
+}
+
 /* ---- the report, the budget, determinism ---- */
 
 static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
@@ -322,4 +387,5 @@ SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_larger_
 /* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
-      CASE(suite_is_never_worse_than_a_fixed_schedule));
+      CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
+      CASE(a_larger_limit_is_hardly_ever_worse));
