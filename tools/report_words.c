@@ -71,7 +71,8 @@ static const char *const remedies[IDLE_CAUSE_COUNT] = {
     "results are on their way: a faster link, larger chunks, or fewer stages",
     "chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so that "
     "it has fewer chunks",
-    "some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks (--split cost)",
+    "some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks "
+    "(--split cost)",
     "backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit), or weight "
     "gradients cut off and used to fill the gaps (best, I + W)",
     "forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)"};
@@ -158,9 +159,10 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
         busiest = stage;
     }
     if (!(most >= 1.05 * mean)) return 0;
-    snprintf(text, size, "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: "
-             "even out the stages (--stage-layers).", (long long)busiest, most / mean, pipeline_time(most),
-             pipeline_unit(r->pipe->unit_cost));
+    snprintf(text, size,
+             "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: even out "
+             "the stages (--stage-layers).",
+             (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost));
     return 1;
 }
 
