@@ -227,6 +227,23 @@ def check_terms(browser, checks, data, index):
     checks.that("terms", [int(v) for v in rows[-1]["values"]] == totals and sums == totals, (rows, totals))
 
 
+def check_tables(browser, checks, data):
+    """Ranks, and how far a prediction was off."""
+    if "ranks" in data:
+        wanted = [[r["chunks"], r["tokens"], r["pairs"], r["makespan"], r["bubble_useful"]] for r in data["ranks"]]
+        got = [[float(v) for v in r["values"][:5]] for r in cells(browser, "ranks")]
+        checks.that("ranks", got == wanted, got)
+    if data.get("measured", -1) >= 0:
+        wanted = [
+            [e["n"], e["measured"], e["predicted"], e["predicted"] / e["measured"] - 1, e["off"]]
+            for e in data["errors"]
+        ]
+        got = [[float(v) for v in r["values"]] for r in cells(browser, "errors")]
+        checks.that("errors", got == wanted, got)
+        both = browser.run("window.chunkflow.chart.titles.map(t => t.s.from.name).join()")
+        checks.that("one-above-the-other", both == "predicted,measured", both)
+
+
 PLACE = """(stage, i) => { const c = window.chunkflow, s = c.scheduleAt(c.state.schedule), l = c.chart.lanes.find(l =>
     l.s === s && l.stage === stage), box = document.getElementById('gantt').getBoundingClientRect(), scale =
     (c.chart.width - 62) / (c.state.to - c.state.from), at = t => 62 + (t * s.tick - c.state.from) * scale, st =
@@ -258,8 +275,8 @@ def check_pixels(browser, checks):
         document.getElementById('gantt'), g = canvas.getContext('2d'), ratio = canvas.width / canvas.clientWidth,
         style = getComputedStyle(document.documentElement), probe = document.createElement('canvas').getContext('2d'),
         scale = (c.chart.width - 62) / (c.state.to - c.state.from), bad = []; let seen = 0;
-        const rgb = name => { probe.fillStyle = style.getPropertyValue(name); probe.fillRect(0, 0, 1, 1); return
-            [...probe.getImageData(0, 0, 1, 1).data].join(); };
+        const rgb = name => { probe.fillStyle = style.getPropertyValue(name); probe.fillRect(0, 0, 1, 1);
+            return [...probe.getImageData(0, 0, 1, 1).data].join(); };
         for (const lane of c.chart.lanes) { const st = lane.st; for (let i = 0; i < st.n; i++) {
             const at = t => 62 + (t * s.tick - c.state.from) * scale, x0 = at(st.start[i]), x1 = at(st.end[i]);
             if (x1 - x0 < 6 || x0 < 64 || x1 > c.chart.width - 2 || st.letter[i] === 1) continue;
@@ -422,6 +439,7 @@ def check(program, name, page, json_path):
         embedded = json.loads(browser.run("document.getElementById('data').textContent"))
         checks.that("data", embedded == data)
         check_numbers(browser, checks, data)
+        check_tables(browser, checks, data)
         checks.that("source", data["source"] in browser.run("document.getElementById('setting').textContent"))
         checks.that("no-markup", browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
         check_pointing(browser, checks, data)

@@ -91,6 +91,8 @@ import json
 d = json.load(open("data.json"))
 print(*[round(e["off"], 9) for e in d["errors"]])')"
         same report/measured/numbers "" "$("$PYTHON" "$tests/report_data.py" data.json page.html)"
+        mv data.json measured.json
+        mv page.html measured.html
         refuses report/measured/unit 2 'needs costs in seconds' report --chunk-size 8K --k 2 --stages 3 \
             --measured s.json -o no.html lengths
         refuses report/measured/stages 2 's.json: is for 3 stages and rank 0, wanted 2 and 0' report --chunk-size 8K \
@@ -179,6 +181,7 @@ test_browser() {
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 2 --stages 4 $model --ranks 2 -o medium.html --json medium.json lengths
     in_browser medium medium.html medium.json
+    in_browser measured measured.html measured.json
     in_browser hostile hostile.html hostile.json
     "$CHUNKFLOW" gen lognormal --n 5600 --median 5000 --max 120K --seed 3 >large
     # shellcheck disable=SC2086

@@ -1085,11 +1085,11 @@ const swatch = fill => element("i", {class: "swatch", style: {background: fill}}
 
 function fillBatch() {
   const plan = data.plans[0];
-  byId("chunks-caption").textContent = count(plan.chunks.group.length) + " chunks of at most "
-    + count(plan.chunk_size)
+  const ofRank = data.n_ranks > 1 ? ". Here: those of rank " + data.rank : "";
+  byId("chunks-caption").textContent = count(plan.n_chunks) + " chunks of at most " + count(plan.chunk_size)
     + " tokens, " + percent(plan.fill) + " full: " + count(plan.n_standalone) + " standalone (grey), "
-      + count(plan.n_dependent)
-    + " dependent, " + count(plan.n_hybrid) + " hybrid, in " + count(plan.n_groups) + " groups (a hue each)";
+    + count(plan.n_dependent) + " dependent, " + count(plan.n_hybrid) + " hybrid, in " + count(plan.n_groups)
+    + " groups (a hue each)" + ofRank;
 }
 
 function fillControls() {
