@@ -50,7 +50,8 @@ static void say_both(const report *r, const report_schedule *ours, const report_
 void report_sentence(const report *r, char *text, size_t size) {
     const report_schedule *ours = r->best >= 0 ? &r->schedules[r->best] : NULL;
 
-    if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
+    if (r->packed->plan->n_tokens == 0) snprintf(text, size, "This batch has no tokens.");
+    else if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
     else if (r->baseline < 0) say_alone(r, ours, text, size);
     else say_both(r, ours, &r->schedules[r->baseline], text, size);
 }
@@ -158,7 +159,7 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
         most = busy;
         busiest = stage;
     }
-    if (!(most >= 1.05 * mean)) return 0;
+    if (!(most > 1.05 * mean)) return 0;
     snprintf(text, size,
              "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: even out "
              "the stages (--stage-layers).",

@@ -281,8 +281,10 @@ function request(...names) {
 const GUTTER = 62, TITLE = 22, AXIS = 26, GAP = 12;
 const chart = {lanes: [], width: 0};
 
+// High enough to read where there are few stages; a browser's canvas has an end where there are very many.
 function laneHeight(n) {
-  return Math.max(7, Math.min(26, Math.floor(560 / (n * Math.max(1, panels().length)))));
+  const lanes = n * Math.max(1, panels().length);
+  return Math.min(Math.max(7, Math.min(26, Math.floor(560 / lanes))), 16000 / lanes);
 }
 
 // The first item of a sorted array that is above x.
@@ -512,7 +514,7 @@ function layOut() {
     chart.titles.push({s, y});
     y += TITLE;
     s.stages.forEach((st, stage) => {
-      chart.lanes.push({s, st, stage, y, h: h > 9 ? h - 2 : h - 1});
+      chart.lanes.push({s, st, stage, y, h: h > 9 ? h - 2 : h > 2 ? h - 1 : h});
       y += h;
     });
     y += GAP;
