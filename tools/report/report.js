@@ -401,6 +401,7 @@ function drawPass(g, s, st, i, x0, x1, y, h) {
   g.fillText(text, x0 + 3, y + h / 2 + 1);
 }
 
+// Idle time by cause: low boxes, so that none is taken for a pass of a group with that hue.
 function drawPieces(g, st, y, h, x, from, to) {
   const merger = columnMerger(colour.cause);
   for (let p = firstAbove(st.pieceEnd, from); p < st.pieceEnd.length && st.pieceStart[p] < to; p++)
@@ -414,7 +415,8 @@ function drawLane(g, lane) {
     to = state.to / s.tick;
   g.fillStyle = colour.lane;
   g.fillRect(GUTTER, y, chart.width - GUTTER, h);
-  if (state.bubbles === "cause") drawPieces(g, st, y, h, x, from, to);
+  const low = Math.max(1, Math.round(h / 3));
+  if (state.bubbles === "cause") drawPieces(g, st, y + h - low, low, x, from, to);
   const merger = columnMerger(paletteOf());
   for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
     const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.min(chart.width, x(st.end[i]));
