@@ -271,14 +271,14 @@ def into_sight(browser, stage, i):
 
 def check_pixels(browser, checks):
     """A pass in sight has the colour of its kind where the timeline says that it is, and so does idle time."""
-    found = browser.run("""(() => { const c = window.chunkflow, s = c.scheduleAt(c.state.schedule), canvas =
+    found = browser.run("""(() => { const c = window.chunkflow, canvas =
         document.getElementById('gantt'), g = canvas.getContext('2d'), ratio = canvas.width / canvas.clientWidth,
         style = getComputedStyle(document.documentElement), probe = document.createElement('canvas').getContext('2d'),
         scale = (c.chart.width - 62) / (c.state.to - c.state.from), bad = []; let seen = 0;
         const rgb = name => { probe.fillStyle = style.getPropertyValue(name); probe.fillRect(0, 0, 1, 1);
             return [...probe.getImageData(0, 0, 1, 1).data].join(); };
         for (const lane of c.chart.lanes) { const st = lane.st; for (let i = 0; i < st.n; i++) {
-            const at = t => 62 + (t * s.tick - c.state.from) * scale, x0 = at(st.start[i]), x1 = at(st.end[i]);
+            const at = t => 62 + (t * lane.s.tick - c.state.from) * scale, x0 = at(st.start[i]), x1 = at(st.end[i]);
             if (x1 - x0 < 6 || x0 < 64 || x1 > c.chart.width - 2 || st.letter[i] === 1) continue;
             const found = [...g.getImageData(Math.round((x1 - 2.5) * ratio), Math.round((lane.y + lane.h / 2 - 4) *
                 ratio), 1, 1).data].join();
