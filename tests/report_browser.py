@@ -1,7 +1,7 @@
 """report_browser.py - drives headless Chromium over its debugging pipe: what tests/report_check.sh tests of a report.
 
-    report_browser.py check CHROMIUM NAME PAGE JSON    prints "ok TEST" or "FAIL TEST: why" for each test; a page that is
-                                                       named "large" has to be fast as well
+    report_browser.py check CHROMIUM NAME PAGE JSON    prints "ok TEST" or "FAIL TEST: why" for each test; a page that
+                                                       is named "large" has to be fast as well
     report_browser.py shots CHROMIUM PAGE DIRECTORY    writes pictures: light, dark, narrow, print
 
 Nothing but Python's own library is needed. A page is opened as a file; the browser has a profile of its own.
@@ -32,12 +32,29 @@ class Browser:
             os.set_inheritable(3, True)
             os.set_inheritable(4, True)
 
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                 "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio",
-                 "--hide-scrollbars", "--remote-debugging-pipe", "--window-size=1280,900",
-                 "--user-data-dir=" + self.profile]
-        self.process = subprocess.Popen([program] + flags + ["about:blank"], preexec_fn=set_up, close_fds=False,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--mute-audio",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            "--window-size=1280,900",
+            "--user-data-dir=" + self.profile,
+        ]
+        self.process = subprocess.Popen(
+            [program] + flags + ["about:blank"],
+            preexec_fn=set_up,
+            close_fds=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_browser)
         os.close(from_browser)
         self.buffer, self.next_id, self.events, self.session = b"", 0, [], None
@@ -73,7 +90,9 @@ class Browser:
         """The value of an expression, which may be a promise."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
-            raise RuntimeError(script[:60] + ": " + str(answer["exceptionDetails"].get("exception", {}).get("description")))
+            raise RuntimeError(
+                script[:60] + ": " + str(answer["exceptionDetails"].get("exception", {}).get("description"))
+            )
         return answer["result"].get("value")
 
     def open(self, path):
@@ -95,8 +114,10 @@ class Browser:
         self.settle()
 
     def dark(self, on):
-        self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}],
+        )
         self.settle()
 
     def mouse(self, kind, x, y, **more):
@@ -163,7 +184,7 @@ def cells(browser, table):
 def rounds_to(text, value, digits):
     """Whether a text shows a number, rounded to so many digits or more."""
     shown = float(text.replace(",", "").split()[0])
-    return abs(shown - value) <= abs(value) * 10 ** -digits
+    return abs(shown - value) <= abs(value) * 10**-digits
 
 
 def check_numbers(browser, checks, data):
@@ -178,8 +199,11 @@ def check_numbers(browser, checks, data):
     if "memory" in data["schedules"][0]:
         most = [s["memory"][s["fullest"]]["total"] for s in data["schedules"]]
         checks.that("numbers/memory", [int(r["values"][-1]) for r in rows] == most, rows)
-    checks.that("numbers/words", browser.run("document.getElementById('sentence').textContent") == data["sentence"]
-                and browser.run("document.querySelectorAll('#advice li').length") == len(data["advice"]))
+    checks.that(
+        "numbers/words",
+        browser.run("document.getElementById('sentence').textContent") == data["sentence"]
+        and browser.run("document.querySelectorAll('#advice li').length") == len(data["advice"]),
+    )
 
 
 def check_causes(browser, checks, data, index):
@@ -201,6 +225,23 @@ def check_terms(browser, checks, data, index):
     totals = [m["total"] for m in s["memory"]]
     sums = [sum(int(r["values"][i]) for r in rows[:-1]) for i in range(len(totals))]
     checks.that("terms", [int(v) for v in rows[-1]["values"]] == totals and sums == totals, (rows, totals))
+
+
+def check_tables(browser, checks, data):
+    """Ranks, and how far a prediction was off."""
+    if "ranks" in data:
+        wanted = [[r["chunks"], r["tokens"], r["pairs"], r["makespan"], r["bubble_useful"]] for r in data["ranks"]]
+        got = [[float(v) for v in r["values"][:5]] for r in cells(browser, "ranks")]
+        checks.that("ranks", got == wanted, got)
+    if data.get("measured", -1) >= 0:
+        wanted = [
+            [e["n"], e["measured"], e["predicted"], e["predicted"] / e["measured"] - 1, e["off"]]
+            for e in data["errors"]
+        ]
+        got = [[float(v) for v in r["values"]] for r in cells(browser, "errors")]
+        checks.that("errors", got == wanted, got)
+        both = browser.run("window.chunkflow.chart.titles.map(t => t.s.from.name).join()")
+        checks.that("one-above-the-other", both == "predicted,measured", both)
 
 
 PLACE = """(stage, i) => { const c = window.chunkflow, s = c.scheduleAt(c.state.schedule), l = c.chart.lanes.find(l =>
@@ -230,18 +271,19 @@ def into_sight(browser, stage, i):
 
 def check_pixels(browser, checks):
     """A pass in sight has the colour of its kind where the timeline says that it is, and so does idle time."""
-    found = browser.run("""(() => { const c = window.chunkflow, s = c.scheduleAt(c.state.schedule), canvas =
+    found = browser.run("""(() => { const c = window.chunkflow, canvas =
         document.getElementById('gantt'), g = canvas.getContext('2d'), ratio = canvas.width / canvas.clientWidth,
         style = getComputedStyle(document.documentElement), probe = document.createElement('canvas').getContext('2d'),
         scale = (c.chart.width - 62) / (c.state.to - c.state.from), bad = []; let seen = 0;
-        const rgb = name => { probe.fillStyle = style.getPropertyValue(name); probe.fillRect(0, 0, 1, 1); return
-            [...probe.getImageData(0, 0, 1, 1).data].join(); };
+        const rgb = name => { probe.fillStyle = style.getPropertyValue(name); probe.fillRect(0, 0, 1, 1);
+            return [...probe.getImageData(0, 0, 1, 1).data].join(); };
         for (const lane of c.chart.lanes) { const st = lane.st; for (let i = 0; i < st.n; i++) {
-            const x0 = 62 + (st.start[i] * s.tick - c.state.from) * scale, x1 = 62 + (st.end[i] * s.tick - c.state.from) * scale;
+            const at = t => 62 + (t * lane.s.tick - c.state.from) * scale, x0 = at(st.start[i]), x1 = at(st.end[i]);
             if (x1 - x0 < 6 || x0 < 64 || x1 > c.chart.width - 2 || st.letter[i] === 1) continue;
-            const at = [...g.getImageData(Math.round((x1 - 2.5) * ratio), Math.round((lane.y + lane.h / 2 - 4) * ratio), 1, 1).data].join();
-            seen++; if (at !== rgb('--' + 'FRBIW'[st.letter[i]])) bad.push([lane.stage, i, at]); } }
-        return {seen, bad: bad.slice(0, 4), n_bad: bad.length}; })()""".replace("return\n            [", "return ["))
+            const found = [...g.getImageData(Math.round((x1 - 2.5) * ratio), Math.round((lane.y + lane.h / 2 - 4) *
+                ratio), 1, 1).data].join();
+            seen++; if (found !== rgb('--' + 'FRBIW'[st.letter[i]])) bad.push([lane.stage, i, found]); } }
+        return {seen, bad: bad.slice(0, 4), n_bad: bad.length}; })()""")
     checks.that("pixels", found["seen"] > 0 and found["n_bad"] <= found["seen"] // 50, found)
 
 
@@ -270,7 +312,9 @@ def check_pointing(browser, checks, data):
     browser.mouse("mouseReleased", at["x"] - 60, at["y"], button="left", clickCount=1)
     browser.settle()
     moved = (state(browser, "from"), state(browser, "to"))
-    checks.that("drag", moved[0] > after[0] and abs((moved[1] - moved[0]) / (after[1] - after[0]) - 1) < 1e-6, (after, moved))
+    checks.that(
+        "drag", moved[0] > after[0] and abs((moved[1] - moved[0]) / (after[1] - after[0]) - 1) < 1e-6, (after, moved)
+    )
 
 
 def check_keyboard(browser, checks, data):
@@ -284,8 +328,10 @@ def check_keyboard(browser, checks, data):
     browser.key("ArrowDown")
     stages = data["n_stages"]
     checks.that("keys/down", state(browser, "focus.stage") == min(1, stages - 1))
-    checks.that("keys/details", "on stage %d" % min(1, stages - 1) in
-                browser.run("document.getElementById('details').textContent"))
+    checks.that(
+        "keys/details",
+        "on stage %d" % min(1, stages - 1) in browser.run("document.getElementById('details').textContent"),
+    )
     browser.key("Enter")
     checks.that("keys/enter", state(browser, "group") is not None)
     browser.key("Escape")
@@ -299,7 +345,10 @@ def check_keyboard(browser, checks, data):
     browser.key("0", "0")
     checks.that("keys/all", state(browser, "from") == 0 and abs(state(browser, "to") - whole) <= 1e-9 * whole)
     browser.key("c", "c")
-    checks.that("keys/critical", state(browser, "critical") is True and browser.run("document.getElementById('critical').checked"))
+    checks.that(
+        "keys/critical",
+        state(browser, "critical") is True and browser.run("document.getElementById('critical').checked"),
+    )
     browser.key("c", "c")
 
 
@@ -308,21 +357,32 @@ def check_switch(browser, checks, data):
     browser.run("document.getElementById('schedules').scrollIntoView({block: 'center'})")
     axis = (state(browser, "from"), state(browser, "to"))
     for index in range(len(data["schedules"])):
-        box = browser.run("""(() => { const b = document.querySelectorAll('#schedules label')[%d].getBoundingClientRect();
-            return {x: b.left + b.width / 2, y: b.top + b.height / 2}; })()""" % index)
+        box = browser.run(
+            """(() => { const b = document.querySelectorAll('#schedules label')[%d].getBoundingClientRect();
+            return {x: b.left + b.width / 2, y: b.top + b.height / 2}; })()""" % index
+        )
         browser.click(box["x"], box["y"])
-        checks.that("switch/%d" % index, state(browser, "schedule") == index
-                    and (state(browser, "from"), state(browser, "to")) == axis)
+        checks.that(
+            "switch/%d" % index,
+            state(browser, "schedule") == index and (state(browser, "from"), state(browser, "to")) == axis,
+        )
         check_causes(browser, checks, data, index)
         check_terms(browser, checks, data, index)
-        unpacked = browser.run("""(() => { const s = window.chunkflow.scheduleAt(%d); return {n: s.stages.reduce((n, st) =>
-            n + st.n, 0), end: Math.max(...s.stages.map(st => st.end[st.n - 1])) * s.tick}; })()""" % index)
+        unpacked = browser.run(
+            """(() => { const s = window.chunkflow.scheduleAt(%d); return {n: s.stages.reduce((n, st) =>
+            n + st.n, 0), end: Math.max(...s.stages.map(st => st.end[st.n - 1])) * s.tick}; })()""" % index
+        )
         s = data["schedules"][index]
-        checks.that("unpacked/%d" % index, unpacked["n"] == s["n_passes"]
-                    and abs(unpacked["end"] - s["makespan"]) <= 2 * s["tick"], unpacked)
-    browser.run("""(() => { const b = document.getElementById('beside'); b.value = '0'; b.dispatchEvent(new Event('change'));
+        checks.that(
+            "unpacked/%d" % index,
+            unpacked["n"] == s["n_passes"] and abs(unpacked["end"] - s["makespan"]) <= 2 * s["tick"],
+            unpacked,
+        )
+    browser.run(
+        """(() => { const b = document.getElementById('beside'); b.value = '0'; b.dispatchEvent(new Event('change'));
         for (const [id, value] of [['colours', 'group'], ['bubbles', 'cause']]) { const e = document.getElementById(id);
-        e.value = value; e.dispatchEvent(new Event('change')); } })()""")
+        e.value = value; e.dispatchEvent(new Event('change')); } })()"""
+    )
     browser.settle()
     shown = len(data["schedules"]) > 1 and browser.run("window.chunkflow.chart.titles.length")
     checks.that("switch/beside", shown == 2, shown)
@@ -331,7 +391,7 @@ def check_switch(browser, checks, data):
 def frames(browser):
     """Milliseconds of frames while the chart is panned, zoomed in a little."""
     return browser.run("""new Promise(done => { const c = window.chunkflow, times = []; let last = 0, n = 0;
-        document.getElementById('gantt').scrollIntoView(); c.show(c.state.from, c.state.from + (c.state.to - c.state.from) / 2);
+        document.getElementById('gantt').scrollIntoView(); c.show(0, c.state.to / 2);
         const frame = now => { if (n > 3) times.push(now - last); last = now; if (++n > 44) { done(times); return; }
         c.pan(n % 2 ? 0.011 : 0.007); requestAnimationFrame(frame); }; requestAnimationFrame(frame); })""")
 
@@ -361,8 +421,10 @@ def check_speed(browser, checks, page):
     checks.that("frame-of-50-ms", min(panned) <= 50, panned)
     size = os.path.getsize(page)
     checks.that("at-most-12-MB", size <= 12 * 1000 * 1000, size)
-    print("# %s: %.1f MB, drawn after %.0f ms, median frame %.1f ms (others took %.1f times as much)" %
-          (checks.name, size / 1e6, min(drawn), min(panned), factor - 1))
+    print(
+        "# %s: %.1f MB, drawn after %.0f ms, median frame %.1f ms (others took %.1f times as much)"
+        % (checks.name, size / 1e6, min(drawn), min(panned), factor - 1)
+    )
 
 
 def check(program, name, page, json_path):
@@ -377,6 +439,7 @@ def check(program, name, page, json_path):
         embedded = json.loads(browser.run("document.getElementById('data').textContent"))
         checks.that("data", embedded == data)
         check_numbers(browser, checks, data)
+        check_tables(browser, checks, data)
         checks.that("source", data["source"] in browser.run("document.getElementById('setting').textContent"))
         checks.that("no-markup", browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
         check_pointing(browser, checks, data)

@@ -25,7 +25,7 @@ def unpack(schedule, stage):
     passes, idle, most = [], {}, 0
     for i, letter in enumerate(stage["pass"] + "."):
         for _ in range(int(stage["gaps"][i])):
-            cause, ticks = stage["idle"][piece:piece + 2]
+            cause, ticks = stage["idle"][piece : piece + 2]
             check(ticks >= 0, "a piece of idle time is negative")
             idle[cause] = idle.get(cause, 0) + ticks * schedule["tick"]
             now += ticks
@@ -50,13 +50,29 @@ def check_stage(report, s, index):
     check(abs(busy + sum(sums) - s["makespan"]) <= slack, s["name"], "stage", index, "busy", busy, "idle", sum(sums))
     for cause, seconds in enumerate(sums):
         check(seconds >= 0, s["name"], "stage", index, "cause", cause, "is negative")
-        check(abs(seconds - idle.get(cause, 0)) <= slack, s["name"], "stage", index, report["causes"][cause], seconds, idle)
+        check(
+            abs(seconds - idle.get(cause, 0)) <= slack,
+            s["name"],
+            "stage",
+            index,
+            report["causes"][cause],
+            seconds,
+            idle,
+        )
     if "memory" in s:
         total = s["memory"][index]["total"]
-        check(total - s["held_unit"] <= held <= total, s["name"], "stage", index, "holds", held, "at its peak, not", total)
+        check(
+            total - s["held_unit"] <= held <= total, s["name"], "stage", index, "holds", held, "at its peak, not", total
+        )
         check(total == sum(s["memory"][index][term] for term in report["terms"]), s["name"], "terms of stage", index)
     elif report["held"] == "tokens":
-        check(s["peak_tokens"][index] - s["held_unit"] < held <= s["peak_tokens"][index], s["name"], "keeps", held, "tokens")
+        check(
+            s["peak_tokens"][index] - s["held_unit"] < held <= s["peak_tokens"][index],
+            s["name"],
+            "keeps",
+            held,
+            "tokens",
+        )
     return passes
 
 
@@ -90,12 +106,20 @@ def compare(report, kind, path):
 def check_batch(report):
     n, tokens = report["lengths"]["sequences"], report["lengths"]["tokens"]
     check(sum(n) == report["n_sequences"] and sum(tokens) == report["n_tokens"], "lengths do not add up")
-    check(all(t == 0 or 2 ** (i - 1) * m <= t < 2 ** i * m for i, (m, t) in enumerate(zip(n, tokens)) if i > 0), "buckets")
+    check(
+        all(t == 0 or 2 ** (i - 1) * m <= t < 2**i * m for i, (m, t) in enumerate(zip(n, tokens)) if i > 0), "buckets"
+    )
     for plan in report["plans"]:
         of, at = plan["chunks"], 0
         for i, many in enumerate(of["n_slices"]):
-            slices = [of["slices"][3 * j:3 * j + 3] for j in range(at, at + many)]
-            check(sum(s[2] for s in slices) == of["tokens"][i], plan["name"], "chunk", i, "has other tokens than its slices")
+            slices = [of["slices"][3 * j : 3 * j + 3] for j in range(at, at + many)]
+            check(
+                sum(s[2] for s in slices) == of["tokens"][i],
+                plan["name"],
+                "chunk",
+                i,
+                "has other tokens than its slices",
+            )
             check(of["group"][i] < 0 or slices[0][1] == of["prefix"][i], plan["name"], "prefix of chunk", i)
             at += many
         if report["n_ranks"] == 1:
@@ -109,7 +133,10 @@ def check_page(report, path):
     blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     check(len(blocks) == 1 and json.loads(blocks[0]) == report, "the page has other data")
     rest = page.replace(blocks[0], "")
-    check(not re.search(r"(src|href)\s*=|@import|url\(|https?:(?!//www\.w3\.org/2000/svg)", rest), "the page asks for something")
+    check(
+        not re.search(r"(src|href)\s*=|@import|url\(|https?:(?!//www\.w3\.org/2000/svg)", rest),
+        "the page asks for something",
+    )
 
 
 def main(arguments):
@@ -120,8 +147,15 @@ def main(arguments):
         check(math.isfinite(s["makespan"]), s["name"])
         if "stages" in s:
             check_schedule(report, s)
-    best = [s for s in report["schedules"] if s["fits"] and not s["unsplit"] and not s["measured"] and s["name"] != "predicted"]
-    check(report["best"] < 0 or report["schedules"][report["best"]]["makespan"] == min(s["makespan"] for s in best), "best")
+    best = [
+        s
+        for s in report["schedules"]
+        if s["fits"] and not s["unsplit"] and not s["measured"] and s["name"] != "predicted"
+    ]
+    check(
+        report["best"] < 0 or report["schedules"][report["best"]]["makespan"] == min(s["makespan"] for s in best),
+        "best",
+    )
     check_page(report, arguments[1])
     for pair in arguments[2:]:
         compare(report, *pair.split("=", 1))

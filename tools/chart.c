@@ -165,8 +165,7 @@ static void draw_stage(const canvas *c, int64_t stage) {
     fputs("|\n", stdout);
 }
 
-/* The first of 1, 2, 5, 10, 20, 50, ... times a power of ten that is not below x. */
-static double round_up(double x) {
+double chart_step(double x) {
     static const double steps[] = {1, 2, 5};
     double power = 1;
     int i = 0;
@@ -181,7 +180,7 @@ static double round_up(double x) {
 
 /* The time below the chart, a mark at least every dozen columns. */
 static void draw_axis(const canvas *c) {
-    double makespan = c->timeline->makespan, step = round_up(makespan * 12 / (double)c->width);
+    double makespan = c->timeline->makespan, step = chart_step(makespan * 12 / (double)c->width);
     int64_t at = 0, mark;
 
     if (!(makespan > 0)) return;

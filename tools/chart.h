@@ -34,4 +34,7 @@ void chart_list(const cf_schedule *schedule, const chart_options *options);
    exit code. */
 int chart_draw(const cf_schedule *schedule, const cf_timeline *timeline, const chart_options *options);
 
+/* For an axis: the first of 1, 2, 5, 10, 20, 50, ... times a power of ten that is not below x. */
+double chart_step(double x);
+
 #endif /* CHUNKFLOW_CHART_H */

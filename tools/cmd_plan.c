@@ -4,15 +4,16 @@
 #include "graph_dot.h"
 #include "pipeline.h"
 #include "schedule_csv.h"
+#include "svg.h"
 #include "trace.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* The files that can be written. */
-enum { JSON, PLAN_JSON, CSV, MICROBATCHES, DOT, TRACE, N_OUTPUTS };
+enum { JSON, PLAN_JSON, CSV, MICROBATCHES, DOT, TRACE, SVG, MEMORY_SVG, N_OUTPUTS };
 static const char *const output_options[N_OUTPUTS] = {"--json", "--plan-json", "--csv", "--microbatches", "--dot",
-                                                      "--trace"};
+                                                      "--trace", "--svg", "--memory-svg"};
 
 typedef struct plan_options {
     packing_options packing;
@@ -106,6 +107,11 @@ static const cli_option options[] = {
      .max = CF_MAX_NODES, .help = "most passes in --dot; default 500"},
     {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[TRACE]),
      .help = "write a trace for Perfetto or chrome://tracing"},
+    {.name = "--svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[SVG]),
+     .help = "draw the passes over time, for a paper or a page"},
+    {.name = "--memory-svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[MEMORY_SVG]),
+     .help = "and what each stage holds over time: bytes with --model or\n"
+     "--token-bytes, else tokens whose activations are kept"},
     {.name = NULL}};
 
 /* What is printed and written. */
@@ -426,6 +432,18 @@ static int write_schedules(const planned *made, cli_output *to) {
     return code;
 }
 
+static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
+    const pipeline *pipe = &made->pipe;
+    int64_t *held = NULL, limit = pipe->estimates ? pipe->gpu.memory : pipe->limit_bytes;
+    cf_result result = held_make(pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &held, error);
+
+    if (result == CF_OK)
+        result = svg_memory_write(made->run.schedule, made->run.timeline, held, held_unit_of(pipe), limit,
+                                  pipeline_unit(pipe->unit_cost), cli_write, to, error);
+    free(held);
+    return result;
+}
+
 static int write_file(const planned *made, int which, cli_output *to) {
     cf_write_desc desc = {0, NULL};
     cf_result result = CF_OK;
@@ -445,6 +463,11 @@ static int write_file(const planned *made, int which, cli_output *to) {
         result = schedule_csv_write_microbatches(made->packed.plan, made->run.schedule, cli_write, to, &error);
         break;
     case DOT: result = write_dot(made, to, &error); break;
+    case SVG:
+        result = svg_chart_write(made->packed.plan, made->run.schedule, made->run.timeline,
+                                 pipeline_unit(made->pipe.unit_cost), cli_write, to, &error);
+        break;
+    case MEMORY_SVG: result = write_memory_svg(made, to, &error); break;
     default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
         return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
                            made->pipe.unit_cost ? 1 : 1e6, to);

@@ -21,7 +21,8 @@ void json_close(json_writer *w, char bracket);
 void json_integer_member(json_writer *w, const char *key, int64_t value);
 void json_number_member(json_writer *w, const char *key, double value);
 void json_bool_member(json_writer *w, const char *key, int value);
-/* Control characters and '<', which could end a script that the text lies in, are escaped; what is not UTF-8 becomes ? */
+/* Control characters are escaped, and so is '<', which could end a script that the text lies in; what is not UTF-8
+   becomes ? */
 void json_text_member(json_writer *w, const char *key, const char *value);
 
 /* A string that is put together from letters and digits. */

@@ -50,7 +50,8 @@ static void say_both(const report *r, const report_schedule *ours, const report_
 void report_sentence(const report *r, char *text, size_t size) {
     const report_schedule *ours = r->best >= 0 ? &r->schedules[r->best] : NULL;
 
-    if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
+    if (r->packed->plan->n_tokens == 0) snprintf(text, size, "This batch has no tokens.");
+    else if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
     else if (r->baseline < 0) say_alone(r, ours, text, size);
     else say_both(r, ours, &r->schedules[r->baseline], text, size);
 }
@@ -71,7 +72,8 @@ static const char *const remedies[IDLE_CAUSE_COUNT] = {
     "results are on their way: a faster link, larger chunks, or fewer stages",
     "chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so that "
     "it has fewer chunks",
-    "some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks (--split cost)",
+    "some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks "
+    "(--split cost)",
     "backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit), or weight "
     "gradients cut off and used to fill the gaps (best, I + W)",
     "forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)"};
@@ -157,10 +159,11 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
         most = busy;
         busiest = stage;
     }
-    if (!(most >= 1.05 * mean)) return 0;
-    snprintf(text, size, "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: "
-             "even out the stages (--stage-layers).", (long long)busiest, most / mean, pipeline_time(most),
-             pipeline_unit(r->pipe->unit_cost));
+    if (!(most > 1.05 * mean)) return 0;
+    snprintf(text, size,
+             "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: even out "
+             "the stages (--stage-layers).",
+             (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost));
     return 1;
 }
 

@@ -17,7 +17,8 @@ function element(tag, options, ...children) {
     else if (key === "style") for (const [name, text] of Object.entries(value)) made.style.setProperty(name, text);
     else made.setAttribute(key, value);
   }
-  made.append(...children.filter(child => child !== null).map(child => child instanceof Node ? child : String(child)));
+  made.append(...children.filter(child => child !== null).map(child => child instanceof Node ? child
+    : String(child)));
   return made;
 }
 
@@ -42,7 +43,8 @@ const held = x => data.held === "bytes" ? x >= 1048576 ? gib(x) : count(x) + " b
 const exact = (value, text) => element("data", {value: String(value)}, text);
 
 function row(cells, options) {
-  return element("tr", options, ...cells.map(cell => cell instanceof HTMLTableCellElement ? cell : element("td", {}, cell)));
+  return element("tr", options, ...cells.map(cell => cell instanceof HTMLTableCellElement ? cell
+    : element("td", {}, cell)));
 }
 
 const head = names => element("tr", {}, ...names.map(name => element("th", {scope: "col"}, name)));
@@ -84,7 +86,8 @@ function unpackStage(stage) {
 function scheduleAt(index) {
   if (unpacked.has(index)) return unpacked.get(index);
   const from = data.schedules[index];
-  const made = {index, from, tick: from.tick, plan: data.plans[from.plan], stages: from.stages.map(unpackStage), find: null};
+  const made = {index, from, tick: from.tick, plan: data.plans[from.plan], stages: from.stages.map(unpackStage),
+    find: null};
   unpacked.set(index, made);
   return made;
 }
@@ -216,7 +219,8 @@ const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation San
 // Makes it sharp and empty; returns its context, which is in CSS pixels.
 function prepare(canvas, height) {
   const paper = document.documentElement.classList.contains("paper");
-  const ratio = Math.max(window.devicePixelRatio || 1, paper ? 2 : 1), width = Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
+  const ratio = Math.max(window.devicePixelRatio || 1, paper ? 2 : 1), width = Math.max(120, canvas.clientWidth
+    || canvas.parentNode.clientWidth);
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
@@ -277,8 +281,10 @@ function request(...names) {
 const GUTTER = 62, TITLE = 22, AXIS = 26, GAP = 12;
 const chart = {lanes: [], width: 0};
 
+// High enough to read where there are few stages; a browser's canvas has an end where there are very many.
 function laneHeight(n) {
-  return Math.max(7, Math.min(26, Math.floor(560 / (n * Math.max(1, panels().length)))));
+  const lanes = n * Math.max(1, panels().length);
+  return Math.min(Math.max(7, Math.min(26, Math.floor(560 / lanes))), 16000 / lanes);
 }
 
 // The first item of a sorted array that is above x.
@@ -308,8 +314,8 @@ function makeScratch() {
 
 const strip = makeScratch(), plot = makeScratch();
 
-// Boxes along a lane from left to right that are below a pixel: a column has the mean of what is in it, so that its hue
-// says what there is most of, and a pale one that it is idle for a part.
+// Boxes along a lane from left to right that are below a pixel: a column has the mean of what is in it, so that its
+// hue says what there is most of, and a pale one that it is idle for a part.
 function columnMerger(colours) {
   const cover = new Float64Array(colours.length), paint = colours.map(pixelOf);
   let column = -1;
@@ -323,7 +329,8 @@ function columnMerger(colours) {
       blue += cover[i] * (paint[i] >> 16 & 255);
     }
     cover.fill(0);
-    if (sum > 0) strip.cells[column] = Math.round(255 * Math.min(1, sum)) << 24 | blue / sum << 16 | green / sum << 8 | red / sum;
+    const opacity = Math.round(255 * Math.min(1, sum));
+    if (sum > 0) strip.cells[column] = opacity << 24 | blue / sum << 16 | green / sum << 8 | red / sum;
   };
   return {
     add(x0, x1, which) {
@@ -394,6 +401,7 @@ function drawPass(g, s, st, i, x0, x1, y, h) {
   g.fillText(text, x0 + 3, y + h / 2 + 1);
 }
 
+// Idle time by cause: low boxes, so that none is taken for a pass of a group with that hue.
 function drawPieces(g, st, y, h, x, from, to) {
   const merger = columnMerger(colour.cause);
   for (let p = firstAbove(st.pieceEnd, from); p < st.pieceEnd.length && st.pieceStart[p] < to; p++)
@@ -403,10 +411,12 @@ function drawPieces(g, st, y, h, x, from, to) {
 
 function drawLane(g, lane) {
   const {s, st, y, h} = lane, scale = (chart.width - GUTTER) / (state.to - state.from);
-  const x = ticks => GUTTER + (ticks * s.tick - state.from) * scale, from = state.from / s.tick, to = state.to / s.tick;
+  const x = ticks => GUTTER + (ticks * s.tick - state.from) * scale, from = state.from / s.tick,
+    to = state.to / s.tick;
   g.fillStyle = colour.lane;
   g.fillRect(GUTTER, y, chart.width - GUTTER, h);
-  if (state.bubbles === "cause") drawPieces(g, st, y, h, x, from, to);
+  const low = Math.max(1, Math.round(h / 3));
+  if (state.bubbles === "cause") drawPieces(g, st, y + h - low, low, x, from, to);
   const merger = columnMerger(paletteOf());
   for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
     const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.min(chart.width, x(st.end[i]));
@@ -432,7 +442,8 @@ function shadeUnmarked(g, s, st, y, h, x, from, to) {
 
 // How many passes of a schedule are in sight.
 function inSight(s) {
-  return s.stages.reduce((n, st) => n + firstAbove(st.start, state.to / s.tick) - firstAbove(st.end, state.from / s.tick), 0);
+  return s.stages.reduce((n, st) => n + firstAbove(st.start, state.to / s.tick) - firstAbove(st.end,
+    state.from / s.tick), 0);
 }
 
 function laneOf(s, stage) { return chart.lanes.find(lane => lane.s === s && lane.stage === stage); }
@@ -505,7 +516,7 @@ function layOut() {
     chart.titles.push({s, y});
     y += TITLE;
     s.stages.forEach((st, stage) => {
-      chart.lanes.push({s, st, stage, y, h: h > 9 ? h - 2 : h - 1});
+      chart.lanes.push({s, st, stage, y, h: h > 9 ? h - 2 : h > 2 ? h - 1 : h});
       y += h;
     });
     y += GAP;
@@ -555,7 +566,8 @@ const MEMORY_HEIGHT = 220, MEMORY_TOP = 14;
 
 function limitOf(s) {
   const from = s.from;
-  if (data.held === "bytes" && from.memory && data.gpu_memory) return {all: data.gpu_memory, name: data.gpu + " has " + gib(data.gpu_memory)};
+  if (data.held === "bytes" && from.memory && data.gpu_memory) return {all: data.gpu_memory, name: data.gpu + " has "
+    + gib(data.gpu_memory)};
   if (data.held === "bytes") return data.limit_bytes ? {all: data.limit_bytes, name: held(data.limit_bytes)} : null;
   if (!from.limits) return null;
   const most = Math.max(...from.limits) * data.chunk_size / from.virtual_stages;
@@ -575,7 +587,8 @@ const share = s => s.from.held_unit / (data.held === "tokens" || !s.from.memory 
 // A stage's line: in each column of pixels from the least to the most that is held in it.
 function drawHeld(s, stage, y, ratio) {
   const st = s.stages[stage], width = plot.canvas.width, scale = (width - GUTTER * ratio) / (state.to - state.from);
-  const x = t => GUTTER * ratio + (t * s.tick - state.from) * scale, paint = pixelOf(stageColour(stage, s.stages.length));
+  const x = t => GUTTER * ratio + (t * s.tick - state.from) * scale, paint = pixelOf(stageColour(stage,
+    s.stages.length));
   const thick = Math.round(1.5 * ratio), first = Math.max(0, firstAbove(st.end, state.from / s.tick) - 1);
   let column = Math.ceil(GUTTER * ratio), low = st.held[first], high = low, last = low;
   const fill = () => {
@@ -608,14 +621,16 @@ function drawMemory() {
   const canvas = byId("memory"), {g, width} = prepare(canvas, MEMORY_HEIGHT);
   if (!isDrawn(state.schedule)) return;
   const s = scheduleAt(state.schedule), limit = limitOf(s), peak = s.peak || (s.peak = peakOf(s) || 1);
-  const shown = limit && limit.all <= 3 * peak ? limit : null, top = 1.06 * (shown ? Math.max(peak, limit.all) : peak);
+  const shown = limit && limit.all <= 3 * peak ? limit : null, top = 1.06 * (shown ? Math.max(peak, limit.all)
+    : peak);
   const bottom = MEMORY_HEIGHT - AXIS, y = value => bottom - value / top * (bottom - MEMORY_TOP);
   const step = data.held === "bytes" ? memoryStep(top) : roundUp(top / 5);
   for (let value = 0; value <= top; value += step) {
     g.fillStyle = colour.line;
     g.fillRect(GUTTER, Math.round(y(value)), width - GUTTER, 1);
     g.fillStyle = colour.quiet;
-    g.fillText(data.held === "bytes" ? number(value / memoryUnit(top).size) + " " + memoryUnit(top).name : count(value), 0, y(value));
+    g.fillText(data.held === "bytes" ? number(value / memoryUnit(top).size) + " " + memoryUnit(top).name
+      : count(value), 0, y(value));
   }
   plot.clear(canvas.width, canvas.height);
   s.stages.forEach((_, stage) => drawHeld(s, stage, y, canvas.width / width));
@@ -649,7 +664,8 @@ const bars = {n: 0, left: 38, width: 0};
 
 function drawChunks() {
   const canvas = byId("chunks"), {g, width} = prepare(canvas, CHUNKS_HEIGHT), plan = data.plans[0], of = plan.chunks;
-  const n = of.group.length, bottom = CHUNKS_HEIGHT - AXIS, top = 8, size = plan.chunk_size, w = (width - bars.left) / Math.max(1, n);
+  const n = of.group.length, bottom = CHUNKS_HEIGHT - AXIS, top = 8, size = plan.chunk_size,
+    w = (width - bars.left) / Math.max(1, n);
   const y = tokens => bottom - tokens / size * (bottom - top);
   bars.n = n;
   bars.width = width;
@@ -669,7 +685,8 @@ function drawBar(g, plan, i, x, w, y) {
   const of = plan.chunks, group = of.group[i], align = plan.align;
   let at = 0;
   if (state.group && state.group.plan === 0)
-    g.globalAlpha = (state.group.group >= 0 ? group === state.group.group : state.group.chunk === i + plan.first_chunk) ? 1 : 0.25;
+    g.globalAlpha = (state.group.group >= 0 ? group === state.group.group
+      : state.group.chunk === i + plan.first_chunk) ? 1 : 0.25;
   if (!of.slices) {
     g.fillStyle = group >= 0 ? groupColour(group) : colour.alone;
     g.fillRect(x, y(of.tokens[i]), w, y(0) - y(of.tokens[i]));
@@ -686,7 +703,8 @@ function drawBar(g, plan, i, x, w, y) {
 // Less than three pixels a chunk: in each column how full its chunks are, and how much of that is dependent.
 function drawBarColumns(g, of, width, w, y, bottom) {
   for (let x = bars.left; x < width; x++) {
-    const from = Math.floor((x - bars.left) / w), to = Math.min(of.group.length, Math.max(from + 1, Math.floor((x + 1 - bars.left) / w)));
+    const from = Math.floor((x - bars.left) / w), to = Math.min(of.group.length,
+      Math.max(from + 1, Math.floor((x + 1 - bars.left) / w)));
     let tokens = 0, dependent = 0;
     for (let i = from; i < to; i++) {
       tokens += of.tokens[i];
@@ -709,9 +727,11 @@ function chunkWords(plan, i) {
   const kind = of.n_slices[i] === 0 ? "idle" : group < 0 ? "standalone" : of.n_slices[i] > 1 ? "hybrid" : "dependent";
   let text = kind + ", " + count(of.tokens[i]) + " tokens";
   if (of.padded[i] !== of.tokens[i]) text += " (" + count(of.padded[i]) + " with padding)";
-  if (group >= 0) text += "; group " + group + ", part " + (of.index[i] + 1) + ", after " + count(of.prefix[i]) + " tokens (prefix)";
+  if (group >= 0) text += "; group " + group + ", part " + (of.index[i] + 1) + ", after " + count(of.prefix[i])
+    + " tokens (prefix)";
   if (shown.length)
-    text += "; slices " + shown.map(s => s.sequence + " [" + count(s.begin) + ", " + count(s.begin + s.length) + ")").join(", ")
+    text += "; slices " + shown.map(s => s.sequence + " [" + count(s.begin) + ", " + count(s.begin + s.length)
+      + ")").join(", ")
       + (slices.length > 4 ? " and " + count(slices.length - 4) + " more" : "");
   else if (of.n_slices[i]) text += "; " + count(of.n_slices[i]) + " slices";
   return text;
@@ -720,18 +740,23 @@ function chunkWords(plan, i) {
 function passWords(s, stage, i) {
   const st = s.stages[stage], letter = LETTERS[st.letter[i]], bound = waitedFor(s, stage, i);
   const v = s.from.virtual_stages > 1 ? ", virtual stage " + virtualOf(s, stage, i) : "";
-  const kept = letter === "F" || letter === "R" ? st.kept[i] ? ", keeps its activations" : ", drops its activations" : "";
-  let text = letter + st.chunk[i] + ": " + PASS_NAMES[letter] + " of chunk " + st.chunk[i] + " on stage " + stage + v + kept + "\n"
+  const kept = letter === "F" || letter === "R" ? st.kept[i] ? ", keeps its activations" : ", drops its activations"
+    : "";
+  let text = letter + st.chunk[i] + ": " + PASS_NAMES[letter] + " of chunk " + st.chunk[i] + " on stage " + stage + v
+    + kept + "\n"
     + time(st.start[i] * s.tick) + " to " + time(st.end[i] * s.tick) + ", " + time((st.end[i] - st.start[i]) * s.tick)
-    + "; the stage holds " + held(st.held[i] * share(s)) + "\n" + chunkWords(s.plan, st.chunk[i] - s.plan.first_chunk);
-  if (bound) text += "\nstarted after " + LETTERS[s.stages[bound[0]].letter[bound[1]]] + s.stages[bound[0]].chunk[bound[1]]
+    + "; the stage holds " + held(st.held[i] * share(s)) + "\n" + chunkWords(s.plan,
+      st.chunk[i] - s.plan.first_chunk);
+  if (bound) text += "\nstarted after " + LETTERS[s.stages[bound[0]].letter[bound[1]]]
+    + s.stages[bound[0]].chunk[bound[1]]
     + (bound[0] === stage ? " on this stage" : " on stage " + bound[0]);
   return text;
 }
 
 function gapWords(s, stage, piece) {
   const st = s.stages[stage], before = st.pieceBefore[piece];
-  return "idle: " + data.causes[st.pieceCause[piece]] + ", " + time((st.pieceEnd[piece] - st.pieceStart[piece]) * s.tick) + "\n"
+  return "idle: " + data.causes[st.pieceCause[piece]] + ", "
+    + time((st.pieceEnd[piece] - st.pieceStart[piece]) * s.tick) + "\n"
     + CAUSES[data.causes[st.pieceCause[piece]]]
     + (before >= 0 ? "\nnext is " + LETTERS[st.letter[before]] + st.chunk[before] : "");
 }
@@ -766,7 +791,8 @@ function showTip(text, event) {
 function at(x, y) {
   const lane = chart.lanes.find(l => y >= l.y && y < l.y + l.h + 2);
   if (!lane || x < GUTTER) return null;
-  const {s, st, stage} = lane, ticks = (state.from + (x - GUTTER) / (chart.width - GUTTER) * (state.to - state.from)) / s.tick;
+  const {s, st, stage} = lane,
+    ticks = (state.from + (x - GUTTER) / (chart.width - GUTTER) * (state.to - state.from)) / s.tick;
   const i = firstAbove(st.end, ticks), found = {schedule: s.index, stage};
   if (i < st.n && st.start[i] <= ticks) return {...found, i};
   const piece = firstAbove(st.pieceEnd, ticks);
@@ -783,8 +809,9 @@ function focusOn(found, follow) {
   state.focus = found && found.i !== undefined ? found : null;
   byId("details").textContent = words(found) || "Point at a pass, or use the arrow keys.";
   if (state.focus && follow) {
-    const s = scheduleAt(found.schedule), st = s.stages[found.stage], middle = (st.start[found.i] + st.end[found.i]) / 2 * s.tick;
-    if (st.start[found.i] * s.tick < state.from || st.end[found.i] * s.tick > state.to) show(middle - (state.to - state.from) / 2, middle + (state.to - state.from) / 2);
+    const s = scheduleAt(found.schedule), st = s.stages[found.stage], half = (state.to - state.from) / 2;
+    const start = st.start[found.i] * s.tick, end = st.end[found.i] * s.tick;
+    if (start < state.from || end > state.to) show((start + end) / 2 - half, (start + end) / 2 + half);
   }
   request("gantt");
 }
@@ -794,7 +821,8 @@ function mark(found) {
   else {
     const s = scheduleAt(found.schedule), chunk = s.stages[found.stage].chunk[found.i];
     const group = s.plan.chunks.group[chunk - s.plan.first_chunk], next = {plan: s.from.plan, group, chunk};
-    const same = state.group && state.group.plan === next.plan && (group >= 0 ? state.group.group === group : state.group.chunk === chunk);
+    const before = state.group && state.group.plan === next.plan ? state.group : null;
+    const same = before && (group >= 0 ? before.group === group : before.chunk === chunk);
     state.group = same ? null : next;
   }
   request("gantt", "chunks");
@@ -948,7 +976,10 @@ function listenToControls() {
   byId("colours").addEventListener("change", redraw("colours"));
   byId("bubbles").addEventListener("change", redraw("bubbles"));
   byId("critical").addEventListener("change", event => { state.critical = event.target.checked; request("gantt"); });
-  byId("beside").addEventListener("change", event => { state.beside = Number(event.target.value); request("gantt"); });
+  byId("beside").addEventListener("change", event => {
+    state.beside = Number(event.target.value);
+    request("gantt");
+  });
   byId("schedules").addEventListener("change", event => choose(Number(event.target.value)));
   byId("zoom-in").addEventListener("click", () => zoom(1.6, middle()));
   byId("zoom-out").addEventListener("click", () => zoom(1 / 1.6, middle()));
@@ -977,7 +1008,8 @@ function fillHeader() {
   const words = [count(data.n_sequences) + " sequences", count(data.n_tokens) + " tokens",
     "the longest " + count(data.longest_sequence), "ChunkSize " + count(data.chunk_size), "K " + count(data.k),
     count(data.n_stages) + (data.n_stages === 1 ? " stage" : " stages")];
-  if (data.model) words.unshift(data.model + (data.gpu ? " on " + data.gpu : "") + ", tensor parallel " + data.tensor_parallel);
+  if (data.model) words.unshift(data.model + (data.gpu ? " on " + data.gpu : "") + ", tensor parallel "
+    + data.tensor_parallel);
   if (data.n_ranks > 1) words.push("rank " + data.rank + " of " + count(data.n_ranks));
   words.unshift(data.source);
   byId("sentence").textContent = data.sentence;
@@ -986,17 +1018,22 @@ function fillHeader() {
 }
 
 function fillNumbers() {
-  const base = data.baseline >= 0 ? data.schedules[data.baseline].makespan : 0, memory = data.schedules.some(s => s.memory);
-  const names = ["schedule", unit === "s" ? "seconds" : unit, "x as fast", "idle, replays too", "idle", "replays", "kept chunks"];
+  const base = data.baseline >= 0 ? data.schedules[data.baseline].makespan : 0,
+    memory = data.schedules.some(s => s.memory);
+  const names = ["schedule", unit === "s" ? "seconds" : unit, "x as fast", "idle, replays too", "idle", "replays",
+    "kept chunks"];
   byId("numbers").append(head(memory ? [...names, "recompute", "fullest GPU"] : names));
   data.schedules.forEach((s, i) => {
-    const ratio = base > 0 && s.makespan > 0 ? base / s.makespan : NaN, kept = Math.max(0, ...s.peak_live) / s.virtual_stages;
+    const ratio = base > 0 && s.makespan > 0 ? base / s.makespan : NaN,
+      kept = Math.max(0, ...s.peak_live) / s.virtual_stages;
     const replays = s.busy > 0 ? s.replayed / s.busy : 0;
-    const cells = [s.name, exact(s.makespan, count(s.makespan)), Number.isFinite(ratio) ? exact(ratio, ratio.toFixed(3)) : "-",
+    const cells = [s.name, exact(s.makespan, count(s.makespan)), Number.isFinite(ratio)
+      ? exact(ratio, ratio.toFixed(3)) : "-",
       exact(s.bubble_useful, percent(s.bubble_useful)), exact(s.bubble_busy, percent(s.bubble_busy)),
       exact(replays, percent(replays)), exact(kept, count(kept))];
     if (memory) cells.push(s.memory ? s.recompute : "-",
-      s.memory ? exact(s.memory[s.fullest].total, gib(s.memory[s.fullest].total) + (s.fits ? "" : ", too much")) : "-");
+      s.memory ? exact(s.memory[s.fullest].total, gib(s.memory[s.fullest].total) + (s.fits ? "" : ", too much"))
+        : "-");
     byId("numbers").append(row(cells, i === data.best ? {class: "chosen"} : {}));
   });
 }
@@ -1008,7 +1045,11 @@ function svg(tag, options, text) {
   return made;
 }
 
-const shortCount = x => x >= 1 << 30 ? x / (1 << 30) + "G" : x >= 1 << 20 ? x / (1 << 20) + "M" : x >= 1024 ? x / 1024 + "K" : String(x);
+function shortCount(x) {
+  if (x >= 1 << 30) return x / (1 << 30) + "G";
+  if (x >= 1 << 20) return x / (1 << 20) + "M";
+  return x >= 1024 ? x / 1024 + "K" : String(x);
+}
 
 function fillLengths() {
   const n = data.lengths.sequences, tokens = data.lengths.tokens;
@@ -1017,20 +1058,25 @@ function fillLengths() {
   if (first < 0) return;
   const many = last - first + 1, width = 420, height = 190, w = (width - 8) / many, bottom = height - 22, top = 16;
   const made = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Sequences by length"});
-  const most = Math.max(...n.map(x => x / data.n_sequences), ...tokens.map(x => data.n_tokens ? x / data.n_tokens : 0));
+  const most = Math.max(...n.map(x => x / data.n_sequences), ...tokens.map(x => data.n_tokens ? x / data.n_tokens
+    : 0));
   for (let i = first; i <= last; i++) {
     const x = 4 + (i - first) * w, low = i === 0 ? 0 : Math.pow(2, i - 1);
-    const parts = [[n[i] / data.n_sequences, "var(--bar)"], [data.n_tokens ? tokens[i] / data.n_tokens : 0, "var(--bar-alt)"]];
+    const parts = [[n[i] / data.n_sequences, "var(--bar)"], [data.n_tokens ? tokens[i] / data.n_tokens : 0,
+      "var(--bar-alt)"]];
     const group = svg("g", {});
-    group.append(svg("title", {}, (i === 0 ? "empty" : count(low) + " to " + count(2 * low - 1) + " tokens") + ": " + count(n[i])
+    group.append(svg("title", {}, (i === 0 ? "empty" : count(low) + " to " + count(2 * low - 1) + " tokens") + ": "
+      + count(n[i])
       + " sequences, " + percent(parts[0][0]) + "; " + count(tokens[i]) + " tokens, " + percent(parts[1][0])));
     group.append(svg("rect", {x, y: top, width: w, height: bottom - top, fill: "transparent"}));
     parts.forEach(([share, fill], j) => {
       const high = share / most * (bottom - top);
-      group.append(svg("rect", {x: x + 1 + j * (w - 2) / 2, y: bottom - high, width: Math.max(1, (w - 4) / 2), height: high, fill}));
+      group.append(svg("rect", {x: x + 1 + j * (w - 2) / 2, y: bottom - high, width: Math.max(1, (w - 4) / 2),
+        height: high, fill}));
     });
     made.append(group);
-    if ((last - i) % Math.ceil(34 / w) === 0) made.append(svg("text", {x: x + 1, y: height - 7}, i === 0 ? "0" : shortCount(low)));
+    if ((last - i) % Math.ceil(34 / w) === 0) made.append(svg("text", {x: x + 1, y: height - 7}, i === 0 ? "0"
+      : shortCount(low)));
   }
   made.append(svg("line", {x1: 4, x2: width - 4, y1: bottom, y2: bottom, stroke: "var(--line)"}));
   made.append(svg("text", {x: 4, y: 10}, "up to " + percent(most)));
@@ -1043,9 +1089,11 @@ const swatch = fill => element("i", {class: "swatch", style: {background: fill}}
 
 function fillBatch() {
   const plan = data.plans[0];
-  byId("chunks-caption").textContent = count(plan.chunks.group.length) + " chunks of at most " + count(plan.chunk_size)
-    + " tokens, " + percent(plan.fill) + " full: " + count(plan.n_standalone) + " standalone (grey), " + count(plan.n_dependent)
-    + " dependent, " + count(plan.n_hybrid) + " hybrid, in " + count(plan.n_groups) + " groups (a hue each)";
+  const ofRank = data.n_ranks > 1 ? ". Here: those of rank " + data.rank : "";
+  byId("chunks-caption").textContent = count(plan.n_chunks) + " chunks of at most " + count(plan.chunk_size)
+    + " tokens, " + percent(plan.fill) + " full: " + count(plan.n_standalone) + " standalone (grey), "
+    + count(plan.n_dependent) + " dependent, " + count(plan.n_hybrid) + " hybrid, in " + count(plan.n_groups)
+    + " groups (a hue each)" + ofRank;
 }
 
 function fillControls() {
@@ -1053,7 +1101,8 @@ function fillControls() {
     const input = element("input", {type: "radio", name: "schedule", value: i});
     input.checked = i === state.schedule;
     input.disabled = !isDrawn(i);
-    byId("schedules").append(element("label", isDrawn(i) ? {} : {title: "too many passes to be drawn: " + count(s.n_passes)},
+    byId("schedules").append(element("label", isDrawn(i) ? {} : {title: "too many passes to be drawn: "
+      + count(s.n_passes)},
       input, element("span", {}, s.name)));
   });
   byId("beside").append(element("option", {value: -1}, "nothing"),
@@ -1067,9 +1116,12 @@ function fillLegends() {
   if (state.schedule < 0) return;
   const shown = new Set(panels().flatMap(i => data.schedules[i].stages.flatMap(stage => LETTERS.split("")
     .filter(letter => stage.pass.includes(letter) || stage.pass.includes(letter.toLowerCase())))));
-  if (state.colours === "pass") for (const letter of LETTERS) if (shown.has(letter)) add(`var(--${letter})`, letter + " " + PASS_NAMES[letter]);
-  if (state.colours === "group") { add("var(--group0)", "one hue for each group"); add("var(--alone)", "standalone"); }
-  if (state.colours === "pass") legend.append(element("span", {}, "a stripe above: part of a group; below: activations dropped"));
+  if (state.colours === "pass") for (const letter of LETTERS) if (shown.has(letter)) add(`var(--${letter})`, letter
+    + " " + PASS_NAMES[letter]);
+  if (state.colours === "group") { add("var(--group0)", "one hue for each group"); add("var(--alone)", "standalone");
+    }
+  if (state.colours === "pass") legend.append(element("span", {},
+    "a stripe above: part of a group; below: activations dropped"));
   if (state.bubbles === "cause") data.causes.forEach((name, i) => add(`var(--cause${i})`, name));
   else add("var(--lane)", "idle");
   const memory = byId("memory-legend"), n = data.schedules[state.schedule].stages.length;
@@ -1083,7 +1135,8 @@ function fillTerms() {
   if (!s) return;
   const limit = isDrawn(state.schedule) ? limitOf(scheduleAt(state.schedule)) : null;
   byId("memory-caption").textContent = s.name + ": what each stage holds while a pass runs, in " + (s.memory ?
-    "GiB of one GPU" : data.held === "bytes" ? "bytes of --token-bytes" : "tokens whose activations are kept (with --model it is GiB)") + "."
+    "GiB of one GPU" : data.held === "bytes" ? "bytes of --token-bytes"
+      : "tokens whose activations are kept (with --model it is GiB)") + "."
     + (limit ? " The limit: " + limit.name + "." : "");
   if (!s.memory) return;
   const keys = Object.keys(data.terms).filter(key => s.memory.some(m => m[key] > 0));
@@ -1097,24 +1150,29 @@ function fillIdle() {
   const s = data.schedules[state.schedule], box = byId("idle-bars"), table = byId("idle-table");
   box.textContent = table.textContent = "";
   if (!s) return;
-  const whole = s.makespan * s.idle.length || 1, sums = data.causes.map((_, c) => s.idle.reduce((sum, stage) => sum + stage[c], 0));
+  const whole = s.makespan * s.idle.length || 1, sums = data.causes.map((_, c) =>
+    s.idle.reduce((sum, stage) => sum + stage[c], 0));
   const idle = sums.reduce((a, b) => a + b, 0);
   byId("idle-sentence").textContent = s.name + ": the stages are idle for " + percent(idle / whole) + " of the time" +
     (s.replayed > 0 ? ", and replay dropped chunks for " + percent(s.replayed / whole) : "") + ".";
   s.idle.forEach((stage, i) => {
     const sum = stage.reduce((a, b) => a + b, 0), bar = element("div", {class: "bar"});
-    const piece = (share, fill, text) => { if (share > 0) bar.append(element("i", {style: {width: 100 * share + "%", background: fill}, title: text})); };
+    const piece = (share, fill, text) => { if (share > 0) bar.append(element("i",
+      {style: {width: 100 * share + "%", background: fill}, title: text})); };
     piece(1 - sum / s.makespan, "var(--busy)", "passes: " + percent(1 - sum / s.makespan));
-    stage.forEach((seconds, c) => piece(seconds / s.makespan, `var(--cause${c})`, data.causes[c] + ": " + time(seconds) + ", " + percent(seconds / s.makespan)));
+    stage.forEach((seconds, c) => piece(seconds / s.makespan, `var(--cause${c})`, data.causes[c] + ": "
+      + time(seconds) + ", " + percent(seconds / s.makespan)));
     if (i < 64) box.append(element("span", {}, "stage " + i), bar);
   });
   table.append(head(["cause", unit === "s" ? "seconds, all stages" : unit + ", all stages", "of all stage time"]));
   data.causes.forEach((name, c) => {
     if (!(sums[c] > 0)) return;
-    table.append(row([element("td", {class: "words"}, swatch(`var(--cause${c})`), name, element("small", {}, CAUSES[name])),
+    table.append(row([element("td", {class: "words"}, swatch(`var(--cause${c})`), name,
+      element("small", {}, CAUSES[name])),
       exact(sums[c], count(sums[c])), exact(sums[c] / whole, percent(sums[c] / whole))]));
   });
-  table.append(row(["in all", exact(idle, count(idle)), exact(idle / whole, percent(idle / whole))], {class: "chosen"}));
+  table.append(row(["in all", exact(idle, count(idle)), exact(idle / whole, percent(idle / whole))],
+    {class: "chosen"}));
 }
 
 function fillRanks() {
@@ -1124,12 +1182,16 @@ function fillRanks() {
   byId("ranks-section").hidden = false;
   if (timed.length) byId("ranks-sentence").textContent = "All ranks wait for the slowest: " + time(slowest) + ", "
     + (slowest / mean).toFixed(3) + " times the mean (schedule best).";
-  byId("ranks").append(head(["rank", "chunks", "tokens", "attention pairs", unit === "s" ? "seconds" : unit, "of the slowest", "idle, replays too",
+  byId("ranks").append(head(["rank", "chunks", "tokens", "attention pairs", unit === "s" ? "seconds" : unit,
+    "of the slowest", "idle, replays too",
     ...(memory ? ["fullest GPU"] : [])]));
-  data.ranks.forEach((r, i) => byId("ranks").append(row([String(i), exact(r.chunks, count(r.chunks)), exact(r.tokens, count(r.tokens)),
+  data.ranks.forEach((r, i) => byId("ranks").append(row([String(i), exact(r.chunks, count(r.chunks)),
+    exact(r.tokens, count(r.tokens)),
     exact(r.pairs, count(r.pairs)), r.makespan === undefined ? "-" : exact(r.makespan, count(r.makespan)),
-    r.makespan === undefined ? "-" : rankBar(r.makespan / slowest), r.makespan === undefined ? "-" : exact(r.bubble_useful, percent(r.bubble_useful)),
-    ...(memory ? [r.memory ? exact(r.memory, gib(r.memory)) : "-"] : [])], i === data.rank ? {class: "chosen"} : {})));
+    r.makespan === undefined ? "-" : rankBar(r.makespan / slowest), r.makespan === undefined ? "-"
+      : exact(r.bubble_useful, percent(r.bubble_useful)),
+    ...(memory ? [r.memory ? exact(r.memory, gib(r.memory)) : "-"] : [])], i === data.rank ? {class: "chosen"}
+      : {})));
 }
 
 const rankBar = share => element("div", {class: "bar", style: {width: "120px"}, title: percent(share)},
@@ -1139,12 +1201,15 @@ function fillErrors() {
   if (!isDrawn(data.measured)) return;
   const predicted = data.schedules[data.predicted], measured = data.schedules[data.measured];
   byId("measured-section").hidden = false;
-  byId("measured-sentence").textContent = "Measured " + time(measured.makespan) + ", predicted " + time(predicted.makespan) + ": "
+  byId("measured-sentence").textContent = "Measured " + time(measured.makespan) + ", predicted "
+    + time(predicted.makespan) + ": "
     + percent(predicted.makespan / measured.makespan - 1) + " off. Both are in the chart above, one over the other.";
   byId("errors").append(head(["pass", "how many", "measured", "predicted", "sum off by", "each off by, on average"]));
   for (const e of data.errors)
-    byId("errors").append(row([e.pass + " " + PASS_NAMES[e.pass], exact(e.n, count(e.n)), exact(e.measured, time(e.measured)),
-      exact(e.predicted, time(e.predicted)), e.measured > 0 ? exact(e.predicted / e.measured - 1, percent(e.predicted / e.measured - 1)) : "-",
+    byId("errors").append(row([e.pass + " " + PASS_NAMES[e.pass], exact(e.n, count(e.n)),
+      exact(e.measured, time(e.measured)),
+      exact(e.predicted, time(e.predicted)), e.measured > 0 ? exact(e.predicted / e.measured - 1,
+        percent(e.predicted / e.measured - 1)) : "-",
       exact(e.off, percent(e.off))]));
 }
 
@@ -1166,7 +1231,8 @@ if (state.schedule >= 0) choose(state.schedule);
 request("chunks");
 
 // Tests and the console look in here.
-window.chunkflow = {data, state, scheduleAt, findPass, waitedFor, transferOf, chart, at, show, pan, choose, mark, focusOn};
+window.chunkflow = {data, state, scheduleAt, findPass, waitedFor, transferOf, chart, at, show, pan, choose, mark,
+  focusOn};
 requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("chunkflow-drawn")));
 
 })();

@@ -1,0 +1,131 @@
+"""svg_check.py - checks the pictures of plan --svg and --memory-svg against the schedule that plan --json wrote.
+
+    svg_check.py SCHEDULE.json CHART.svg [MEMORY.svg REPORT.json KIND]
+
+Prints what is wrong and leaves with 1, or nothing. A picture must be well-formed, its boxes must lie where the timeline
+says, and its labels must fit. With a report of the same schedule, the lines of the memory are its numbers.
+"""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+LEFT, RIGHT, WIDTH, TOP, PLOT = 56, 12, 720, 8, 170
+SVG = "{http://www.w3.org/2000/svg}"
+WRONG = []
+
+
+def check(holds, *why):
+    if not holds:
+        WRONG.append(" ".join(str(w) for w in why))
+
+
+def place(schedule, time):
+    return LEFT + time / schedule["makespan"] * (WIDTH - LEFT - RIGHT)
+
+
+def check_chart(schedule, path):
+    root = ElementTree.parse(path).getroot()
+    lanes = [g for g in root.iter(SVG + "g") if g.get("class") == "stage"]
+    check(root.tag == SVG + "svg" and len(lanes) == len(schedule["actions"]), "lanes", len(lanes))
+    for lane, actions in zip(lanes, schedule["actions"]):
+        passes = [a for a in actions if a["pass"] in "FRBIW"]
+        boxes = lane.findall(SVG + "rect")
+        check(len(boxes) == len(passes), "boxes", len(boxes), "passes", len(passes))
+        for box, a in zip(boxes, passes):
+            x, width = float(box.get("x")), float(box.get("width"))
+            check(abs(x - place(schedule, a["start"])) <= 0.001, a, "lies at", x)
+            check(abs(x + width - place(schedule, a["end"])) <= 0.002, a, "ends at", x + width)
+            check(box.get("class") == a["pass"] + (" dropped" if a.get("keep") is False else ""), a, box.get("class"))
+            title = re.fullmatch(r"(\w)(\d+): (\S+) to (\S+)", box.find(SVG + "title").text)
+            check(
+                title
+                and title[1] == a["pass"]
+                and int(title[2]) == a["chunk"]
+                and abs(float(title[3]) - a["start"]) <= 1e-8 * schedule["makespan"],
+                a,
+                "is called",
+                title,
+            )
+        check_labels(lane, boxes)
+    ends = [
+        float(t.get("x")) + 5.5 * len(t.text)
+        for g in root.iter(SVG + "g")
+        if g.get("class") == "axis"
+        for t in g.findall(SVG + "text")
+    ]
+    starts = [
+        float(t.get("x")) for g in root.iter(SVG + "g") if g.get("class") == "axis" for t in g.findall(SVG + "text")
+    ]
+    check(all(e <= s for e, s in zip(ends, starts[1:])) and max(ends, default=0) <= WIDTH, "labels of the axis collide")
+
+
+def check_labels(lane, boxes):
+    """Every label lies in its box."""
+    spans = [(float(b.get("x")), float(b.get("x")) + float(b.get("width"))) for b in boxes]
+    for text in lane.findall(SVG + "text")[1:]:
+        x = float(text.get("x"))
+        check(any(a <= x and x + 5.6 * len(text.text) <= b + 1 for a, b in spans), "label", text.text, "leaves its box")
+
+
+def steps_of(d):
+    """The corners of a line: where it begins each height."""
+    first = re.match(r"M([\d.]+) ([\d.]+)", d)
+    return [(float(first[1]), float(first[2]))] + [
+        (float(x), float(y)) for x, y in re.findall(r"H([\d.]+)V([\d.]+)", d)
+    ]
+
+
+def check_memory(schedule, path, report, kind):
+    root = ElementTree.parse(path).getroot()
+    lines = [p for p in root.iter(SVG + "path") if p.get("class") == "stage"]
+    s = next(s for s in report["schedules"] if s["name"] == kind)
+    check(len(lines) == len(s["stages"]), "lines", len(lines))
+    # The upper edge stands for the highest peak and a twentieth more, or for a limit above it that is near.
+    peaks = [m["total"] for m in s["memory"]] if "memory" in s else s["peak_tokens"]
+    top = max(peaks)
+    limit = report.get("gpu_memory", 0)
+    if top < limit <= 3 * top:
+        top = limit
+    for stage, line in enumerate(lines):
+        held, amount, wanted = [], 0, []
+        for i, change in enumerate(s["stages"][stage]["held"]):
+            amount += change
+            if not held or held[-1] != amount:
+                wanted.append((schedule["actions"][stage][i]["start"], amount * s["held_unit"]))
+            held.append(amount)
+        got = steps_of(line.get("d"))
+        lowest = min(y for _, y in got)
+        peak_y = TOP + PLOT - peaks[stage] / (1.05 * top) * PLOT
+        check(abs(lowest - peak_y) <= 0.01, "peak of stage", stage, "is drawn at", lowest, "not", peak_y)
+        for time, amount in wanted:
+            x = place(schedule, time)
+            y = [b for a, b in got if a <= x + 0.002][-1]
+            shown = (TOP + PLOT - y) / PLOT * 1.05 * top
+            check(
+                abs(shown - amount) <= s["held_unit"] + 1e-4 * top,
+                "stage",
+                stage,
+                "at",
+                time,
+                "holds",
+                shown,
+                "not",
+                amount,
+            )
+
+
+def main(arguments):
+    with open(arguments[0], encoding="utf-8") as file:
+        schedule = json.load(file)
+    check_chart(schedule, arguments[1])
+    if len(arguments) > 2:
+        with open(arguments[3], encoding="utf-8") as file:
+            check_memory(schedule, arguments[2], json.load(file), arguments[4])
+    for why in WRONG[:8]:
+        print(why)
+    sys.exit(1 if WRONG else 0)
+
+
+main(sys.argv[1:])
