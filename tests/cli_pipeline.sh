@@ -455,6 +455,8 @@ test_files() {
     same_files files/csv/list list cells
     same files/csv/stages "0 1 2" "$(tr -d '\r' <s.csv | sed 's/^\([0-9]*\).*/\1/' | xargs)"
     same files/dot/nodes "$actions" "$(grep -c '^ *n[0-9]* \[label' g.dot)"
+    cf plan --chunk-size 1024 --k 2 --stages 3 --limit 1 --budget 20 --json b.json --dot b.dot --max-nodes 5000 drawn
+    same files/dot/dropped "$(grep -o '"R"' b.json | wc -l)" "$(grep -c 'label="R ' b.dot)" # whatever best drops
     same files/trace/passes "$actions" "$(grep -c '"ph": "X"' t.json)"
     for output in json plan-json csv microbatches dot trace; do
         more=
