@@ -4619,7 +4619,26 @@ struct plane_set {
 
 struct executor;
 
-struct stage {
+/* What a stage holds of a batch. */
+struct stage_batch {
+    const cf_action *actions;
+    int64_t n_actions;
+    array<planned> plan;
+    array<wait> waits;
+    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
+    array<plane_set> state, gradient;       /* by local virtual stage */
+    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
+    int64_t attention_bytes[2];             /* workspace of its largest problem, forwards and backwards */
+    int64_t arena_at, workspace_at, attention_at[2], standalone_at;
+    int64_t n_events;
+    cf_executor_memory memory_used;
+    array<unsigned char> run_memory;
+    cf_runner *runner;
+    int64_t n_issued; /* load: how far its list is issued */
+    int64_t n_ended;  /* run: how many of its actions are known to have ended */
+};
+
+struct stage : stage_batch {
     executor *owner;
     int64_t number; /* in the pipeline */
     int device;
@@ -4631,23 +4650,6 @@ struct stage {
     int64_t memory_bytes;
     char *host; /* pinned */
     int64_t host_bytes;
-
-    /* the batch */
-    const cf_action *actions;
-    int64_t n_actions;
-    array<planned> plan;
-    array<wait> waits;
-    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
-    array<plane_set> state, gradient;       /* by local virtual stage */
-    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
-    int64_t attention_bytes;                /* workspace of its largest problem */
-    int64_t arena_at, workspace_at, attention_at, standalone_at;
-    int64_t n_events;
-    cf_executor_memory memory_used;
-    array<unsigned char> run_memory;
-    cf_runner *runner;
-    int64_t n_issued; /* load: how far its list is issued */
-    int64_t n_ended;  /* run: how many of its actions are known to have ended */
 };
 
 /* Metadata of all chunks for one kind of device: the list of tiles depends on it. */
@@ -4656,8 +4658,8 @@ struct metadata_set {
     array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
     array<int64_t> tiles_at;               /* in the device's copy */
     array<unsigned char> memory;
-    size_t most_bytes; /* workspace of the largest problem */
-    int64_t bytes;     /* of the device's copy: positions, then tiles */
+    size_t most_bytes[2]; /* workspace of the largest problem, forwards and backwards */
+    int64_t bytes;        /* of the device's copy: positions, then tiles */
 };
 
 /* Positions in the lists of all stages, by kind, virtual stage and chunk. -1: not there. */
@@ -4671,19 +4673,8 @@ enum {
     AT_KINDS
 };
 
-struct executor {
-    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
-    cf_allocator allocator;
-    array<cf_cuda_stage> stage_descs;
-    array<int> devices;
-    array<stage> stages; /* the local ones */
-    int64_t first_stage; /* number of the first local one */
-    int64_t n_virtual_stages;
-    int has_state;
-    int lost; /* the device made no progress: its streams are not to be waited for */
-    int busy; /* in a load or a run: what callbacks call is refused */
-
-    /* the batch */
+/* What an executor knows of a batch. */
+struct batch {
     const cf_plan *plan;         /* NULL: none */
     const cf_schedule *schedule; /* lowered */
     cf_schedule *lowered;        /* where this object made it */
@@ -4693,8 +4684,21 @@ struct executor {
     array<cf_metadata> metadata; /* by chunk of the rank */
     array<int32_t> seqlens;      /* what it points to */
     array<int64_t> positions_at; /* in the device's copy */
+    int timed;                   /* the last run ended well, so its events tell times */
+};
+
+struct executor : batch {
+    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
+    cf_allocator allocator;
+    array<cf_cuda_stage> stage_descs;
+    array<int> devices;
+    array<stage> stages; /* the local ones */
     array<metadata_set> sets;
-    int timed; /* the last run ended well, so its events tell times */
+    int64_t first_stage; /* number of the first local one */
+    int64_t n_virtual_stages;
+    int has_state;
+    int lost; /* the device made no progress: its streams are not to be waited for */
+    int busy; /* in a load or a run: what callbacks call is refused */
 
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
@@ -5547,7 +5551,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     const cf_allocator &from = e->allocator;
     size_t total = 0, bytes = 0;
     set->bytes = e->positions_at[e->n_steps];
-    set->most_bytes = 0;
+    set->most_bytes[0] = set->most_bytes[1] = 0;
     if (e->desc.attention.n_heads == 0) return CF_OK;
     for (int64_t i = 0; i < e->n_steps; i++) {
         const cf_attention_desc d = problem_of_chunk(e, i, *set);
@@ -5566,7 +5570,8 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
         if (code != CF_OK) return code;
         at += (int64_t)align_up(bytes, CF_MEMORY_ALIGNMENT);
         const cf_attention *a = set->attention[i];
-        set->most_bytes = std::max(set->most_bytes, std::max(a->forward_bytes, a->backward_bytes));
+        set->most_bytes[0] = std::max(set->most_bytes[0], a->forward_bytes);
+        set->most_bytes[1] = std::max(set->most_bytes[1], a->backward_bytes);
         set->tiles_at[i] = set->bytes;
         set->bytes += (int64_t)align_up(a->tiles_bytes, 256);
     }
@@ -5604,18 +5609,21 @@ cf_result upload_set(const executor *e, const metadata_set &set, const stage *s,
 
 /* ---- memory ---- */
 
-/* The most workspace that a pass asks for. */
-cf_result most_workspace(const executor *e, const stage *s, int64_t *most, cf_error *error) {
+/* The most workspace that a forward, or a backward, asks for. */
+cf_result most_workspace(const executor *e, const stage *s, bool backward, int64_t *most, cf_error *error) {
+    const char *const fixed_name = backward ? "stages.backward_bytes" : "stages.forward_bytes";
+    const char *const each_name = backward ? "stages.backward_bytes_per_token" : "stages.forward_bytes_per_token";
     *most = 0;
     for (int64_t row = 0; row < e->desc.n_virtual; row++) {
         const int64_t v = virtual_stage_at(e, row, s->number);
+        const cf_cuda_stage &d = e->stage_descs[v];
+        const int64_t fixed = backward ? d.backward_bytes : d.forward_bytes;
+        const int64_t each = backward ? d.backward_bytes_per_token : d.forward_bytes_per_token;
         for (int64_t i = 0; i < e->n_steps; i++) {
-            const int64_t fixed = e->stage_descs[v].workspace_bytes, each = e->stage_descs[v].workspace_bytes_per_token;
             const int64_t n = e->plan->chunks[e->first_chunk + i].padded, bytes = item_bytes(fixed, each, n);
             if (bytes < 0)
-                return fail(error, CF_ERROR_LIMIT,
-                            larger_part(fixed, each, n, "stages.workspace_bytes", "stages.workspace_bytes_per_token"),
-                            v, MOST_BYTES, -1, "the workspace is too large");
+                return fail(error, CF_ERROR_LIMIT, larger_part(fixed, each, n, fixed_name, each_name), v, MOST_BYTES,
+                            -1, "the workspace is too large");
             *most = std::max(*most, bytes);
         }
     }
@@ -5636,10 +5644,7 @@ int64_t standalone_bytes(const executor *e, stage *s) {
 cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     const metadata_set &set = e->sets[s->set_index];
     cf_executor_memory *m = &s->memory_used;
-    const int64_t standalone = standalone_bytes(e, s);
-    int64_t at = set.bytes, own = 0;
-    const cf_result code = most_workspace(e, s, &own, error);
-    if (code != CF_OK) return code;
+    int64_t at = set.bytes;
     m->metadata = set.bytes;
     s->arena_at = at;
     at += m->arena;
@@ -5647,10 +5652,17 @@ cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     for (int64_t i = 0; i < s->gradient.n; at += plane_bytes(s->gradient[i], s->gradient[i].rows), i++)
         s->gradient[i].at = at;
     s->workspace_at = at;
-    s->attention_at = at + own;
-    s->attention_bytes = (int64_t)align_up(set.most_bytes, 256);
-    s->standalone_at = s->attention_at + s->attention_bytes;
-    m->workspace = own + s->attention_bytes + standalone;
+    for (int backward = 0; backward < 2; backward++) { /* in the same memory */
+        int64_t own = 0;
+        const cf_result code = most_workspace(e, s, backward != 0, &own, error);
+        if (code != CF_OK) return code;
+        s->attention_at[backward] = at + own;
+        s->attention_bytes[backward] = (int64_t)align_up(set.most_bytes[backward], 256);
+    }
+    s->standalone_at = s->attention_at[1] + s->attention_bytes[1];
+    m->forward_workspace = s->attention_at[0] + s->attention_bytes[0] - at;
+    m->backward_workspace = s->standalone_at + standalone_bytes(e, s) - at;
+    m->workspace = std::max(m->forward_workspace, m->backward_workspace);
     m->total = s->workspace_at + m->workspace;
     if (e->desc.memory_limit == 0 || m->total <= e->desc.memory_limit) return CF_OK;
     return fail(error, CF_ERROR_LIMIT, "memory_limit", s->number, m->total, e->desc.memory_limit,
@@ -5717,7 +5729,6 @@ cf_result take_run_memory(const executor *e, stage *s, cf_error *error) {
 
 cf_result take_all(executor *e, cf_error *error) {
     cf_result code = CF_OK;
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = lay_out_stage(e, &e->stages[i], error);
     for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
         stage *s = &e->stages[i];
         code = take_memory(s, error);
@@ -5786,7 +5797,8 @@ cf_result take_schedule(executor *e, const cf_plan *plan, const cf_schedule *sch
     return CF_OK;
 }
 
-cf_result load_batch(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+/* All of a load that needs no device. */
+cf_result plan_batch(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     cf_result code = take_schedule(e, plan, schedule, error);
     if (code == CF_OK) code = check_chunks(e, error);
     if (code != CF_OK) return code;
@@ -5796,7 +5808,46 @@ cf_result load_batch(executor *e, const cf_plan *plan, const cf_schedule *schedu
     code = find_order(e, error);
     for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = plan_stage(e, &e->stages[i], error);
     if (code == CF_OK) code = fill_sets(e, error);
-    if (code == CF_OK) code = take_all(e, error);
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = lay_out_stage(e, &e->stages[i], error);
+    return code;
+}
+
+/* An executor without a batch and without device memory, for plan_batch beside the batch of another one. */
+bool copy_unloaded(const executor *from, executor *to) {
+    *to = *from;
+    static_cast<batch &>(*to) = batch();
+    to->desc.memory_limit = 0;
+    to->stages = array<stage>();
+    to->sets = array<metadata_set>();
+    if (!fill(from->allocator, &to->stages, from->stages.n, stage()) ||
+        !fill(from->allocator, &to->sets, from->sets.n, metadata_set()))
+        return false;
+    for (int64_t i = 0; i < from->stages.n; i++) {
+        to->stages[i] = from->stages[i];
+        static_cast<stage_batch &>(to->stages[i]) = stage_batch();
+        to->stages[i].owner = to;
+    }
+    for (int64_t i = 0; i < from->sets.n; i++) {
+        to->sets[i].arch = from->sets[i].arch;
+        to->sets[i].n_processors = from->sets[i].n_processors;
+    }
+    return true;
+}
+
+cf_result memory_for(const executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_executor_memory *out,
+                     cf_error *error) {
+    executor unloaded;
+    cf_result code = copy_unloaded(e, &unloaded) ? plan_batch(&unloaded, plan, schedule, error) : no_memory(error);
+    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
+        const int64_t here = i - e->first_stage;
+        out[i] = cf_executor_memory();
+        if (here < 0 || here >= e->stages.n) continue;
+        out[i] = unloaded.stages[here].memory_used;
+        out[i].allocated = e->stages[here].memory_bytes;
+    }
+    drop_batch(&unloaded);
+    drop(e->allocator, &unloaded.stages);
+    drop(e->allocator, &unloaded.sets);
     return code;
 }
 
@@ -6166,7 +6217,7 @@ cf_state gradient_of(const stage *s, const cf_action &a) {
     return gradient;
 }
 
-void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
+void set_attention(const stage *s, const cf_action &a, bool backward, cf_cuda_step *step) {
     const executor *e = s->owner;
     const int64_t i = a.chunk - e->first_chunk;
     const metadata_set &set = e->sets[s->set_index];
@@ -6175,8 +6226,8 @@ void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
     if (set.attention.n == 0) return;
     step->attention = set.attention[i];
     step->tiles = s->memory + set.tiles_at[i];
-    step->attention_workspace = s->memory + s->attention_at;
-    step->attention_workspace_bytes = (size_t)s->attention_bytes;
+    step->attention_workspace = s->memory + s->attention_at[backward];
+    step->attention_workspace_bytes = (size_t)s->attention_bytes[backward];
 }
 
 /* What the callback of a pass is told. */
@@ -6185,11 +6236,12 @@ cf_cuda_step step_of(const stage *s, const cf_step *step) {
     const cf_action &a = step->action;
     const planned &p = s->plan[step->position];
     const cf_cuda_stage &d = e->stage_descs[a.stage];
+    const bool backward = a.pass != CF_F && a.pass != CF_R;
     cf_cuda_step out = {};
     out.step = step;
     out.stream = own_stream(s, p);
     out.device = s->device;
-    set_attention(s, a, &out);
+    set_attention(s, a, backward, &out);
     if (e->has_state && a.pass != CF_W)
         out.state =
             state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(e, a)], e->desc.attention.dtype);
@@ -6201,7 +6253,8 @@ cf_cuda_step step_of(const stage *s, const cf_step *step) {
     out.activation_bytes =
         p.activations < 0 ? 0 : d.activation_bytes + d.activation_bytes_per_token * step->chunk->padded;
     out.workspace = s->memory + s->workspace_at;
-    out.workspace_bytes = d.workspace_bytes + d.workspace_bytes_per_token * step->chunk->padded;
+    out.workspace_bytes = backward ? d.backward_bytes + d.backward_bytes_per_token * step->chunk->padded
+                                   : d.forward_bytes + d.forward_bytes_per_token * step->chunk->padded;
     out.input = in_arena(s, p.input);
     out.output = in_arena(s, p.output);
     out.boundary_bytes = e->desc.boundary_bytes_per_token * step->chunk->padded;
@@ -6506,13 +6559,14 @@ cf_result check_counts(cf_executor_desc *d, cf_error *error) {
 cf_result check_stages(const cf_executor_desc &d, cf_error *error) {
     for (int64_t i = 0; i < d.n_stages * d.n_virtual; i++) {
         const cf_cuda_stage &s = d.stages[i];
-        const int64_t bytes[] = {s.activation_bytes, s.activation_bytes_per_token, s.workspace_bytes,
-                                 s.workspace_bytes_per_token};
+        const int64_t bytes[] = {s.activation_bytes,        s.activation_bytes_per_token, s.forward_bytes,
+                                 s.forward_bytes_per_token, s.backward_bytes,             s.backward_bytes_per_token};
         static const char *const fields[] = {"stages.activation_bytes", "stages.activation_bytes_per_token",
-                                             "stages.workspace_bytes", "stages.workspace_bytes_per_token"};
+                                             "stages.forward_bytes",    "stages.forward_bytes_per_token",
+                                             "stages.backward_bytes",   "stages.backward_bytes_per_token"};
         if (s.n_layers < 0 || s.n_layers > CF_MAX_LAYERS)
             return bad_desc(error, "stages.n_layers", i, CF_MAX_LAYERS, s.n_layers, "out of range");
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < 6; j++)
             if (bytes[j] < 0 || bytes[j] > MOST_BYTES)
                 return bad_desc(error, fields[j], i, MOST_BYTES, bytes[j], "out of range");
     }
@@ -6814,7 +6868,8 @@ cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf
     const cudaError_t idle = drain(e); /* of work that the application put on the streams */
     if (idle != cudaSuccess) return fail_drain(error, idle);
     e->busy = 1;
-    code = load_batch(e, plan, schedule, error);
+    code = plan_batch(e, plan, schedule, error);
+    if (code == CF_OK) code = take_all(e, error);
     e->busy = 0;
     if (code != CF_OK) drop_batch(e);
     return code;
@@ -6853,6 +6908,16 @@ cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf
     *out = s->memory_used; /* zeros where no batch is loaded */
     out->allocated = s->memory_bytes;
     return CF_OK;
+}
+
+cf_result cf_executor_memory_for(const cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule,
+                                 cf_executor_memory *out, cf_error *error) {
+    const keep_thread kept;
+    if (executor_ == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
+    if (plan == NULL) return bad_desc(error, "plan", -1, 1, 0, "must not be NULL");
+    if (schedule == NULL) return bad_desc(error, "schedule", -1, 1, 0, "must not be NULL");
+    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
+    return memory_for(opened(executor_), plan, schedule, out, error);
 }
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,

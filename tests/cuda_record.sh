@@ -48,7 +48,8 @@ CUDA_EMU_ARCH=90
 export CUDA_EMU_ARCH
 
 record() { # OPTIONS...
-    capture env "PATH=$here/$work/bin:$PATH" "BUILD=$work/build" timeout 300 sh tools/gpu_record.sh --small --programs "$work/programs" "$@"
+    capture env "PATH=$here/$work/bin:$PATH" "BUILD=$work/build" timeout 300 \
+        sh tools/gpu_record.sh --small --programs "$work/programs" "$@"
 }
 case $work in /*) here= ;; esac
 
