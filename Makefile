@@ -240,6 +240,10 @@ $(CUDA_BUILD)/bench_emulated.o: tests/bench_emulated.cc tools/bench/bench_attent
 $(CUDA_BUILD)/bench_attention: $(CUDA_BUILD)/bench_emulated.o $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# How much memory the executor lays out; part of no test run.
+$(CUDA_BUILD)/bench_arena: tools/bench/bench_arena.cc $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 # What runs on a device: tests, benchmark, example and command, in one folder that can be carried to it. The library is
 # compiled once.
 GPU_BUILD    := $(BUILD)/gpu

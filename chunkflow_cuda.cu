@@ -4189,6 +4189,7 @@ template <typename T> bool fill(const cf_allocator &from, array<T> *a, int64_t n
 struct rect {
     int64_t body;
     int64_t offset, size; /* in the body */
+    int64_t room;         /* what it is given in a slot: as much as a full chunk takes, not less than size */
     int64_t begin, end;   /* nothing else may use the memory in actions begin .. end - 1 ... */
     int64_t gone;         /* ... of which gone - 1 is the last that uses it. What lies between is so that transfers need
                              not wait for a pass that is still running */
@@ -4196,7 +4197,7 @@ struct rect {
 
 struct body {
     int64_t first, n; /* its rectangles */
-    int64_t height;
+    int64_t height, room; /* by size and by room */
     int64_t begin;
     double area;
     int64_t place; /* found by place_bodies */
@@ -4207,7 +4208,8 @@ struct space {
     int64_t unit; /* places are multiples of it */
     array<rect> rects;
     array<body> bodies;
-    int64_t total;  /* of all sizes; -1 once it passed MOST_SIZE */
+    bool has_slots; /* a room is larger than its size */
+    int64_t total;  /* of all rooms; -1 once it passed MOST_SIZE */
     int64_t height; /* found by place_bodies: end of the highest body, a multiple of the unit */
     int64_t live;   /* most in use at once: no placing needs less */
 };
@@ -4229,14 +4231,17 @@ int64_t add_body(const cf_allocator &from, space *s) {
 
 /* Adds a rectangle to the newest body. One without size takes no place. */
 bool add_rect(const cf_allocator &from, space *s, int64_t offset, int64_t size, int64_t begin, int64_t gone,
-              int64_t end) {
-    const rect r = {s->bodies.n - 1, offset, size, begin, end, gone};
+              int64_t end, int64_t slot = 0) {
+    const int64_t room = std::max(size, slot);
+    const rect r = {s->bodies.n - 1, offset, size, room, begin, end, gone};
     if (size == 0) return true;
     if (!push(from, &s->rects, r)) return false;
     body *b = &s->bodies[s->bodies.n - 1];
     b->n++;
     b->height = std::max(b->height, offset + size);
-    s->total = s->total < 0 || size > MOST_SIZE - s->total ? -1 : s->total + size;
+    b->room = std::max(b->room, offset + room);
+    s->has_slots |= room > size;
+    s->total = s->total < 0 || room > MOST_SIZE - s->total ? -1 : s->total + room;
     return true;
 }
 
@@ -4345,7 +4350,8 @@ struct placing {
     array<taken> ranges;
     array<int64_t> order, best;
     int64_t best_height;
-    int64_t work; /* pairs of rectangles that share time, looked at so far */
+    bool in_slots; /* the order at hand gives every rectangle its room, not its size */
+    int64_t work;  /* pairs of rectangles that share time, looked at so far */
 };
 
 const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
@@ -4362,7 +4368,8 @@ bool place_body(placing *p, body *b, bool narrowest) {
         const rect r = s->rects[i];
         each_neighbour(*t, *s, r, [&](const rect &other) {
             const int64_t bottom = s->bodies[other.body].place + other.offset;
-            const taken range = {bottom - r.offset - r.size, bottom + other.size - r.offset};
+            const int64_t own = p->in_slots ? r.room : r.size, its = p->in_slots ? other.room : other.size;
+            const taken range = {bottom - r.offset - own, bottom + its - r.offset};
             ok = ok && push(from, ranges, range);
         });
     }
@@ -4375,7 +4382,7 @@ bool place_body(placing *p, body *b, bool narrowest) {
     return true;
 }
 
-enum body_order { BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
+enum body_order { BY_ROOM, BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
 
 struct body_before {
     const space *s;
@@ -4383,6 +4390,7 @@ struct body_before {
 
     bool operator()(int64_t i, int64_t j) const {
         const body &a = s->bodies[i], &b = s->bodies[j];
+        if (order == BY_ROOM && a.room != b.room) return a.room > b.room;
         if (order == BY_AREA && (a.area > b.area || b.area > a.area)) return a.area > b.area;
         if (order == BY_HEIGHT && a.height != b.height) return a.height > b.height;
         if (a.begin != b.begin) return order == BY_LATEST ? a.begin > b.begin : a.begin < b.begin;
@@ -4476,25 +4484,32 @@ void promote_highest(placing *p) {
    put first what stood out at the top, and keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of
    Pisarchyk and Lee, 2020, is one of these orders). What needs no more than s->live is perfect, and ends the search.
 
+   The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
+   that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
+   less than the others (tools/bench/results/2026-11-22-arena.txt). Rows of groups have no such room: closer packing
+   is better for them.
+
    An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
    once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
 bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
     static const struct {
         body_order order;
         bool narrowest;
-    } tries[] = {{BY_HEIGHT, false}, /* the best of these where there is only time for one */
+    } tries[] = {{BY_ROOM, false}, /* in slots, see below */
+                 {BY_HEIGHT, false},
                  {BY_LATEST, false},
                  {BY_BEGIN, false},
                  {BY_HEIGHT, true},
                  {BY_AREA, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 5, n_more = 50;
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
     placing p = {};
     p.from = &from;
     p.s = s;
     p.n_times = n_times;
     bool ok = start_placing(&p);
-    for (int64_t i = 0; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
+    for (int64_t i = s->has_slots ? 0 : 1; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
         const body_before before = {s, tries[i].order};
+        p.in_slots = tries[i].order == BY_ROOM;
         for (int64_t j = 0; j < p.order.n; j++) p.order[j] = j;
         std::sort(p.order.data, p.order.data + p.order.n, before);
         ok = try_order(&p, tries[i].narrowest);
@@ -4835,11 +4850,11 @@ const char *larger_part(int64_t fixed, int64_t each, int64_t n, const char *fixe
     return each > 0 && n > fixed / each ? each_name : fixed_name;
 }
 
-/* A new item of the arena, from the action at hand on; its end is not known yet. */
-int64_t begin_item(recording *r, int64_t bytes) {
+/* A new item of the arena, from the action at hand on; its end is not known yet. slot: bytes of a full chunk's. */
+int64_t begin_item(recording *r, int64_t bytes, int64_t slot) {
     const int64_t begin = r->position, upto = r->s->n_actions;
     const int64_t b = add_body(r->e->allocator, &r->spaces[ARENA]);
-    if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto))
+    if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto, slot))
         r->no_memory = true;
     return r->no_memory ? -1 : b;
 }
@@ -4870,7 +4885,7 @@ int64_t begin_boundary(recording *r, int64_t chunk) {
         r->too_large = "boundary_bytes_per_token";
         r->too_large_at = -1;
     }
-    return begin_item(r, bytes);
+    return begin_item(r, bytes, item_bytes(0, r->e->desc.boundary_bytes_per_token, r->e->plan->chunk_size));
 }
 
 int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
@@ -4882,7 +4897,7 @@ int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
             larger_part(fixed, each, n, "stages.activation_bytes", "stages.activation_bytes_per_token");
         r->too_large_at = virtual_stage;
     }
-    return begin_item(r, bytes);
+    return begin_item(r, bytes, item_bytes(fixed, each, r->e->plan->chunk_size));
 }
 
 int record_acquire(void *user, cf_resource what, int64_t slot, int64_t owner, int64_t virtual_stage) {

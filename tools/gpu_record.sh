@@ -208,7 +208,7 @@ run_step() { # PART NAME SECONDS COMMAND...
         left_over="$left_over $step"
         return 0
     fi
-    seconds=$(awk -v a="$seconds" -v b="$most" 'BEGIN { printf "%d", a < b ? a : b }')
+    seconds=$(awk -v a="$seconds" -v b="$most" 'BEGIN { printf "%d", a < b ? a : b < 1 ? 1 : b }')
     cut=
     if [ "$left" -lt "$seconds" ]; then seconds=$left cut=yes; fi
     command=$*
