@@ -1733,7 +1733,8 @@ template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address til
 template <int ROWS, int HEAD>
 CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
     CF_UNROLL
-    for (int i = 0; i < HEAD / 64; i++) copy_box(to + i * ROWS * 128, map, 64 * i, head, row, barrier);
+    for (int i = 0; i < HEAD / 64; i++)
+        copy_box(to + (shared_address)(i * ROWS * 128), map, 64 * i, head, row, barrier);
 }
 
 /* The i-th block of keys of a tile, from its last one on. */
