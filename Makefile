@@ -9,6 +9,8 @@
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
+#   make gpu-record the first minutes on a device: all of that and more into a few files (tools/gpu_record.sh)
+#   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
@@ -53,7 +55,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch shared bench-record clean
+.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -257,16 +259,70 @@ $(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# So does bench_emulated.cc with the benchmark, for tests/cuda_record.sh.
+$(CUDA_BUILD)/bench_emulated.o: tests/bench_emulated.cc tools/bench/bench_attention.cu chunkflow.h \
+                                $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
+
+$(CUDA_BUILD)/bench_attention: $(CUDA_BUILD)/bench_emulated.o $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
+	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# How much memory the executor lays out; part of no test run.
+$(CUDA_BUILD)/bench_arena: tools/bench/bench_arena.cc $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# What runs on a device: tests, benchmark, example and command, in one folder that can be carried to it. The library is
+# compiled once.
+GPU_BUILD    := $(BUILD)/gpu
+GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cuda chunkflow commit)
+GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I.
+GPU_TESTS    := $(addprefix $(GPU_BUILD)/,main.o test_primitives.o device.o reference.o test_attention.o test_wgmma.o \
+                test_state.o test_executor.o test_device.o)
+
+gpu-programs: $(GPU_PROGRAMS)
+
+$(GPU_BUILD):
+	mkdir -p $@
+
+$(GPU_BUILD)/chunkflow_cuda.o: chunkflow_cuda.cu chunkflow.h | $(GPU_BUILD)
+	$(GPU_COMPILE) -c $< -o $@
+
+$(GPU_BUILD)/device_section.h: chunkflow_cuda.cu tests/device_section.sh | $(GPU_BUILD)
+	sh tests/device_section.sh >$@
+
+$(GPU_BUILD)/%.o: tests/cuda/%.cc $(CUDA_HEADERS) $(GPU_BUILD)/device_section.h
+	$(GPU_COMPILE) -I$(GPU_BUILD) -x cu -c $< -o $@
+
+$(GPU_BUILD)/%.o: tests/cuda/%.cu $(CUDA_HEADERS) | $(GPU_BUILD)
+	$(GPU_COMPILE) -c $< -o $@
+
+$(GPU_BUILD)/cuda_tests: $(GPU_TESTS) $(GPU_BUILD)/chunkflow_cuda.o
+	$(GPU_COMPILE) $^ -lcublas -o $@
+
+$(GPU_BUILD)/bench_attention: tools/bench/bench_attention.cu $(GPU_BUILD)/chunkflow_cuda.o
+	$(GPU_COMPILE) $^ -lcublas -o $@
+
+$(GPU_BUILD)/executor_cuda: examples/executor_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_HEADERS)
+	$(GPU_COMPILE) $< $(GPU_BUILD)/chunkflow_cuda.o -lcublas -o $@
+
+$(GPU_BUILD)/chunkflow: $(BUILD)/chunkflow | $(GPU_BUILD)
+	cp $< $@
+
+.PHONY: $(GPU_BUILD)/commit
+$(GPU_BUILD)/commit: | $(GPU_BUILD)
+	commit=$$(git describe --always --dirty --abbrev=12 2>/dev/null) && echo "$$commit" >$@ || [ -s $@ ] || echo unknown >$@
+
 # Only with a C++ compiler; without one the suite counts as skipped.
 ifeq ($(can_cxx),yes)
-CUDA_TESTS := $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda
+CUDA_TESTS := $(addprefix $(CUDA_BUILD)/,tests executor_cuda bench_attention)
 CUDA_SUITE := "$(CUDA_BUILD)/tests"
 else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
 endif
 
-test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(TEST_BUILD)/chunkflow
-	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/cuda_compile.sh"
+test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(TEST_BUILD)/chunkflow
+	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" \
+	    "sh tests/cuda_record.sh" "sh tests/cuda_compile.sh"
 
 # PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
 # it does not start without them. Once; part of no other target.
@@ -306,6 +362,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 	    "sh tests/install_check.sh $(BUILD)" \
 	    $(CUDA_SUITE) \
 	    "sh tests/executor_check.sh" \
+	    "sh tests/cuda_record.sh" \
 	    "sh tests/cuda_compile.sh"
 
 # ---- benchmarks ----
@@ -345,6 +402,8 @@ $(BUILD)/bench_fit: tools/bench/bench_fit.c $(TRAIN_HEADERS) | $(BUILD)
 bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh
 
+gpu-record: gpu-programs
+	BUILD="$(BUILD)" sh tools/gpu_record.sh
 # ---- installing ----
 #
 # For those who do not vendor: `cc $(pkg-config --cflags chunkflow)` finds the headers. zsh reads the completion for bash.

@@ -1769,8 +1769,10 @@ typedef struct cf_cuda_stage {
     int64_t n_layers;                 /* with attention: planes of the state */
     int64_t activation_bytes;         /* for each kept chunk, without K and V ... */
     int64_t activation_bytes_per_token;   /* ... and for each of its padded tokens */
-    int64_t workspace_bytes;          /* for the pass that runs ... */
-    int64_t workspace_bytes_per_token;
+    int64_t forward_bytes;            /* of workspace, for the F or R that runs ... */
+    int64_t forward_bytes_per_token;
+    int64_t backward_bytes;           /* ... and for the B, I or W */
+    int64_t backward_bytes_per_token;
 } cf_cuda_stage;
 
 struct ncclComm;
@@ -1871,10 +1873,12 @@ typedef struct cf_executor_memory {
     int64_t state_live;
     int64_t gradient;             /* dK and dV of groups */
     int64_t gradient_live;
-    int64_t workspace;            /* what the pass that runs has to itself: yours, attention's, and dK and dV of a
-                                     standalone chunk, of one layer at a time */
+    int64_t forward_workspace;    /* what an F or R has to itself: yours and attention's */
+    int64_t backward_workspace;   /* what a B, I or W has: the same, and dK and dV of a standalone chunk, of one layer
+                                     at a time */
+    int64_t workspace;            /* the larger of the two: they use the same memory */
     int64_t metadata;             /* positions and tiles of all chunks */
-    int64_t total;                /* sum of the above without the _live ones: the high-water mark of the batch */
+    int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
     int64_t host;                 /* pinned host memory */
     cf_run_stats stats;           /* the interpreter's books */
@@ -1882,6 +1886,13 @@ typedef struct cf_executor_memory {
 
 CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, int64_t stage, cf_executor_memory *out,
                                                    cf_error *error);
+
+/* What cf_executor_memory_of would say of every stage after a load of this batch, without loading it: the batch that is
+   loaded stays, memory_limit refuses nothing, and the device is not asked. Takes as long as that part of a load, which
+   is all but the copies. out: (n_stages); zero where another process runs the stage. Errors as of cf_executor_load. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_memory_for(const cf_executor *executor, const cf_plan *plan,
+                                                    const cf_schedule *schedule, cf_executor_memory *out,
+                                                    cf_error *error);
 
 /* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
    stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator

@@ -702,36 +702,8 @@ __host__ __device__ inline int32_t token_end(const mask &m, const tile &t, int32
 
 inline int32_t div_up(int64_t n, int64_t by) { return (int32_t)((n + by - 1) / by); }
 
-cf_result fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
-               const char *why) {
-    char place[32] = "";
-    if (error == NULL) return code;
-    if (item >= 0) (void)snprintf(place, sizeof place, "[%lld]", (long long)item);
-    error->code = code;
-    error->item = item;
-    error->field = field;
-    error->wanted = wanted;
-    error->got = got;
-    (void)snprintf(error->text, sizeof error->text, "%s%s: %s (wanted %lld, got %lld)", field, place, why,
-                   (long long)wanted, (long long)got);
-    return code;
-}
-
-/* Of a number that is no integer: it stands in the text as it is, and in error->got without its fraction. */
-cf_result fail_number(cf_error *error, const char *field, double got, const char *why) {
-    const double most = 9e18;
-    if (error == NULL) return CF_ERROR_ARGUMENT;
-    error->code = CF_ERROR_ARGUMENT;
-    error->item = -1;
-    error->field = field;
-    error->wanted = 0;
-    error->got = got != got ? 0 : (int64_t)std::max(-most, std::min(most, got));
-    (void)snprintf(error->text, sizeof error->text, "%s: %s (got %g)", field, why, got);
-    return CF_ERROR_ARGUMENT;
-}
-
 cf_result fail_cuda(cf_error *error, cudaError_t status, const char *what) {
-    return fail(error, CF_ERROR_DEVICE, what, -1, (int64_t)cudaSuccess, (int64_t)status, cudaGetErrorName(status));
+    return cf_fail(error, CF_ERROR_DEVICE, what, -1, (int64_t)cudaSuccess, (int64_t)status, cudaGetErrorName(status));
 }
 
 /* sum over i in [0, n) of (i + c), clamped to [0, most]. */
@@ -752,18 +724,18 @@ cf_result check_slices(const int32_t *cu, const int32_t *starts, int64_t n_slice
                        const char *starts_field, int64_t *rows, int64_t *longest, cf_error *error) {
     int64_t end = 0;
     *longest = 0;
-    if (cu == NULL) return fail(error, CF_ERROR_ARGUMENT, cu_field, -1, 1, 0, "must not be NULL");
-    if (cu[0] != 0) return fail(error, CF_ERROR_ARGUMENT, cu_field, 0, 0, cu[0], "must start at 0");
+    if (cu == NULL) return cf_fail_null(error, cu_field);
+    if (cu[0] != 0) return cf_fail(error, CF_ERROR_ARGUMENT, cu_field, 0, 0, cu[0], "must start at 0");
     for (int64_t s = 0; s < n_slices; s++) {
         const int64_t length = (int64_t)cu[s + 1] - cu[s], start = starts ? starts[s] : cu[s];
-        if (length < 0) return fail(error, CF_ERROR_ARGUMENT, cu_field, s + 1, cu[s], cu[s + 1], "must not fall");
+        if (length < 0) return cf_fail(error, CF_ERROR_ARGUMENT, cu_field, s + 1, cu[s], cu[s + 1], "must not fall");
         if (start < end)
-            return fail(error, CF_ERROR_ARGUMENT, starts_field, s, end, start,
-                        "slices must lie in ascending order without overlap: at least where the last one ends");
+            return cf_fail(error, CF_ERROR_ARGUMENT, starts_field, s, end, start,
+                           "slices must lie in ascending order without overlap: at least where the last one ends");
         end = start + length;
         *longest = std::max(*longest, length);
     }
-    if (end > MOST_ROWS) return fail(error, CF_ERROR_LIMIT, cu_field, n_slices, MOST_ROWS, end, "too many rows");
+    if (end > MOST_ROWS) return cf_fail(error, CF_ERROR_LIMIT, cu_field, n_slices, MOST_ROWS, end, "too many rows");
     *rows = end;
     return CF_OK;
 }
@@ -861,31 +833,33 @@ int32_t unseen_keys(const mask &m, const tile &slice) {
 
 cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     if (d->n_heads < 1 || d->n_heads > 65535)
-        return fail(error, CF_ERROR_ARGUMENT, "n_heads", -1, 1, d->n_heads, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_heads", -1, 1, d->n_heads, "out of range");
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->n_kv_heads < 1 || d->n_heads % d->n_kv_heads != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
     if (d->head_size < 8 || d->head_size > 256 || d->head_size % 8 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size,
-                    "must be a multiple of 8, at most 256");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size,
+                       "must be a multiple of 8, at most 256");
     if (number_of(d->dtype) < 0 || number_of(d->dtype) > CF_DTYPE_FP32)
-        return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
     if (number_of(d->path) < 0 || number_of(d->path) > CF_ATTENTION_WGMMA)
-        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(d->path), "unknown");
-    if (d->window < 0) return fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(d->path), "unknown");
+    if (d->window < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
     if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
     if (!(d->scale > 1e-30 && d->scale < 1e30))
-        return fail_number(error, "scale", d->scale, "must be a positive number from 1e-30 to 1e30, or 0");
+        return cf_fail_real(error, CF_ERROR_ARGUMENT, "scale", -1, d->scale,
+                            "must be a positive number from 1e-30 to 1e30, or 0");
     if (d->softcap != 0.0 && !(d->softcap > 1e-30 && d->softcap < 1e30))
-        return fail_number(error, "softcap", d->softcap, "must be a positive number from 1e-30 to 1e30, or 0");
+        return cf_fail_real(error, CF_ERROR_ARGUMENT, "softcap", -1, d->softcap,
+                            "must be a positive number from 1e-30 to 1e30, or 0");
     if (d->arch != 0 && (d->arch < 50 || d->arch > 999))
-        return fail(error, CF_ERROR_ARGUMENT, "arch", -1, 80, d->arch, "must be a compute capability x 10, or 0");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "arch", -1, 80, d->arch, "must be a compute capability x 10, or 0");
     if (d->n_processors < 0 || d->n_processors > MOST_PROCESSORS)
-        return fail(error, CF_ERROR_ARGUMENT, "n_processors", -1, MOST_PROCESSORS, d->n_processors, "out of range");
-    if (d->cache_bytes < 0) return fail(error, CF_ERROR_ARGUMENT, "cache_bytes", -1, 0, d->cache_bytes, "negative");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_processors", -1, MOST_PROCESSORS, d->n_processors, "out of range");
+    if (d->cache_bytes < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "cache_bytes", -1, 0, d->cache_bytes, "negative");
     if (d->n_slices < 0 || d->n_slices > INT32_MAX - 1)
-        return fail(error, CF_ERROR_ARGUMENT, "n_slices", -1, 0, d->n_slices, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_slices", -1, 0, d->n_slices, "out of range");
     return CF_OK;
 }
 
@@ -1088,7 +1062,7 @@ void count_tiles(problem *p) {
 }
 
 cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
-    if (desc == NULL) return fail(error, CF_ERROR_ARGUMENT, "desc", -1, 1, 0, "must not be NULL");
+    if (desc == NULL) return cf_fail_null(error, "desc");
     *p = problem();
     p->desc = *desc;
     cf_attention_desc *d = &p->desc;
@@ -1111,8 +1085,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     if (d->starts_k == NULL) d->starts_k = d->cu_seqlens_k;
     p->group = d->n_heads / d->n_kv_heads;
     if (p->rows_q > MOST_ROWS / p->group)
-        return fail(error, CF_ERROR_LIMIT, "cu_seqlens_q", d->n_slices, MOST_ROWS / p->group, p->rows_q,
-                    "too many rows for this many heads");
+        return cf_fail(error, CF_ERROR_LIMIT, "cu_seqlens_q", d->n_slices, MOST_ROWS / p->group, p->rows_q,
+                       "too many rows for this many heads");
     p->visible.causal = !d->full;
     p->visible.window = d->window >= p->longest_k ? 0 : (int32_t)d->window; /* one that wide hides nothing */
     choose_tiles(p);
@@ -1120,7 +1094,7 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     count_tiles(p);
     const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
     if (most_tiles > INT32_MAX / d->n_kv_heads)
-        return fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / d->n_kv_heads, most_tiles, "too many tiles");
+        return cf_fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / d->n_kv_heads, most_tiles, "too many tiles");
     split_tiles(p);
     return CF_OK;
 }
@@ -1759,7 +1733,8 @@ template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address til
 template <int ROWS, int HEAD>
 CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
     CF_UNROLL
-    for (int i = 0; i < HEAD / 64; i++) copy_box(to + i * ROWS * 128, map, 64 * i, head, row, barrier);
+    for (int i = 0; i < HEAD / 64; i++)
+        copy_box(to + (shared_address)(i * ROWS * 128), map, 64 * i, head, row, barrier);
 }
 
 /* The i-th block of keys of a tile, from its last one on. */
@@ -2788,7 +2763,7 @@ cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int thr
                  cf_cuda_stream stream, cf_error *error, const A &...arguments) {
     cudaLaunchConfig_t config = {};
     if (blocks == 0) return CF_OK;
-    if (blocks > INT32_MAX) return fail(error, CF_ERROR_LIMIT, name, -1, INT32_MAX, blocks, "too many blocks");
+    if (blocks > INT32_MAX) return cf_fail(error, CF_ERROR_LIMIT, name, -1, INT32_MAX, blocks, "too many blocks");
     config.gridDim = dim3((unsigned)blocks, 1, 1);
     config.blockDim = dim3((unsigned)threads, 1, 1);
     config.dynamicSmemBytes = shared_bytes;
@@ -2964,7 +2939,7 @@ cf_result launch_backward(const call &c, const fused_params &f) {
 cf_result check_tile_span(const problem *p, const view &rows, const char *name, cf_error *error) {
     const int64_t span = (p->row_tokens - 1) * rows.row + (p->group - 1) * rows.head, most = (int64_t)1 << 35;
     if (span < most) return CF_OK;
-    return fail(error, CF_ERROR_LIMIT, name, -1, most, span, "strides too large for this path: the rows of a tile");
+    return cf_fail(error, CF_ERROR_LIMIT, name, -1, most, span, "strides too large for this path: the rows of a tile");
 }
 
 /* What a backward's kernels are told besides. */
@@ -3035,8 +3010,8 @@ cf_result find_encode(encode_fn *to, cf_error *error) {
 #endif
     if (status != cudaSuccess) return fail_cuda(error, status, "cuTensorMapEncodeTiled");
     if (found != cudaDriverEntryPointSuccess || function == NULL)
-        return fail(error, CF_ERROR_DEVICE, "cuTensorMapEncodeTiled", -1, cudaDriverEntryPointSuccess, found,
-                    "the driver does not have it");
+        return cf_fail(error, CF_ERROR_DEVICE, "cuTensorMapEncodeTiled", -1, cudaDriverEntryPointSuccess, found,
+                       "the driver does not have it");
     *to = reinterpret_cast<encode_fn>(function);
     return CF_OK;
 }
@@ -3050,13 +3025,15 @@ cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t head
     const cuuint32_t box[3] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows}, steps[3] = {1, 1, 1};
     const int64_t stride = std::max(of.head, of.row), most = ((int64_t)1 << 39) - 1;
     if (rows == 0) return CF_OK;
-    if (stride > most) return fail(c.error, CF_ERROR_LIMIT, name, -1, most, stride, "stride too large for this path");
+    if (stride > most)
+        return cf_fail(c.error, CF_ERROR_LIMIT, name, -1, most, stride, "stride too large for this path");
     const CUresult status =
         encode(map, d->dtype == CF_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
                of.data, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status == CUDA_SUCCESS) return CF_OK;
-    return fail(c.error, CF_ERROR_DEVICE, name, -1, CUDA_SUCCESS, status, "cuTensorMapEncodeTiled refused this array");
+    return cf_fail(c.error, CF_ERROR_DEVICE, name, -1, CUDA_SUCCESS, status,
+                   "cuTensorMapEncodeTiled refused this array");
 }
 
 /* Without code for sm_90a the kernels are empty, and have launch bounds that say so. */
@@ -3065,8 +3042,8 @@ template <typename K> cf_result check_hopper_code(K *kernel, cf_error *error) {
     const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
     if (status != cudaSuccess) return fail_cuda(error, status, "path");
     if (attributes.maxThreadsPerBlock >= HOPPER_THREADS) return CF_OK;
-    return fail(error, CF_ERROR_DEVICE, "path", -1, HOPPER_THREADS, attributes.maxThreadsPerBlock,
-                "this program has no code for sm_90a");
+    return cf_fail(error, CF_ERROR_DEVICE, "path", -1, HOPPER_THREADS, attributes.maxThreadsPerBlock,
+                   "this program has no code for sm_90a");
 }
 
 /* The maps of a pass: Q, and in the backward dout, in boxes of box_rows packed rows. */
@@ -3179,8 +3156,8 @@ struct product {
 
 cf_result check_cublas(const call &c, cublasStatus_t status) {
     if (status == CUBLAS_STATUS_SUCCESS) return CF_OK;
-    return fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
-                cublasGetStatusName(status));
+    return cf_fail(c.error, CF_ERROR_DEVICE, "cublas", -1, (int64_t)CUBLAS_STATUS_SUCCESS, (int64_t)status,
+                   cublasGetStatusName(status));
 }
 
 cudaDataType cuda_type(const problem *p) {
@@ -3192,8 +3169,8 @@ cf_result multiply_heads(const call &c, const product &x) {
     const float one = 1.0f;
     const cudaDataType type = cuda_type(&c.problem_of->inner);
     if (std::max(std::max(x.ld_a, x.ld_b), x.ld_c) > INT32_MAX)
-        return fail(c.error, CF_ERROR_LIMIT, "row_stride", -1, INT32_MAX, std::max(std::max(x.ld_a, x.ld_b), x.ld_c),
-                    "too large for cuBLAS");
+        return cf_fail(c.error, CF_ERROR_LIMIT, "row_stride", -1, INT32_MAX, std::max(std::max(x.ld_a, x.ld_b), x.ld_c),
+                       "too large for cuBLAS");
     const cublasStatus_t status = cublasGemmStridedBatchedEx(
         c.tensors->cublas, x.op_a, x.op_b, (int)x.m, (int)x.n, (int)x.k, &one, x.data_a, type, (int)x.ld_a, x.step_a,
         x.data_b, type, (int)x.ld_b, x.step_b, &x.beta, x.data_c, x.type_c, (int)x.ld_c, x.step_c, (int)x.batch,
@@ -3329,7 +3306,7 @@ cf_result unfused_slice(const call &c, const score_params &base, const unfused_v
 cf_result use_stream(const call &c) {
     cudaStream_t now = NULL;
     if (c.tensors->cublas == NULL)
-        return fail(c.error, CF_ERROR_ARGUMENT, "cublas", -1, 1, 0, "must not be NULL on this path");
+        return cf_fail(c.error, CF_ERROR_ARGUMENT, "cublas", -1, 1, 0, "must not be NULL on this path");
     cublasStatus_t status = cublasGetStream(c.tensors->cublas, &now);
     /* Setting a stream throws the handle's workspace away, so not without need. */
     if (status == CUBLAS_STATUS_SUCCESS && now != c.stream) status = cublasSetStream(c.tensors->cublas, c.stream);
@@ -3445,7 +3422,7 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
     }
     *out = find_path(wanted);
     if (*out == NULL || !(*out)->can(p))
-        return fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_UNFUSED, wanted, "cannot do this problem");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_UNFUSED, wanted, "cannot do this problem");
     return CF_OK;
 }
 
@@ -3476,22 +3453,22 @@ const int32_t *copy_array(char *to, const int32_t *from, int64_t n) {
 
 cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, cf_error *error) {
     const int64_t unit = 16 / number, most = (int64_t)1 << 40;
-    if (rows > 0 && t.data == NULL) return fail(error, CF_ERROR_ARGUMENT, name, -1, 1, 0, "must not be NULL");
+    if (rows > 0 && t.data == NULL) return cf_fail_null(error, name);
     if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
-                    "address must be a multiple of 16");
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
+                       "address must be a multiple of 16");
     if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
-        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
-                    "row stride must be a multiple of 16 bytes");
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
+                       "row stride must be a multiple of 16 bytes");
     if (t.head_stride < 0 || t.head_stride > most || t.head_stride % unit != 0)
-        return fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
-                    "head stride must be a multiple of 16 bytes");
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
+                       "head stride must be a multiple of 16 bytes");
     return CF_OK;
 }
 
 cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backward, cf_error *error) {
-    if (a == NULL) return fail(error, CF_ERROR_ARGUMENT, "attention", -1, 1, 0, "must not be NULL");
-    if (x == NULL) return fail(error, CF_ERROR_ARGUMENT, "tensors", -1, 1, 0, "must not be NULL");
+    if (a == NULL) return cf_fail_null(error, "attention");
+    if (x == NULL) return cf_fail_null(error, "tensors");
     const problem *p = &a->inner;
     const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
     const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
@@ -3504,17 +3481,17 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, error);
     if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, error);
     if (code != CF_OK) return code;
-    if (backward && q > 0 && x->lse == NULL) return fail(error, CF_ERROR_ARGUMENT, "lse", -1, 1, 0, "must not be NULL");
+    if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
     if (x->lse_stride != 0 && x->lse_stride < q)
-        return fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
     if (a->open.tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
-        return fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
-                    "must be the device's copy of the tiles, aligned to 16");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
+                       "must be the device's copy of the tiles, aligned to 16");
     if (need > 0 && (x->workspace == NULL || reinterpret_cast<uintptr_t>(x->workspace) % 256 != 0))
-        return fail(error, CF_ERROR_ARGUMENT, "workspace", -1, 256, 0, "must be device memory, aligned to 256");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "workspace", -1, 256, 0, "must be device memory, aligned to 256");
     if (x->workspace_bytes < need)
-        return fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
-                    "too small");
+        return cf_fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
+                       "too small");
     return CF_OK;
 }
 
@@ -3530,7 +3507,7 @@ const char *cf_attention_path_name(cf_attention_path path) {
 cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {
     problem p;
     const path_entry *path = NULL;
-    if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
+    if (bytes == NULL) return cf_fail_null(error, "bytes");
     cf_result code = resolve(desc, &p, error);
     if (code == CF_OK) code = choose_path(&p, &path, error);
     if (code == CF_OK) *bytes = lay_out(&p, path).bytes;
@@ -3541,17 +3518,17 @@ cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size
                                cf_error *error) {
     problem p;
     const path_entry *path = NULL;
-    if (out == NULL) return fail(error, CF_ERROR_ARGUMENT, "out", -1, 1, 0, "must not be NULL");
+    if (out == NULL) return cf_fail_null(error, "out");
     cf_result code = resolve(desc, &p, error);
     if (code == CF_OK) code = choose_path(&p, &path, error);
     if (code != CF_OK) return code;
     const prepared_layout at = lay_out(&p, path);
-    if (memory == NULL) return fail(error, CF_ERROR_ARGUMENT, "memory", -1, 1, 0, "must not be NULL");
+    if (memory == NULL) return cf_fail_null(error, "memory");
     if (reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT != 0)
-        return fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT,
-                    (int64_t)(reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT), "misaligned");
+        return cf_fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT,
+                       (int64_t)(reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT), "misaligned");
     if (bytes < at.bytes)
-        return fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)at.bytes, (int64_t)bytes, "too small");
+        return cf_fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)at.bytes, (int64_t)bytes, "too small");
 
     char *base = static_cast<char *>(memory);
     prepared *a = static_cast<prepared *>(memory);
@@ -3809,28 +3786,30 @@ struct planes {
 bool product_above(int64_t a, int64_t b, int64_t most) { return b > 0 && a > most / b; }
 
 cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
-    if (s == NULL) return fail(error, CF_ERROR_ARGUMENT, "state", -1, 1, 0, "must not be NULL");
-    if (s->n_layers < 0) return fail(error, CF_ERROR_ARGUMENT, "n_layers", -1, 0, s->n_layers, "must not be negative");
+    if (s == NULL) return cf_fail_null(error, "state");
+    if (s->n_layers < 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_layers", -1, 0, s->n_layers, "must not be negative");
     if (s->n_kv_heads < 1)
-        return fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, 1, s->n_kv_heads, "must be positive");
-    if (s->head_size < 1) return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 1, s->head_size, "must be positive");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, 1, s->n_kv_heads, "must be positive");
+    if (s->head_size < 1)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 1, s->head_size, "must be positive");
     if (number_of(s->dtype) < 0 || number_of(s->dtype) > CF_DTYPE_FP32)
-        return fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(s->dtype), "unknown");
-    if (s->rows < 0) return fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, s->rows, "must not be negative");
-    if (n_rows < 0) return fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, 0, n_rows, "must not be negative");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(s->dtype), "unknown");
+    if (s->rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, s->rows, "must not be negative");
+    if (n_rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, 0, n_rows, "must not be negative");
     if (product_above(s->n_kv_heads, s->head_size, INT64_MAX / 4))
-        return fail(error, CF_ERROR_OVERFLOW, "n_kv_heads", -1, INT64_MAX / 4 / s->head_size, s->n_kv_heads,
-                    "too large for this head_size");
+        return cf_fail(error, CF_ERROR_OVERFLOW, "n_kv_heads", -1, INT64_MAX / 4 / s->head_size, s->n_kv_heads,
+                       "too large for this head_size");
     if (s->n_kv_heads * s->head_size % 8 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 8, s->n_kv_heads * s->head_size,
-                    "times n_kv_heads must be a multiple of 8");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 8, s->n_kv_heads * s->head_size,
+                       "times n_kv_heads must be a multiple of 8");
     if (s->n_layers > INT64_MAX / 2)
-        return fail(error, CF_ERROR_OVERFLOW, "n_layers", -1, INT64_MAX / 2, s->n_layers, "too large");
+        return cf_fail(error, CF_ERROR_OVERFLOW, "n_layers", -1, INT64_MAX / 2, s->n_layers, "too large");
     to->n = s->n_layers > 0 && s->one_layer ? 2 : 2 * s->n_layers;
     to->row_bytes = s->n_kv_heads * s->head_size * bytes_of(s->dtype);
     const int64_t most = INT64_MAX / to->row_bytes / std::max<int64_t>(1, to->n);
-    if (s->rows > most) return fail(error, CF_ERROR_OVERFLOW, "rows", -1, most, s->rows, "too many bytes");
-    if (n_rows > most) return fail(error, CF_ERROR_OVERFLOW, "n_rows", -1, most, n_rows, "too many bytes");
+    if (s->rows > most) return cf_fail(error, CF_ERROR_OVERFLOW, "rows", -1, most, s->rows, "too many bytes");
+    if (n_rows > most) return cf_fail(error, CF_ERROR_OVERFLOW, "n_rows", -1, most, n_rows, "too many bytes");
     to->stride = s->rows * to->row_bytes;
     return CF_OK;
 }
@@ -3840,14 +3819,13 @@ cf_result check_rows(const cf_state *s, int64_t first_row, int64_t n_rows, plane
     const cf_result code = check_state(s, n_rows, to, error);
     if (code != CF_OK) return code;
     if (first_row < 0 || first_row > s->rows)
-        return fail(error, CF_ERROR_ARGUMENT, "first_row", -1, s->rows, first_row, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "first_row", -1, s->rows, first_row, "out of range");
     if (n_rows > s->rows - first_row)
-        return fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows - first_row, n_rows, "past the last row");
-    if (s->data == NULL && n_rows > 0 && to->n > 0)
-        return fail(error, CF_ERROR_ARGUMENT, "data", -1, 1, 0, "must not be NULL");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows - first_row, n_rows, "past the last row");
+    if (s->data == NULL && n_rows > 0 && to->n > 0) return cf_fail_null(error, "data");
     if (reinterpret_cast<uintptr_t>(s->data) % 16 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "data", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(s->data) % 16),
-                    "address must be a multiple of 16");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "data", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(s->data) % 16),
+                       "address must be a multiple of 16");
     return CF_OK;
 }
 
@@ -3883,17 +3861,18 @@ cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_
 /* ---- rotary table ---- */
 
 cf_result check_rope(const cf_rope *rope, int64_t head_size, rope_table *to, cf_error *error) {
-    if (rope == NULL) return fail(error, CF_ERROR_ARGUMENT, "rope", -1, 1, 0, "must not be NULL");
+    if (rope == NULL) return cf_fail_null(error, "rope");
     if (head_size < 8 || head_size > 256 || head_size % 8 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, head_size, "must be a multiple of 8, at most 256");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, head_size,
+                       "must be a multiple of 8, at most 256");
     if (rope->rotated < 0 || rope->rotated > head_size || rope->rotated % 2 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "rotated", -1, head_size, rope->rotated,
-                    "must be even, and at most head_size");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "rotated", -1, head_size, rope->rotated,
+                       "must be even, and at most head_size");
     if (rope->n_positions < 1 || rope->n_positions > MOST_POSITIONS)
-        return fail(error, CF_ERROR_ARGUMENT, "n_positions", -1, MOST_POSITIONS, rope->n_positions, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_positions", -1, MOST_POSITIONS, rope->n_positions, "out of range");
     if (reinterpret_cast<uintptr_t>(rope->table) % 16 != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "table", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(rope->table) % 16),
-                    "address must be a multiple of 16");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "table", -1, 0,
+                       (int64_t)(reinterpret_cast<uintptr_t>(rope->table) % 16), "address must be a multiple of 16");
     to->rows = rope->table;
     to->pairs = (int32_t)((rope->rotated != 0 ? rope->rotated : head_size) / 2);
     to->shift = 0;
@@ -3912,10 +3891,11 @@ size_t table_bytes(const rope_table &t) {
 
 cf_result check_frequencies(const cf_rope *rope, const rope_table &t, cf_error *error) {
     if (rope->frequencies == NULL && rope->base != 0.0 && !(rope->base > 0.0 && rope->base <= DBL_MAX))
-        return fail(error, CF_ERROR_ARGUMENT, "base", -1, 10000, 0, "must be a positive finite number");
+        return cf_fail_real(error, CF_ERROR_ARGUMENT, "base", -1, rope->base, "must be a positive finite number");
     for (int32_t i = 0; i < t.pairs && rope->frequencies != NULL; i++)
         if (!(std::fabs(rope->frequencies[i]) <= 1e6))
-            return fail(error, CF_ERROR_ARGUMENT, "frequencies", i, 1, 0, "must be finite, at most 1e6");
+            return cf_fail_real(error, CF_ERROR_ARGUMENT, "frequencies", i, rope->frequencies[i],
+                                "must be finite, at most 1e6");
     return CF_OK;
 }
 
@@ -3928,7 +3908,8 @@ cf_result check_moved(const cf_tensor &t, const char *name, int64_t number, int6
     /* check_tensor lets strides be 2^40 at most, so neither sum here can overflow. */
     const int64_t most = (INT64_MAX / 8 - t.head_stride * heads) / std::max<int64_t>(1, rows);
     if (t.row_stride > most)
-        return fail(error, CF_ERROR_OVERFLOW, name, -1, most, t.row_stride, "row stride too large for this many rows");
+        return cf_fail(error, CF_ERROR_OVERFLOW, name, -1, most, t.row_stride,
+                       "row stride too large for this many rows");
     return CF_OK;
 }
 
@@ -3936,20 +3917,19 @@ cf_result check_moved(const cf_tensor &t, const char *name, int64_t number, int6
 cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_dtype *dtype, bool *vector,
                          cf_error *error) {
     cf_attention_desc d = {};
-    if (a == NULL) return fail(error, CF_ERROR_ARGUMENT, "append", -1, 1, 0, "must not be NULL");
-    if (a->rows < 0) return fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, a->rows, "must not be negative");
-    if (a->rows > MOST_ROWS) return fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, a->rows, "too many rows");
+    if (a == NULL) return cf_fail_null(error, "append");
+    if (a->rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, a->rows, "must not be negative");
+    if (a->rows > MOST_ROWS) return cf_fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, a->rows, "too many rows");
     d.n_heads = a->n_heads;
     d.n_kv_heads = a->n_kv_heads;
     d.head_size = a->head_size;
     memcpy(&d.dtype, &a->dtype, sizeof d.dtype); /* any int, until it is checked */
     cf_result code = check_numbers(&d, error);
     if (code != CF_OK) return code;
-    if (a->rows > 0 && a->positions == NULL)
-        return fail(error, CF_ERROR_ARGUMENT, "positions", -1, 1, 0, "must not be NULL");
+    if (a->rows > 0 && a->positions == NULL) return cf_fail_null(error, "positions");
     if (reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t) != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "positions", -1, 0,
-                    (int64_t)(reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t)), "misaligned");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "positions", -1, 0,
+                       (int64_t)(reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t)), "misaligned");
     *p = append_params();
     if (a->rope.table != NULL) code = check_rope(&a->rope, d.head_size, &p->rope, error);
     const int64_t number = bytes_of(d.dtype), kv_number = backward ? 4 : number;
@@ -4015,15 +3995,15 @@ cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_err
 /* Rows of bytes; a stride of 0 means no gaps. */
 cf_result check_byte_rows(const void *data, const char *name, int64_t *stride, const char *stride_name, int64_t rows,
                           int64_t row_bytes, cf_error *error) {
-    if (rows < 0) return fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, rows, "must not be negative");
-    if (row_bytes < 0) return fail(error, CF_ERROR_ARGUMENT, "row_bytes", -1, 0, row_bytes, "must not be negative");
+    if (rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, rows, "must not be negative");
+    if (row_bytes < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "row_bytes", -1, 0, row_bytes, "must not be negative");
     if (*stride == 0) *stride = row_bytes;
     if (*stride < row_bytes)
-        return fail(error, CF_ERROR_ARGUMENT, stride_name, -1, row_bytes, *stride, "must not be less than row_bytes");
+        return cf_fail(error, CF_ERROR_ARGUMENT, stride_name, -1, row_bytes, *stride,
+                       "must not be less than row_bytes");
     if (product_above(rows, *stride, INT64_MAX))
-        return fail(error, CF_ERROR_OVERFLOW, stride_name, -1, INT64_MAX / rows, *stride, "too many bytes");
-    if (data == NULL && rows > 0 && row_bytes > 0)
-        return fail(error, CF_ERROR_ARGUMENT, name, -1, 1, 0, "must not be NULL");
+        return cf_fail(error, CF_ERROR_OVERFLOW, stride_name, -1, INT64_MAX / rows, *stride, "too many bytes");
+    if (data == NULL && rows > 0 && row_bytes > 0) return cf_fail_null(error, name);
     return CF_OK;
 }
 
@@ -4033,7 +4013,7 @@ extern "C" {
 
 cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error) {
     planes p = {};
-    if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
+    if (bytes == NULL) return cf_fail_null(error, "bytes");
     const cf_result code = check_state(state, n_rows, &p, error);
     if (code == CF_OK) *bytes = p.n * n_rows * p.row_bytes;
     return code;
@@ -4066,7 +4046,7 @@ cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_r
     planes p = {};
     const cf_result code = check_rows(state, first_row, n_rows, &p, error);
     if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
-    if (host == NULL) return fail(error, CF_ERROR_ARGUMENT, "host", -1, 1, 0, "must not be NULL");
+    if (host == NULL) return cf_fail_null(error, "host");
     const int64_t width = n_rows * p.row_bytes;
     return copy_pieces(static_cast<char *>(host), width,
                        static_cast<const char *>(state->data) + first_row * p.row_bytes, p.stride, width, p.n,
@@ -4078,7 +4058,7 @@ cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_
     planes p = {};
     const cf_result code = check_rows(state, first_row, n_rows, &p, error);
     if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
-    if (host == NULL) return fail(error, CF_ERROR_ARGUMENT, "host", -1, 1, 0, "must not be NULL");
+    if (host == NULL) return cf_fail_null(error, "host");
     const int64_t width = n_rows * p.row_bytes;
     return copy_pieces(static_cast<char *>(state->data) + first_row * p.row_bytes, p.stride,
                        static_cast<const char *>(host), width, width, p.n, cudaMemcpyHostToDevice, stream, "state",
@@ -4087,7 +4067,7 @@ cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_
 
 cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error) {
     rope_table t = {};
-    if (bytes == NULL) return fail(error, CF_ERROR_ARGUMENT, "bytes", -1, 1, 0, "must not be NULL");
+    if (bytes == NULL) return cf_fail_null(error, "bytes");
     const cf_result code = check_rope(rope, head_size, &t, error);
     if (code == CF_OK) *bytes = table_bytes(t);
     return code;
@@ -4098,12 +4078,12 @@ cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, siz
     cf_result code = check_rope(rope, head_size, &t, error);
     if (code == CF_OK) code = check_frequencies(rope, t, error);
     if (code != CF_OK) return code;
-    if (memory == NULL) return fail(error, CF_ERROR_ARGUMENT, "memory", -1, 1, 0, "must not be NULL");
+    if (memory == NULL) return cf_fail_null(error, "memory");
     if (reinterpret_cast<uintptr_t>(memory) % sizeof(float) != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "memory", -1, 0,
-                    (int64_t)(reinterpret_cast<uintptr_t>(memory) % sizeof(float)), "misaligned");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "memory", -1, 0,
+                       (int64_t)(reinterpret_cast<uintptr_t>(memory) % sizeof(float)), "misaligned");
     if (bytes < table_bytes(t))
-        return fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)table_bytes(t), (int64_t)bytes, "too small");
+        return cf_fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)table_bytes(t), (int64_t)bytes, "too small");
     const int64_t fine = fine_rows(t), n_rows = fine + coarse_rows(t);
     const double base = rope->base != 0.0 ? rope->base : 10000.0;
     for (int32_t i = 0; i < t.pairs; i++) {
@@ -4131,9 +4111,9 @@ cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t 
     padding_params p = {};
     const cf_result code = check_byte_rows(data, "data", &stride_bytes, "stride_bytes", rows, row_bytes, error);
     if (code != CF_OK || rows == 0 || row_bytes == 0) return code;
-    if (rows > MOST_ROWS) return fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, rows, "too many rows");
+    if (rows > MOST_ROWS) return cf_fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, rows, "too many rows");
     if (positions == NULL || reinterpret_cast<uintptr_t>(positions) % sizeof(int32_t) != 0)
-        return fail(error, CF_ERROR_ARGUMENT, "positions", -1, 1, 0, "must be device memory, aligned to 4");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "positions", -1, 1, 0, "must be device memory, aligned to 4");
     p.data = static_cast<char *>(data);
     p.positions = positions;
     p.rows = rows;
@@ -4210,6 +4190,7 @@ template <typename T> bool fill(const cf_allocator &from, array<T> *a, int64_t n
 struct rect {
     int64_t body;
     int64_t offset, size; /* in the body */
+    int64_t room;         /* what it is given in a slot: as much as a full chunk takes, not less than size */
     int64_t begin, end;   /* nothing else may use the memory in actions begin .. end - 1 ... */
     int64_t gone;         /* ... of which gone - 1 is the last that uses it. What lies between is so that transfers need
                              not wait for a pass that is still running */
@@ -4217,7 +4198,7 @@ struct rect {
 
 struct body {
     int64_t first, n; /* its rectangles */
-    int64_t height;
+    int64_t height, room; /* by size and by room */
     int64_t begin;
     double area;
     int64_t place; /* found by place_bodies */
@@ -4228,7 +4209,8 @@ struct space {
     int64_t unit; /* places are multiples of it */
     array<rect> rects;
     array<body> bodies;
-    int64_t total;  /* of all sizes; -1 once it passed MOST_SIZE */
+    bool has_slots; /* a room is larger than its size */
+    int64_t total;  /* of all rooms; -1 once it passed MOST_SIZE */
     int64_t height; /* found by place_bodies: end of the highest body, a multiple of the unit */
     int64_t live;   /* most in use at once: no placing needs less */
 };
@@ -4250,14 +4232,17 @@ int64_t add_body(const cf_allocator &from, space *s) {
 
 /* Adds a rectangle to the newest body. One without size takes no place. */
 bool add_rect(const cf_allocator &from, space *s, int64_t offset, int64_t size, int64_t begin, int64_t gone,
-              int64_t end) {
-    const rect r = {s->bodies.n - 1, offset, size, begin, end, gone};
+              int64_t end, int64_t slot = 0) {
+    const int64_t room = std::max(size, slot);
+    const rect r = {s->bodies.n - 1, offset, size, room, begin, end, gone};
     if (size == 0) return true;
     if (!push(from, &s->rects, r)) return false;
     body *b = &s->bodies[s->bodies.n - 1];
     b->n++;
     b->height = std::max(b->height, offset + size);
-    s->total = s->total < 0 || size > MOST_SIZE - s->total ? -1 : s->total + size;
+    b->room = std::max(b->room, offset + room);
+    s->has_slots |= room > size;
+    s->total = s->total < 0 || room > MOST_SIZE - s->total ? -1 : s->total + room;
     return true;
 }
 
@@ -4366,7 +4351,8 @@ struct placing {
     array<taken> ranges;
     array<int64_t> order, best;
     int64_t best_height;
-    int64_t work; /* pairs of rectangles that share time, looked at so far */
+    bool in_slots; /* the order at hand gives every rectangle its room, not its size */
+    int64_t work;  /* pairs of rectangles that share time, looked at so far */
 };
 
 const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
@@ -4383,7 +4369,8 @@ bool place_body(placing *p, body *b, bool narrowest) {
         const rect r = s->rects[i];
         each_neighbour(*t, *s, r, [&](const rect &other) {
             const int64_t bottom = s->bodies[other.body].place + other.offset;
-            const taken range = {bottom - r.offset - r.size, bottom + other.size - r.offset};
+            const int64_t own = p->in_slots ? r.room : r.size, its = p->in_slots ? other.room : other.size;
+            const taken range = {bottom - r.offset - own, bottom + its - r.offset};
             ok = ok && push(from, ranges, range);
         });
     }
@@ -4396,7 +4383,7 @@ bool place_body(placing *p, body *b, bool narrowest) {
     return true;
 }
 
-enum body_order { BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
+enum body_order { BY_ROOM, BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
 
 struct body_before {
     const space *s;
@@ -4404,6 +4391,7 @@ struct body_before {
 
     bool operator()(int64_t i, int64_t j) const {
         const body &a = s->bodies[i], &b = s->bodies[j];
+        if (order == BY_ROOM && a.room != b.room) return a.room > b.room;
         if (order == BY_AREA && (a.area > b.area || b.area > a.area)) return a.area > b.area;
         if (order == BY_HEIGHT && a.height != b.height) return a.height > b.height;
         if (a.begin != b.begin) return order == BY_LATEST ? a.begin > b.begin : a.begin < b.begin;
@@ -4497,25 +4485,32 @@ void promote_highest(placing *p) {
    put first what stood out at the top, and keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of
    Pisarchyk and Lee, 2020, is one of these orders). What needs no more than s->live is perfect, and ends the search.
 
+   The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
+   that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
+   less than the others (tools/bench/results/2026-11-22-arena.txt). Rows of groups have no such room: closer packing
+   is better for them.
+
    An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
    once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
 bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
     static const struct {
         body_order order;
         bool narrowest;
-    } tries[] = {{BY_HEIGHT, false}, /* the best of these where there is only time for one */
+    } tries[] = {{BY_ROOM, false}, /* in slots, see below */
+                 {BY_HEIGHT, false},
                  {BY_LATEST, false},
                  {BY_BEGIN, false},
                  {BY_HEIGHT, true},
                  {BY_AREA, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 5, n_more = 50;
+    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
     placing p = {};
     p.from = &from;
     p.s = s;
     p.n_times = n_times;
     bool ok = start_placing(&p);
-    for (int64_t i = 0; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
+    for (int64_t i = s->has_slots ? 0 : 1; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
         const body_before before = {s, tries[i].order};
+        p.in_slots = tries[i].order == BY_ROOM;
         for (int64_t j = 0; j < p.order.n; j++) p.order[j] = j;
         std::sort(p.order.data, p.order.data + p.order.n, before);
         ok = try_order(&p, tries[i].narrowest);
@@ -4619,7 +4614,26 @@ struct plane_set {
 
 struct executor;
 
-struct stage {
+/* What a stage holds of a batch. */
+struct stage_batch {
+    const cf_action *actions;
+    int64_t n_actions;
+    array<planned> plan;
+    array<wait> waits;
+    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
+    array<plane_set> state, gradient;       /* by local virtual stage */
+    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
+    int64_t attention_bytes[2];             /* workspace of its largest problem, forwards and backwards */
+    int64_t arena_at, workspace_at, attention_at[2], standalone_at;
+    int64_t n_events;
+    cf_executor_memory memory_used;
+    array<unsigned char> run_memory;
+    cf_runner *runner;
+    int64_t n_issued; /* load: how far its list is issued */
+    int64_t n_ended;  /* run: how many of its actions are known to have ended */
+};
+
+struct stage : stage_batch {
     executor *owner;
     int64_t number; /* in the pipeline */
     int device;
@@ -4631,23 +4645,6 @@ struct stage {
     int64_t memory_bytes;
     char *host; /* pinned */
     int64_t host_bytes;
-
-    /* the batch */
-    const cf_action *actions;
-    int64_t n_actions;
-    array<planned> plan;
-    array<wait> waits;
-    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
-    array<plane_set> state, gradient;       /* by local virtual stage */
-    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
-    int64_t attention_bytes;                /* workspace of its largest problem */
-    int64_t arena_at, workspace_at, attention_at, standalone_at;
-    int64_t n_events;
-    cf_executor_memory memory_used;
-    array<unsigned char> run_memory;
-    cf_runner *runner;
-    int64_t n_issued; /* load: how far its list is issued */
-    int64_t n_ended;  /* run: how many of its actions are known to have ended */
 };
 
 /* Metadata of all chunks for one kind of device: the list of tiles depends on it. */
@@ -4656,8 +4653,8 @@ struct metadata_set {
     array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
     array<int64_t> tiles_at;               /* in the device's copy */
     array<unsigned char> memory;
-    size_t most_bytes; /* workspace of the largest problem */
-    int64_t bytes;     /* of the device's copy: positions, then tiles */
+    size_t most_bytes[2]; /* workspace of the largest problem, forwards and backwards */
+    int64_t bytes;        /* of the device's copy: positions, then tiles */
 };
 
 /* Positions in the lists of all stages, by kind, virtual stage and chunk. -1: not there. */
@@ -4671,19 +4668,8 @@ enum {
     AT_KINDS
 };
 
-struct executor {
-    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
-    cf_allocator allocator;
-    array<cf_cuda_stage> stage_descs;
-    array<int> devices;
-    array<stage> stages; /* the local ones */
-    int64_t first_stage; /* number of the first local one */
-    int64_t n_virtual_stages;
-    int has_state;
-    int lost; /* the device made no progress: its streams are not to be waited for */
-    int busy; /* in a load or a run: what callbacks call is refused */
-
-    /* the batch */
+/* What an executor knows of a batch. */
+struct batch {
     const cf_plan *plan;         /* NULL: none */
     const cf_schedule *schedule; /* lowered */
     cf_schedule *lowered;        /* where this object made it */
@@ -4696,8 +4682,21 @@ struct executor {
                                           sequences of padding */
     array<int32_t> seqlens;      /* what they point to */
     array<int64_t> positions_at; /* in the device's copy */
+    int timed;                   /* the last run ended well, so its events tell times */
+};
+
+struct executor : batch {
+    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
+    cf_allocator allocator;
+    array<cf_cuda_stage> stage_descs;
+    array<int> devices;
+    array<stage> stages; /* the local ones */
     array<metadata_set> sets;
-    int timed; /* the last run ended well, so its events tell times */
+    int64_t first_stage; /* number of the first local one */
+    int64_t n_virtual_stages;
+    int has_state;
+    int lost; /* the device made no progress: its streams are not to be waited for */
+    int busy; /* in a load or a run: what callbacks call is refused */
 
     /* the run */
     cf_error failure; /* code CF_OK: none so far */
@@ -4712,7 +4711,7 @@ struct executor {
 executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
 const executor *opened(const cf_executor *e) { return reinterpret_cast<const executor *>(e); }
 
-cf_result no_memory(cf_error *error) { return fail(error, CF_ERROR_MEMORY, "allocator", -1, 1, 0, "no memory"); }
+cf_result no_memory(cf_error *error) { return cf_refuse(error, CF_ERROR_MEMORY, "allocator", -1, "no memory"); }
 
 bool is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
 bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
@@ -4855,11 +4854,11 @@ const char *larger_part(int64_t fixed, int64_t each, int64_t n, const char *fixe
     return each > 0 && n > fixed / each ? each_name : fixed_name;
 }
 
-/* A new item of the arena, from the action at hand on; its end is not known yet. */
-int64_t begin_item(recording *r, int64_t bytes) {
+/* A new item of the arena, from the action at hand on; its end is not known yet. slot: bytes of a full chunk's. */
+int64_t begin_item(recording *r, int64_t bytes, int64_t slot) {
     const int64_t begin = r->position, upto = r->s->n_actions;
     const int64_t b = add_body(r->e->allocator, &r->spaces[ARENA]);
-    if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto))
+    if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto, slot))
         r->no_memory = true;
     return r->no_memory ? -1 : b;
 }
@@ -4890,7 +4889,7 @@ int64_t begin_boundary(recording *r, int64_t chunk) {
         r->too_large = "boundary_bytes_per_token";
         r->too_large_at = -1;
     }
-    return begin_item(r, bytes);
+    return begin_item(r, bytes, item_bytes(0, r->e->desc.boundary_bytes_per_token, r->e->plan->chunk_size));
 }
 
 int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
@@ -4902,7 +4901,7 @@ int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
             larger_part(fixed, each, n, "stages.activation_bytes", "stages.activation_bytes_per_token");
         r->too_large_at = virtual_stage;
     }
-    return begin_item(r, bytes);
+    return begin_item(r, bytes, item_bytes(fixed, each, r->e->plan->chunk_size));
 }
 
 int record_acquire(void *user, const cf_slot *slot) {
@@ -5261,25 +5260,22 @@ bool find_waits(recording *r) {
 
 /* ---- the lists of all stages ---- */
 
-cf_result bad_plan(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got, const char *why) {
-    return fail(error, CF_ERROR_PLAN, field, item, wanted, got, why);
-}
-
 /* What indexing below relies on, of one chunk. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
     if (c->padded < 0 || c->padded > plan->chunk_size)
-        return bad_plan(error, "padded", chunk, plan->chunk_size, c->padded, "out of range");
+        return cf_fail(error, CF_ERROR_PLAN, "padded", chunk, plan->chunk_size, c->padded, "out of range");
     if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
-        return bad_plan(error, "first_slice", chunk, plan->n_slices, c->first_slice, "no such slices");
+        return cf_fail(error, CF_ERROR_PLAN, "first_slice", chunk, plan->n_slices, c->first_slice, "no such slices");
     if (c->prefix < 0 || c->prefix > CF_MAX_LENGTH)
-        return bad_plan(error, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
+        return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
     for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *x = &plan->slices[i];
         if (x->length < 0 || x->offset < 0 || x->length > c->padded || x->offset > c->padded - x->length)
-            return bad_plan(error, "slices", i, c->padded, x->offset, "outside its chunk");
+            return cf_fail(error, CF_ERROR_PLAN, "slices", i, c->padded, x->offset, "outside its chunk");
         if (x->begin < 0 || x->begin > INT32_MAX - x->length)
-            return fail(error, CF_ERROR_LIMIT, "slices", i, INT32_MAX - x->length, x->begin, "positions pass 32 bits");
+            return cf_fail(error, CF_ERROR_LIMIT, "slices", i, INT32_MAX - x->length, x->begin,
+                           "positions pass 32 bits");
     }
     return CF_OK;
 }
@@ -5289,12 +5285,14 @@ cf_result check_group(const cf_plan *plan, int64_t first, cf_error *error) {
     const cf_group *g = &plan->groups[plan->chunks[first].group];
     for (int64_t i = first; i < first + g->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        if (c->n_slices < 1) return bad_plan(error, "n_slices", i, 1, c->n_slices, "a dependent chunk has a slice");
+        if (c->n_slices < 1)
+            return cf_fail(error, CF_ERROR_PLAN, "n_slices", i, 1, c->n_slices, "a dependent chunk has a slice");
         if (i + 1 == first + g->n_chunks) break;
-        if (c->n_slices != 1) return bad_plan(error, "n_slices", i, 1, c->n_slices, "only a last chunk is hybrid");
+        if (c->n_slices != 1)
+            return cf_fail(error, CF_ERROR_PLAN, "n_slices", i, 1, c->n_slices, "only a last chunk is hybrid");
         if (plan->chunks[i + 1].prefix < c->prefix + rows_of(plan, i))
-            return bad_plan(error, "prefix", i + 1, c->prefix + rows_of(plan, i), plan->chunks[i + 1].prefix,
-                            "rows overlap");
+            return cf_fail(error, CF_ERROR_PLAN, "prefix", i + 1, c->prefix + rows_of(plan, i),
+                           plan->chunks[i + 1].prefix, "rows overlap");
     }
     return CF_OK;
 }
@@ -5310,8 +5308,8 @@ cf_result check_chunks(const executor *e, cf_error *error) {
         if (group < 0) continue;
         n = plan->groups[group].n_chunks;
         if (plan->groups[group].first_chunk != i || n < 1 || n > upto - i)
-            return bad_plan(error, "first_chunk", group, i, plan->groups[group].first_chunk,
-                            "not where its chunks are");
+            return cf_fail(error, CF_ERROR_PLAN, "first_chunk", group, i, plan->groups[group].first_chunk,
+                           "not where its chunks are");
         code = check_group(plan, i, error);
     }
     return code;
@@ -5387,7 +5385,7 @@ cf_result find_order(executor *e, cf_error *error) {
         }
     } while (e->order.n > before);
     if (e->order.n == total) return CF_OK;
-    return fail(error, CF_ERROR_SCHEDULE, "actions", -1, total, e->order.n, "the stages wait for each other");
+    return cf_fail(error, CF_ERROR_SCHEDULE, "actions", -1, total, e->order.n, "the stages wait for each other");
 }
 
 /* ---- laying out one stage ---- */
@@ -5449,7 +5447,7 @@ cf_result place_spaces(recording *r, cf_error *error) {
     for (int64_t i = 0; i < r->spaces.n && ok; i++) {
         space *s = &r->spaces[i];
         if (s->total < 0 || s->total > MOST_SIZE / std::max<int64_t>(unit_bytes(*r, i), 1) - 256)
-            return fail(error, CF_ERROR_OVERFLOW, "stages", r->s->number, MOST_SIZE, -1, "sizes pass 60 bits");
+            return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->number, MOST_SIZE, -1, "sizes pass 60 bits");
     }
     for (int64_t kind = 0; kind < 4 && ok; kind++) { /* arena, host, state, gradient */
         ok = fill<int64_t>(from, &sum, n + 1, 0);
@@ -5499,7 +5497,7 @@ cf_result plan_stage(executor *e, stage *s, cf_error *error) {
     cf_result code = start_recording(&r) && start_planes(&r) ? CF_OK : no_memory(error);
     if (code == CF_OK) code = walk(&r, error);
     if (code == CF_OK && r.too_large != NULL)
-        code = fail(error, CF_ERROR_LIMIT, r.too_large, r.too_large_at, MOST_BYTES, -1, "an item is too large");
+        code = cf_fail(error, CF_ERROR_LIMIT, r.too_large, r.too_large_at, MOST_BYTES, -1, "an item is too large");
     if (code == CF_OK && e->has_state && !record_state(&r)) code = no_memory(error);
     if (code == CF_OK) code = place_spaces(&r, error);
     if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
@@ -5585,7 +5583,7 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
     const cf_allocator &from = e->allocator;
     size_t total = 0, bytes = 0;
     set->bytes = e->positions_at[e->n_steps];
-    set->most_bytes = 0;
+    set->most_bytes[0] = set->most_bytes[1] = 0;
     if (e->desc.attention.n_heads == 0) return CF_OK;
     for (int64_t i = 0; i < e->n_steps; i++) {
         const cf_attention_desc d = problem_of_chunk(e, i, *set);
@@ -5604,7 +5602,8 @@ cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
         if (code != CF_OK) return code;
         at += (int64_t)align_up(bytes, CF_MEMORY_ALIGNMENT);
         const cf_attention *a = set->attention[i];
-        set->most_bytes = std::max(set->most_bytes, std::max(a->forward_bytes, a->backward_bytes));
+        set->most_bytes[0] = std::max(set->most_bytes[0], a->forward_bytes);
+        set->most_bytes[1] = std::max(set->most_bytes[1], a->backward_bytes);
         set->tiles_at[i] = set->bytes;
         set->bytes += (int64_t)align_up(a->tiles_bytes, 256);
     }
@@ -5643,18 +5642,21 @@ cf_result upload_set(const executor *e, const metadata_set &set, const stage *s,
 
 /* ---- memory ---- */
 
-/* The most workspace that a pass asks for. */
-cf_result most_workspace(const executor *e, const stage *s, int64_t *most, cf_error *error) {
+/* The most workspace that a forward, or a backward, asks for. */
+cf_result most_workspace(const executor *e, const stage *s, bool backward, int64_t *most, cf_error *error) {
+    const char *const fixed_name = backward ? "stages.backward_bytes" : "stages.forward_bytes";
+    const char *const each_name = backward ? "stages.backward_bytes_per_token" : "stages.forward_bytes_per_token";
     *most = 0;
     for (int64_t row = 0; row < e->desc.n_virtual; row++) {
         const int64_t v = virtual_stage_at(e, row, s->number);
+        const cf_cuda_stage &d = e->stage_descs[v];
+        const int64_t fixed = backward ? d.backward_bytes : d.forward_bytes;
+        const int64_t each = backward ? d.backward_bytes_per_token : d.forward_bytes_per_token;
         for (int64_t i = 0; i < e->n_steps; i++) {
-            const int64_t fixed = e->stage_descs[v].workspace_bytes, each = e->stage_descs[v].workspace_bytes_per_token;
             const int64_t n = e->plan->chunks[e->first_chunk + i].padded, bytes = item_bytes(fixed, each, n);
             if (bytes < 0)
-                return fail(error, CF_ERROR_LIMIT,
-                            larger_part(fixed, each, n, "stages.workspace_bytes", "stages.workspace_bytes_per_token"),
-                            v, MOST_BYTES, -1, "the workspace is too large");
+                return cf_fail(error, CF_ERROR_LIMIT, larger_part(fixed, each, n, fixed_name, each_name), v, MOST_BYTES,
+                               -1, "the workspace is too large");
             *most = std::max(*most, bytes);
         }
     }
@@ -5675,10 +5677,7 @@ int64_t standalone_bytes(const executor *e, stage *s) {
 cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     const metadata_set &set = e->sets[s->set_index];
     cf_executor_memory *m = &s->memory_used;
-    const int64_t standalone = standalone_bytes(e, s);
-    int64_t at = set.bytes, own = 0;
-    const cf_result code = most_workspace(e, s, &own, error);
-    if (code != CF_OK) return code;
+    int64_t at = set.bytes;
     m->metadata = set.bytes;
     s->arena_at = at;
     at += m->arena;
@@ -5686,14 +5685,21 @@ cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
     for (int64_t i = 0; i < s->gradient.n; at += plane_bytes(s->gradient[i], s->gradient[i].rows), i++)
         s->gradient[i].at = at;
     s->workspace_at = at;
-    s->attention_at = at + own;
-    s->attention_bytes = (int64_t)align_up(set.most_bytes, 256);
-    s->standalone_at = s->attention_at + s->attention_bytes;
-    m->workspace = own + s->attention_bytes + standalone;
+    for (int backward = 0; backward < 2; backward++) { /* in the same memory */
+        int64_t own = 0;
+        const cf_result code = most_workspace(e, s, backward != 0, &own, error);
+        if (code != CF_OK) return code;
+        s->attention_at[backward] = at + own;
+        s->attention_bytes[backward] = (int64_t)align_up(set.most_bytes[backward], 256);
+    }
+    s->standalone_at = s->attention_at[1] + s->attention_bytes[1];
+    m->forward_workspace = s->attention_at[0] + s->attention_bytes[0] - at;
+    m->backward_workspace = s->standalone_at + standalone_bytes(e, s) - at;
+    m->workspace = std::max(m->forward_workspace, m->backward_workspace);
     m->total = s->workspace_at + m->workspace;
     if (e->desc.memory_limit == 0 || m->total <= e->desc.memory_limit) return CF_OK;
-    return fail(error, CF_ERROR_LIMIT, "memory_limit", s->number, m->total, e->desc.memory_limit,
-                "the stage needs more memory");
+    return cf_fail(error, CF_ERROR_LIMIT, "memory_limit", s->number, m->total, e->desc.memory_limit,
+                   "the stage needs more memory");
 }
 
 /* `got` of the error: bytes that the device has free. */
@@ -5702,9 +5708,10 @@ cf_result refused_memory(cf_error *error, const stage *s, cudaError_t status, in
     forget(status); /* a refused allocation is no reason for a later call to fail */
     if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, on_device ? "memory" : "host");
     if (!on_device)
-        return fail(error, CF_ERROR_MEMORY, "host", s->number, bytes, 0, "too little pinned host memory");
+        return cf_fail(error, CF_ERROR_MEMORY, "host", s->number, bytes, 0, "too little pinned host memory");
     if (cudaMemGetInfo(&room, &all) != cudaSuccess) room = 0;
-    return fail(error, CF_ERROR_MEMORY, "memory", s->number, bytes, (int64_t)room, "the device has too little memory");
+    return cf_fail(error, CF_ERROR_MEMORY, "memory", s->number, bytes, (int64_t)room,
+                   "the device has too little memory");
 }
 
 /* Grows what there is too little of. The old block goes first, so that both need not fit at once. There is always some,
@@ -5756,7 +5763,6 @@ cf_result take_run_memory(const executor *e, stage *s, cf_error *error) {
 
 cf_result take_all(executor *e, cf_error *error) {
     cf_result code = CF_OK;
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = lay_out_stage(e, &e->stages[i], error);
     for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
         stage *s = &e->stages[i];
         code = take_memory(s, error);
@@ -5805,11 +5811,11 @@ void drop_batch(executor *e) {
 cf_result take_schedule(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     const cf_executor_desc &d = e->desc;
     if (schedule->n_stages != d.n_stages)
-        return fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, d.n_stages, schedule->n_stages,
-                    "the schedule is for another number of stages");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, d.n_stages, schedule->n_stages,
+                       "the schedule is for another number of stages");
     if (schedule->n_virtual != d.n_virtual)
-        return fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, d.n_virtual, schedule->n_virtual,
-                    "the schedule is for another number of virtual stages");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, d.n_virtual, schedule->n_virtual,
+                       "the schedule is for another number of virtual stages");
     if (schedule->lowered || d.n_stages == 1) {
         const cf_result code = cf_schedule_validate(plan, schedule, NULL, &e->allocator, error);
         if (code != CF_OK) return code;
@@ -5827,7 +5833,8 @@ cf_result take_schedule(executor *e, const cf_plan *plan, const cf_schedule *sch
     return CF_OK;
 }
 
-cf_result load_batch(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+/* All of a load that needs no device. */
+cf_result plan_batch(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     cf_result code = take_schedule(e, plan, schedule, error);
     if (code == CF_OK) code = check_chunks(e, error);
     if (code != CF_OK) return code;
@@ -5837,7 +5844,46 @@ cf_result load_batch(executor *e, const cf_plan *plan, const cf_schedule *schedu
     code = find_order(e, error);
     for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = plan_stage(e, &e->stages[i], error);
     if (code == CF_OK) code = fill_sets(e, error);
-    if (code == CF_OK) code = take_all(e, error);
+    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = lay_out_stage(e, &e->stages[i], error);
+    return code;
+}
+
+/* An executor without a batch and without device memory, for plan_batch beside the batch of another one. */
+bool copy_unloaded(const executor *from, executor *to) {
+    *to = *from;
+    static_cast<batch &>(*to) = batch();
+    to->desc.memory_limit = 0;
+    to->stages = array<stage>();
+    to->sets = array<metadata_set>();
+    if (!fill(from->allocator, &to->stages, from->stages.n, stage()) ||
+        !fill(from->allocator, &to->sets, from->sets.n, metadata_set()))
+        return false;
+    for (int64_t i = 0; i < from->stages.n; i++) {
+        to->stages[i] = from->stages[i];
+        static_cast<stage_batch &>(to->stages[i]) = stage_batch();
+        to->stages[i].owner = to;
+    }
+    for (int64_t i = 0; i < from->sets.n; i++) {
+        to->sets[i].arch = from->sets[i].arch;
+        to->sets[i].n_processors = from->sets[i].n_processors;
+    }
+    return true;
+}
+
+cf_result memory_for(const executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_executor_memory *out,
+                     cf_error *error) {
+    executor unloaded;
+    cf_result code = copy_unloaded(e, &unloaded) ? plan_batch(&unloaded, plan, schedule, error) : no_memory(error);
+    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
+        const int64_t here = i - e->first_stage;
+        out[i] = cf_executor_memory();
+        if (here < 0 || here >= e->stages.n) continue;
+        out[i] = unloaded.stages[here].memory_used;
+        out[i].allocated = e->stages[here].memory_bytes;
+    }
+    drop_batch(&unloaded);
+    drop(e->allocator, &unloaded.stages);
+    drop(e->allocator, &unloaded.sets);
     return code;
 }
 
@@ -5898,8 +5944,8 @@ cudaError_t drain(executor *e) {
 
 cf_result fail_drain(cf_error *error, cudaError_t status) {
     if (status != cudaErrorNotReady) return fail_cuda(error, status, "device");
-    return fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)status,
-                "work on a stage's stream did not end in time");
+    return cf_fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)status,
+                   "work on a stage's stream did not end in time");
 }
 
 /* ---- errors of a run ---- */
@@ -5992,7 +6038,8 @@ void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->mem
  */
 
 cf_result fail_nccl(cf_error *error, ncclResult_t status) {
-    return fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status, ncclGetErrorString(status));
+    return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status,
+                   ncclGetErrorString(status));
 }
 
 /* A communicator that does not block says "in progress", and is to be asked until it is not. */
@@ -6019,12 +6066,12 @@ cf_result find_rank(executor *e, cf_error *error) {
     if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
     if (status != ncclSuccess) return fail_nccl(error, status);
     if (n != e->desc.n_stages)
-        return fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
     const cudaError_t found = cudaGetDevice(&current);
     if (found != cudaSuccess) return fail_cuda(error, found, "devices");
     if (e->devices.n > 0) current = e->devices[rank];
     if (current != device)
-        return fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
     e->first_stage = rank;
     return CF_OK;
 }
@@ -6213,7 +6260,7 @@ cf_state gradient_of(const stage *s, const cf_action &a) {
     return gradient;
 }
 
-void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
+void set_attention(const stage *s, const cf_action &a, bool backward, cf_cuda_step *step) {
     const executor *e = s->owner;
     const int64_t i = a.chunk - e->first_chunk;
     const metadata_set &set = e->sets[s->set_index];
@@ -6222,8 +6269,8 @@ void set_attention(const stage *s, const cf_action &a, cf_cuda_step *step) {
     if (set.attention.n == 0) return;
     step->attention = set.attention[i];
     step->tiles = s->memory + set.tiles_at[i];
-    step->attention_workspace = s->memory + s->attention_at;
-    step->attention_workspace_bytes = (size_t)s->attention_bytes;
+    step->attention_workspace = s->memory + s->attention_at[backward];
+    step->attention_workspace_bytes = (size_t)s->attention_bytes[backward];
 }
 
 /* What the callback of a pass is told. */
@@ -6232,11 +6279,12 @@ cf_cuda_step step_of(const stage *s, const cf_step *step) {
     const cf_action &a = step->action;
     const planned &p = s->plan[step->position];
     const cf_cuda_stage &d = e->stage_descs[a.stage];
+    const bool backward = a.pass != CF_F && a.pass != CF_R;
     cf_cuda_step out = {};
     out.step = step;
     out.stream = own_stream(s, p);
     out.device = s->device;
-    set_attention(s, a, &out);
+    set_attention(s, a, backward, &out);
     if (e->has_state && a.pass != CF_W)
         out.state =
             state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(e, a)], e->desc.attention.dtype);
@@ -6248,7 +6296,8 @@ cf_cuda_step step_of(const stage *s, const cf_step *step) {
     out.activation_bytes =
         p.activations < 0 ? 0 : d.activation_bytes + d.activation_bytes_per_token * step->chunk->padded;
     out.workspace = s->memory + s->workspace_at;
-    out.workspace_bytes = d.workspace_bytes + d.workspace_bytes_per_token * step->chunk->padded;
+    out.workspace_bytes = backward ? d.backward_bytes + d.backward_bytes_per_token * step->chunk->padded
+                                   : d.forward_bytes + d.forward_bytes_per_token * step->chunk->padded;
     out.input = in_arena(s, p.input);
     out.output = in_arena(s, p.output);
     out.boundary_bytes = e->desc.boundary_bytes_per_token * step->chunk->padded;
@@ -6477,8 +6526,8 @@ cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     e->n_ended = 0;
     e->n_ahead = 0;
     if (before != cudaSuccess)
-        (void)fail(&e->failure, CF_ERROR_DEVICE, "device", -1, (int64_t)cudaSuccess, (int64_t)before,
-                   "a CUDA call before this run left its error");
+        (void)cf_fail(&e->failure, CF_ERROR_DEVICE, "device", -1, (int64_t)cudaSuccess, (int64_t)before,
+                      "a CUDA call before this run left its error");
     if (e->failure.code == CF_OK) (void)open_runners(e, &e->failure);
     if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);
     if (e->failure.code == CF_OK) issue_and_await(e);
@@ -6524,44 +6573,46 @@ cf_result read_times(const executor *e, const stage *s, double *start, double *e
 
 /* ---- making one ---- */
 
-cf_result bad_desc(cf_error *error, const char *field, int64_t item, int64_t wanted, int64_t got, const char *why) {
-    return fail(error, CF_ERROR_ARGUMENT, field, item, wanted, got, why);
-}
-
 cf_result check_counts(cf_executor_desc *d, cf_error *error) {
     if (d->n_stages == 0) d->n_stages = 1;
     if (d->n_virtual == 0) d->n_virtual = 1;
     if (d->timeout == 0.0) d->timeout = 600.0;
     if (d->n_stages < 1 || d->n_stages > CF_MAX_STAGES)
-        return bad_desc(error, "n_stages", -1, CF_MAX_STAGES, d->n_stages, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, CF_MAX_STAGES, d->n_stages, "out of range");
     if (d->n_virtual < 1 || d->n_virtual > CF_MAX_STAGES / d->n_stages)
-        return bad_desc(error, "n_virtual", -1, CF_MAX_STAGES / d->n_stages, d->n_virtual, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, CF_MAX_STAGES / d->n_stages, d->n_virtual,
+                       "out of range");
     if (d->nccl == NULL && d->n_stages * d->n_virtual > MOST_LOCAL_STAGES)
-        return fail(error, CF_ERROR_LIMIT, "n_stages", -1, MOST_LOCAL_STAGES, d->n_stages * d->n_virtual,
-                    "too many virtual stages in one process");
+        return cf_fail(error, CF_ERROR_LIMIT, "n_stages", -1, MOST_LOCAL_STAGES, d->n_stages * d->n_virtual,
+                       "too many virtual stages in one process");
     if (!(d->timeout > 0.0 && d->timeout <= 1e9))
-        return bad_desc(error, "timeout", -1, 600, 0, "must be a positive number of seconds");
-    if (d->memory_limit < 0) return bad_desc(error, "memory_limit", -1, 0, d->memory_limit, "must not be negative");
+        return cf_fail_real(error, CF_ERROR_ARGUMENT, "timeout", -1, d->timeout,
+                            "must be a positive number of seconds");
+    if (d->memory_limit < 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "memory_limit", -1, 0, d->memory_limit, "must not be negative");
     if (d->boundary_bytes_per_token < 0 || d->boundary_bytes_per_token > MOST_BYTES)
-        return bad_desc(error, "boundary_bytes_per_token", -1, MOST_BYTES, d->boundary_bytes_per_token, "out of range");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "boundary_bytes_per_token", -1, MOST_BYTES,
+                       d->boundary_bytes_per_token, "out of range");
     if (d->boundary_bytes_per_token == 0 && d->n_stages * d->n_virtual > 1)
-        return bad_desc(error, "boundary_bytes_per_token", -1, 1, 0, "must be given with more than one virtual stage");
-    if (d->stages == NULL) return bad_desc(error, "stages", -1, 1, 0, "must not be NULL");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "boundary_bytes_per_token", -1, 1, 0,
+                       "must be given with more than one virtual stage");
+    if (d->stages == NULL) return cf_fail_null(error, "stages");
     return CF_OK;
 }
 
 cf_result check_stages(const cf_executor_desc &d, cf_error *error) {
     for (int64_t i = 0; i < d.n_stages * d.n_virtual; i++) {
         const cf_cuda_stage &s = d.stages[i];
-        const int64_t bytes[] = {s.activation_bytes, s.activation_bytes_per_token, s.workspace_bytes,
-                                 s.workspace_bytes_per_token};
+        const int64_t bytes[] = {s.activation_bytes,        s.activation_bytes_per_token, s.forward_bytes,
+                                 s.forward_bytes_per_token, s.backward_bytes,             s.backward_bytes_per_token};
         static const char *const fields[] = {"stages.activation_bytes", "stages.activation_bytes_per_token",
-                                             "stages.workspace_bytes", "stages.workspace_bytes_per_token"};
+                                             "stages.forward_bytes",    "stages.forward_bytes_per_token",
+                                             "stages.backward_bytes",   "stages.backward_bytes_per_token"};
         if (s.n_layers < 0 || s.n_layers > CF_MAX_LAYERS)
-            return bad_desc(error, "stages.n_layers", i, CF_MAX_LAYERS, s.n_layers, "out of range");
-        for (int j = 0; j < 4; j++)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "stages.n_layers", i, CF_MAX_LAYERS, s.n_layers, "out of range");
+        for (int j = 0; j < 6; j++)
             if (bytes[j] < 0 || bytes[j] > MOST_BYTES)
-                return bad_desc(error, fields[j], i, MOST_BYTES, bytes[j], "out of range");
+                return cf_fail(error, CF_ERROR_ARGUMENT, fields[j], i, MOST_BYTES, bytes[j], "out of range");
     }
     return CF_OK;
 }
@@ -6592,8 +6643,8 @@ cf_result check_attention(executor *e, cf_error *error) {
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
     for (int64_t i = 0; i < e->n_virtual_stages; i++)
         if (e->stage_descs[i].n_layers > most_row / 8 / (d->n_kv_heads * d->head_size))
-            return fail(error, CF_ERROR_LIMIT, "stages.n_layers", i, most_row / 8 / (d->n_kv_heads * d->head_size),
-                        e->stage_descs[i].n_layers, "a row of the state is too large");
+            return cf_fail(error, CF_ERROR_LIMIT, "stages.n_layers", i, most_row / 8 / (d->n_kv_heads * d->head_size),
+                           e->stage_descs[i].n_layers, "a row of the state is too large");
     e->has_state = 1;
     return CF_OK;
 }
@@ -6719,7 +6770,7 @@ cf_result make_stages(executor *e, cf_error *error) {
         s->number = e->first_stage + i;
         s->device = e->devices.n > 0 ? e->devices[s->number] : current;
         if (s->device < 0 || s->device >= n_devices)
-            return bad_desc(error, "devices", s->number, n_devices - 1, s->device, "no such device");
+            return cf_fail(error, CF_ERROR_ARGUMENT, "devices", s->number, n_devices - 1, s->device, "no such device");
         code = choose_set(e, s, error);
         if (code == CF_OK) code = make_streams(e, s, error);
         if (code == CF_OK && (i == 0 || s->device != e->stages[i - 1].device)) status = load_all_kernels();
@@ -6772,17 +6823,6 @@ void free_executor(executor *e) {
     from.release(e, from.user);
 }
 
-void *malloc_bytes(size_t bytes, void *) { return malloc(bytes); }
-void free_bytes(void *memory, void *) { free(memory); }
-
-cf_result take_allocator(const cf_allocator *given, cf_allocator *out, cf_error *error) {
-    const cf_allocator standard = {malloc_bytes, free_bytes, NULL};
-    *out = given != NULL && (given->alloc != NULL || given->release != NULL) ? *given : standard;
-    if (out->alloc == NULL) return bad_desc(error, "allocator.alloc", -1, 1, 0, "must not be NULL");
-    if (out->release == NULL) return bad_desc(error, "allocator.release", -1, 1, 0, "must not be NULL");
-    return CF_OK;
-}
-
 cf_result make_executor(const cf_executor_desc &d, const cf_allocator &from, executor **out, cf_error *error) {
     executor *e = static_cast<executor *>(from.alloc(sizeof(executor), from.user));
     if (e == NULL) return no_memory(error);
@@ -6810,18 +6850,19 @@ const stage *stage_here(const executor *e, int64_t number) {
 }
 
 cf_result check_called(const executor *e, cf_error *error) {
-    if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
-    return e->busy ? bad_desc(error, "executor", -1, 0, 1, "a callback must not call this") : CF_OK;
+    if (e == NULL) return cf_fail_null(error, "executor");
+    return e->busy ? cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this") : CF_OK;
 }
 
 cf_result check_usable(executor *e, cf_error *error) {
     if (e->aborted)
-        return fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
+        return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
     if (e->lost) (void)drain(e);
     return e->lost ? fail_drain(error, cudaErrorNotReady) : CF_OK;
 }
 
-cf_result no_batch(cf_error *error) { return bad_desc(error, "executor", -1, 1, 0, "no batch is loaded"); }
+cf_result no_batch(cf_error *error) { return cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 1, 0,
+                                                     "no batch is loaded"); }
 
 } /* namespace */
 
@@ -6831,15 +6872,16 @@ cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf
     const keep_thread kept;
     cf_allocator from;
     executor *e = NULL;
-    if (desc == NULL) return bad_desc(error, "desc", -1, 1, 0, "must not be NULL");
-    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (out == NULL) return cf_fail_null(error, "out");
     cf_executor_desc d = *desc;
-    cf_result code = take_allocator(d.allocator, &from, error);
+    cf_result code = cf_allocator_resolve(d.allocator, &from, error);
     if (code == CF_OK) code = check_counts(&d, error);
     if (code == CF_OK) code = check_stages(d, error);
 #ifndef CHUNKFLOW_NCCL
     if (code == CF_OK && d.nccl != NULL)
-        code = bad_desc(error, "nccl", -1, 0, 1, "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
+        code = cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, 0, 1,
+                       "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
 #endif
     if (code == CF_OK) code = make_executor(d, from, &e, error);
     if (code == CF_OK) *out = reinterpret_cast<cf_executor *>(e);
@@ -6855,13 +6897,15 @@ cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf
     drop_batch(e); /* before all else: its plan need not live any longer, whatever becomes of the new one */
     code = check_usable(e, error);
     if (code != CF_OK) return code;
-    if (plan == NULL) return bad_desc(error, "plan", -1, 1, 0, "must not be NULL");
-    if (schedule == NULL) return bad_desc(error, "schedule", -1, 1, 0, "must not be NULL");
-    if (is_own) return bad_desc(error, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
+    if (plan == NULL) return cf_fail_null(error, "plan");
+    if (schedule == NULL) return cf_fail_null(error, "schedule");
+    if (is_own)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
     const cudaError_t idle = drain(e); /* of work that the application put on the streams */
     if (idle != cudaSuccess) return fail_drain(error, idle);
     e->busy = 1;
-    code = load_batch(e, plan, schedule, error);
+    code = plan_batch(e, plan, schedule, error);
+    if (code == CF_OK) code = take_all(e, error);
     e->busy = 0;
     if (code != CF_OK) drop_batch(e);
     return code;
@@ -6891,15 +6935,26 @@ const cf_schedule *cf_executor_schedule(const cf_executor *executor_) {
 
 cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf_executor_memory *out,
                                 cf_error *error) {
-    if (executor_ == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
-    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
+    if (executor_ == NULL) return cf_fail_null(error, "executor");
+    if (out == NULL) return cf_fail_null(error, "out");
     const executor *e = opened(executor_);
     const stage *s = stage_here(e, number);
     if (s == NULL)
-        return bad_desc(error, "stage", number, e->first_stage + e->stages.n - 1, number, "not in this process");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "stage", number, e->first_stage + e->stages.n - 1, number,
+                       "not in this process");
     *out = s->memory_used; /* zeros where no batch is loaded */
     out->allocated = s->memory_bytes;
     return CF_OK;
+}
+
+cf_result cf_executor_memory_for(const cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule,
+                                 cf_executor_memory *out, cf_error *error) {
+    const keep_thread kept;
+    if (executor_ == NULL) return cf_fail_null(error, "executor");
+    if (plan == NULL) return cf_fail_null(error, "plan");
+    if (schedule == NULL) return cf_fail_null(error, "schedule");
+    if (out == NULL) return cf_fail_null(error, "out");
+    return memory_for(opened(executor_), plan, schedule, out, error);
 }
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,
@@ -6908,10 +6963,11 @@ cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *alloc
     executor *e = opened(executor_);
     cf_allocator from;
     array<double> times = {}; /* starts, then ends */
-    if (e == NULL) return bad_desc(error, "executor", -1, 1, 0, "must not be NULL");
-    if (out == NULL) return bad_desc(error, "out", -1, 1, 0, "must not be NULL");
-    if (!e->timed) return bad_desc(error, "timeline", -1, 1, 0, "needs desc.timeline and a run that ended well");
-    cf_result code = take_allocator(allocator, &from, error);
+    if (e == NULL) return cf_fail_null(error, "executor");
+    if (out == NULL) return cf_fail_null(error, "out");
+    if (!e->timed)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "timeline", -1, 1, 0, "needs desc.timeline and a run that ended well");
+    cf_result code = cf_allocator_resolve(allocator, &from, error);
     if (code != CF_OK) return code;
     const int64_t n = e->schedule->n_actions;
     if (!fill(from, &times, 2 * n, 0.0)) return no_memory(error);

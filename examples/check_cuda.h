@@ -74,7 +74,8 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     cuda.tiles = tiles;
     cuda.positions = device_ids;
     cuda.activations = take_device<char>(needs.activation_bytes + n * needs.activation_bytes_per_token);
-    cuda.workspace = take_device<char>(needs.workspace_bytes + n * needs.workspace_bytes_per_token);
+    cuda.workspace = take_device<char>(max_of(needs.forward_bytes + n * needs.forward_bytes_per_token,
+                                              needs.backward_bytes + n * needs.backward_bytes_per_token));
     cuda.attention_workspace_bytes = prepared->forward_bytes > prepared->backward_bytes ? prepared->forward_bytes
                                                                                          : prepared->backward_bytes;
     cuda.attention_workspace = take_device<char>((int64_t)cuda.attention_workspace_bytes);

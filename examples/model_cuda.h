@@ -491,28 +491,31 @@ template <typename T> static activations_of<T> take_activations(area *a, const p
     return k;
 }
 
-template <typename T> static scratch_of<T> take_scratch(area *a, const part *p) {
+template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, int backward) {
     scratch_of<T> s;
-    s.dnormed = take_rows<T>(a, p->config->hidden);
-    s.dgated = take_rows<T>(a, p->config->ffn);
-    s.dattended = take_rows<T>(a, p->config->hidden);
-    s.dq = take_rows<T>(a, p->config->hidden);
-    s.logits = take_rows<float>(a, p->range.has_head ? p->config->vocabulary : 0);
+    s.dnormed = take_rows<T>(a, backward ? p->config->hidden : 0);
+    s.dgated = take_rows<T>(a, backward ? p->config->ffn : 0);
+    s.dattended = take_rows<T>(a, backward ? p->config->hidden : 0);
+    s.dq = take_rows<T>(a, backward ? p->config->hidden : 0);
+    s.logits = take_rows<float>(a, p->range.has_head && !backward ? p->config->vocabulary : 0);
     return s;
 }
 
 /* What the executor must know of a stage: bytes, for each token and for alignment. */
 template <typename T> static cf_cuda_stage stage_needs(const part *p) {
-    area kept = {NULL, 0, 0, 0}, passing = {NULL, 0, 0, 0};
+    area kept = {NULL, 0, 0, 0}, forward = {NULL, 0, 0, 0}, backward = {NULL, 0, 0, 0};
     cf_cuda_stage needs;
     take_activations<T>(&kept, p, 1);
-    take_scratch<T>(&passing, p);
-    take_activations<T>(&passing, p, 0); /* of a forward that keeps nothing */
+    take_scratch<T>(&forward, p, 0);
+    take_activations<T>(&forward, p, 0); /* of a forward that keeps nothing */
+    take_scratch<T>(&backward, p, 1);
     needs.n_layers = n_layers_of(p);
     needs.activation_bytes = kept.n_arrays * ARRAY_ALIGNMENT;
     needs.activation_bytes_per_token = kept.bytes_per_row;
-    needs.workspace_bytes = passing.n_arrays * ARRAY_ALIGNMENT;
-    needs.workspace_bytes_per_token = passing.bytes_per_row;
+    needs.forward_bytes = forward.n_arrays * ARRAY_ALIGNMENT;
+    needs.forward_bytes_per_token = forward.bytes_per_row;
+    needs.backward_bytes = backward.n_arrays * ARRAY_ALIGNMENT;
+    needs.backward_bytes_per_token = backward.bytes_per_row;
     return needs;
 }
 
@@ -608,7 +611,7 @@ static pass_of<T> begin_pass(const part *own, const cf_cuda_step *step) {
     p.step = step;
     p.rows = kept.rows;
     p.first_row = own->first_row[step->step->action.chunk];
-    p.scratch = take_scratch<T>(&scratch, own);
+    p.scratch = take_scratch<T>(&scratch, own, step->step->action.pass != CF_F && step->step->action.pass != CF_R);
     p.kept = step->activations ? take_activations<T>(&kept, own, 1) : take_activations<T>(&scratch, own, 0);
     return p;
 }

@@ -2,7 +2,8 @@
 # executor_check.sh - the CUDA example: every schedule through the executor, checked against unchunked gradients
 #
 #     tests/executor_check.sh          under the emulation: BUILD/cuda/executor_cuda (BUILD: build)
-#     tests/executor_check.sh device   on a device: builds BUILD/executor_cuda with nvcc first; larger shapes
+#     tests/executor_check.sh device   on a device: builds BUILD/executor_cuda with nvcc first, unless EXECUTOR_CUDA
+#                                      names one; larger shapes
 #
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 # What there is no compiler or device for is skipped.
@@ -11,7 +12,7 @@
 
 build=${BUILD:-build}
 mode=${1:-emulated}
-chunkflow=$build/test/chunkflow
+chunkflow=${CHUNKFLOW:-$build/test/chunkflow}
 workplace "$build/executor_check.$mode.tmp"
 
 # run OPTIONS...: as capture; status 124: it hung
@@ -66,17 +67,15 @@ learns() {
     else fail "$name" "losses: $(awk '/^step/ { printf "%s ", $4 }' "$work/out")"; fi
 }
 
-if [ "$mode" = device ]; then
+# The example for the device that is here, with NCCL where that is.
+build_for_device() {
     nvcc=${NVCC:-nvcc}
     command -v "$nvcc" >/dev/null 2>&1 || skip_all executor "no nvcc"
-    command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all executor "no device"
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
-    n_devices=$(nvidia-smi -L | grep -c GPU)
     case $arch in
         90) code="-gencode arch=compute_90a,code=sm_90a" ;;
         *) code="-gencode arch=compute_$arch,code=sm_$arch" ;;
     esac
-    nccl=
     printf '#include <nccl.h>\nint main() { return ncclGetVersion(NULL); }\n' >"$work/nccl.cu"
     if "$nvcc" "$work/nccl.cu" -lnccl -o "$work/nccl" >/dev/null 2>&1; then nccl="NCCL=1"; fi
     # shellcheck disable=SC2086
@@ -84,7 +83,14 @@ if [ "$mode" = device ]; then
         fail "build" "nvcc failed"
         finish
     }
-    program=$build/executor_cuda
+}
+
+if [ "$mode" = device ]; then
+    command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all executor "no device"
+    n_devices=$(nvidia-smi -L | grep -c GPU)
+    nccl=
+    program=${EXECUTOR_CUDA:-$build/executor_cuda}
+    if [ -z "${EXECUTOR_CUDA:-}" ]; then build_for_device; fi
     LIMIT=600
     model="--layers 2 --hidden 128 --heads 2 --kv-heads 1 --ffn 352 --chunk-size 128"
     model="$model --synthetic 700,90,128,1,0,300,31,133"

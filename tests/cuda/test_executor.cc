@@ -264,6 +264,11 @@ static bool make_batch(const setting &x, batch *b) {
 /* ---- the same on the host, one pass after the other ---- */
 
 /* The stage that a virtual stage lies on: a V turns after every row of them. */
+static int64_t workspace_of(const cf_cuda_stage &d, int pass, int64_t rows) {
+    if (pass == CF_F || pass == CF_R) return d.forward_bytes + d.forward_bytes_per_token * rows;
+    return d.backward_bytes + d.backward_bytes_per_token * rows;
+}
+
 static int64_t stage_of(const cf_schedule *s, int64_t v) {
     const int64_t at = v % s->n_stages;
     const bool back = s->placement == CF_PLACEMENT_V && v / s->n_stages % 2 == 1;
@@ -309,7 +314,7 @@ struct host_model {
         p.last = v == n_virtual_stages - 1;
         p.keep_input = 1;
         p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.padded) / 4;
-        p.n_work = (d.workspace_bytes + d.workspace_bytes_per_token * c.padded) / 4;
+        p.n_work = workspace_of(d, pass, c.padded) / 4;
         p.seed = (word)cf_chunk_seed(seed, chunk, v);
         p.positions = positions[(size_t)(chunk - first)].data();
         p.result = &results[(size_t)((v * n + chunk - first) * RESULTS)];
@@ -440,7 +445,7 @@ struct device_model {
         p.state_rows = step->state.rows;
         p.gradient_rows = step->gradient.rows;
         p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.padded) / 4;
-        p.n_work = (d.workspace_bytes + d.workspace_bytes_per_token * c.padded) / 4;
+        p.n_work = workspace_of(d, a.pass, c.padded) / 4;
         CHECK_INT(step->workspace_bytes, 4 * p.n_work);
         CHECK_INT(step->activation_bytes, step->activations ? 4 * p.n_activations : 0);
         CHECK_INT(step->boundary_bytes, 4 * x.boundary_words * c.padded);
@@ -571,8 +576,10 @@ static void set_stages(setting *x, harness_rng *rng) {
         d.n_layers = harness_between(rng, 1, 2);
         d.activation_bytes = 4 * harness_between(rng, 0, 3);
         d.activation_bytes_per_token = 4 * harness_between(rng, 1, 9);
-        d.workspace_bytes = 4 * harness_between(rng, 0, 5);
-        d.workspace_bytes_per_token = 4 * harness_between(rng, 0, 2);
+        d.forward_bytes = 4 * harness_between(rng, 0, 5);
+        d.forward_bytes_per_token = 4 * harness_between(rng, 0, 2);
+        d.backward_bytes = 4 * harness_between(rng, 0, 5);
+        d.backward_bytes_per_token = 4 * harness_between(rng, 0, 2);
         x->stages.push_back(d);
     }
 }
@@ -830,6 +837,14 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
     if (m.n_stages() > 1) ok = ok && CHECK_INT(memory.arena_live, all.peak("arena", n, 256));
     ok = ok && CHECK_INT(memory.state_live, all.peak("state", n, 1));
     ok = ok && CHECK_INT(memory.gradient_live, all.peak("gradient", n, 1));
+    int64_t workspace[2] = {0, 0}; /* forwards and backwards; without attention, and all passes run */
+    for (const seen_pass &x : m.seen) {
+        const bool backward = x.action.pass != CF_F && x.action.pass != CF_R;
+        if (x.stage == stage) workspace[backward] = std::max(workspace[backward], x.step.workspace_bytes);
+    }
+    ok = ok && CHECK_INT(memory.forward_workspace, (workspace[0] + 255) / 256 * 256);
+    ok = ok && CHECK(memory.backward_workspace >= workspace[1]);
+    ok = ok && CHECK_INT(memory.workspace, std::max(memory.forward_workspace, memory.backward_workspace));
     ok = ok && CHECK(memory.arena >= memory.arena_live && memory.state >= memory.state_live &&
                      memory.gradient >= memory.gradient_live && memory.allocated >= memory.total);
     return ok && CHECK_INT(memory.total, memory.arena + memory.state + memory.gradient + memory.workspace +
@@ -983,6 +998,102 @@ static bool run_and_compare(device_model *m, const host_model &host) {
         return false;
     }
     return same_results(m->fetch(), host);
+}
+
+static bool same_memory(const cf_executor_memory &a, const cf_executor_memory &b) {
+    return CHECK_INT(a.arena, b.arena) && CHECK_INT(a.arena_live, b.arena_live) && CHECK_INT(a.state, b.state) &&
+           CHECK_INT(a.state_live, b.state_live) && CHECK_INT(a.gradient, b.gradient) &&
+           CHECK_INT(a.gradient_live, b.gradient_live) && CHECK_INT(a.forward_workspace, b.forward_workspace) &&
+           CHECK_INT(a.backward_workspace, b.backward_workspace) && CHECK_INT(a.workspace, b.workspace) &&
+           CHECK_INT(a.metadata, b.metadata) && CHECK_INT(a.total, b.total) && CHECK_INT(a.host, b.host) &&
+           CHECK(memcmp(&a.stats, &b.stats, sizeof a.stats) == 0);
+}
+
+/* What a batch will take is what it takes; asking changes nothing and allocates nothing on the device. */
+TEST(memory_before_loading) {
+    const int n_devices = devices_at_hand();
+    for (uint64_t seed = 1300; seed < 1330; seed++) {
+        const setting x = random_setting(seed, n_devices);
+        setting other = x;
+        batch b, more;
+        cf_error error = {};
+        other.lengths.push_back(27);
+        harness_note("%s", x.name.c_str());
+        REQUIRE(make_batch(x, &b) && make_batch(other, &more));
+        device_model m(x, b, seed);
+        host_model host(x, b, seed);
+        host.run();
+        cf_executor_desc d = m.desc();
+        d.memory_limit = 1 << 30;
+        std::vector<cf_executor_memory> asked((size_t)m.n_stages()), then((size_t)m.n_stages());
+        REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK && m.take_results());
+        REQUIRE(CHECK_INT(cf_executor_memory_for(m.executor, b.plan, b.schedule(), asked.data(), &error), CF_OK));
+        CHECK(cf_executor_schedule(m.executor) == nullptr);
+        CHECK_INT(asked[0].allocated, 0);
+        REQUIRE(CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK));
+        const cf_schedule *loaded = cf_executor_schedule(m.executor);
+        REQUIRE(CHECK_INT(cf_executor_memory_for(m.executor, more.plan, more.schedule(), then.data(), &error), CF_OK));
+        CHECK(cf_executor_schedule(m.executor) == loaded);
+        for (int64_t stage = 0; stage < m.n_stages(); stage++) {
+            cf_executor_memory memory = {};
+            REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+            REQUIRE(same_memory(asked[(size_t)stage], memory));
+            CHECK_INT(then[(size_t)stage].allocated, memory.allocated);
+        }
+        CHECK(run_and_compare(&m, host)); /* the loaded batch is whole */
+        REQUIRE(CHECK_INT(cf_executor_load(m.executor, more.plan, more.schedule(), &error), CF_OK));
+        for (int64_t stage = 0; stage < m.n_stages(); stage++) {
+            cf_executor_memory memory = {};
+            REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+            REQUIRE(same_memory(then[(size_t)stage], memory));
+        }
+    }
+}
+
+/* Bad arguments, a schedule for other stages, a limit that does not matter, and memory that is refused. */
+TEST(asking_for_memory_fails) {
+    const setting x = small_setting();
+    batch b;
+    cf_error error = {};
+    cf_executor_memory out[2], untouched[2];
+    REQUIRE(make_batch(x, &b));
+    device_model m(x, b, 1);
+    cf_executor_desc d = m.desc();
+    harness_heap heap = {};
+    const cf_allocator from = {harness_alloc, harness_release, &heap};
+    d.memory_limit = 1;
+    d.allocator = &from;
+    REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK);
+    memset(out, 0x5A, sizeof out);
+    memcpy(untouched, out, sizeof out);
+    CHECK_INT(cf_executor_memory_for(nullptr, b.plan, b.schedule(), out, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "executor");
+    CHECK_INT(cf_executor_memory_for(m.executor, nullptr, b.schedule(), out, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_executor_memory_for(m.executor, b.plan, nullptr, out, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "schedule");
+    CHECK_INT(cf_executor_memory_for(m.executor, b.plan, b.schedule(), nullptr, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    CHECK(memcmp(out, untouched, sizeof out) == 0);
+    CHECK_INT(cf_executor_memory_for(m.executor, b.plan, b.schedule(), out, &error), CF_OK);
+    CHECK(out[0].total > 1 && out[1].total > 1);
+    memcpy(out, untouched, sizeof out);
+    const int64_t live = (int64_t)heap.live;
+    int64_t n_refused = 0;
+    for (heap.fail_at = 1;; heap.fail_at++) {
+        heap.calls = 0;
+        const cf_result code = cf_executor_memory_for(m.executor, b.plan, b.schedule(), out, &error);
+        CHECK_INT(heap.live, live);
+        if (code == CF_OK) break;
+        REQUIRE(CHECK_INT(code, CF_ERROR_MEMORY) && CHECK(memcmp(out, untouched, sizeof out) == 0));
+        n_refused++;
+    }
+    CHECK(n_refused > 20);
+    heap.fail_at = 0;
+    cf_executor_free(m.executor);
+    m.executor = nullptr;
+    CHECK_INT(heap.live, 0);
+    CHECK_INT(heap.faults, 0);
 }
 
 /* ---- failures that an application makes ---- */
@@ -1253,8 +1364,10 @@ TEST(bad_descriptors) {
     stages[1] = x.stages[1];
     REFUSE((d.stages = stages, stages[0].activation_bytes = -1), CF_ERROR_ARGUMENT, "stages.activation_bytes");
     stages[0] = x.stages[0];
-    REFUSE((d.stages = stages, stages[0].workspace_bytes_per_token = INT64_MAX), CF_ERROR_ARGUMENT,
-           "stages.workspace_bytes_per_token");
+    REFUSE((d.stages = stages, stages[0].forward_bytes_per_token = INT64_MAX), CF_ERROR_ARGUMENT,
+           "stages.forward_bytes_per_token");
+    stages[0] = x.stages[0];
+    REFUSE((d.stages = stages, stages[0].backward_bytes = -1), CF_ERROR_ARGUMENT, "stages.backward_bytes");
     stages[0] = x.stages[0];
     REFUSE((d.attention.n_heads = 1, d.attention.path = CF_ATTENTION_MMA), CF_ERROR_ARGUMENT, "path"); /* of fp32 */
     REFUSE((d.attention.n_heads = 1, d.attention.arch = 75, d.attention.dtype = CF_DTYPE_BF16,
@@ -1305,9 +1418,10 @@ TEST(items_that_are_too_large) {
     REFUSE_LOAD(stages[1].activation_bytes_per_token = most, "stages.activation_bytes_per_token", 1);
     REFUSE_LOAD((stages[0].activation_bytes = most, stages[0].activation_bytes_per_token = 4),
                 "stages.activation_bytes", 0);
-    REFUSE_LOAD(stages[1].workspace_bytes_per_token = most / 2, "stages.workspace_bytes_per_token", 1);
-    REFUSE_LOAD((stages[0].workspace_bytes = most, stages[0].workspace_bytes_per_token = 4),
-                "stages.workspace_bytes", 0);
+    REFUSE_LOAD(stages[1].forward_bytes_per_token = most / 2, "stages.forward_bytes_per_token", 1);
+    REFUSE_LOAD(stages[1].backward_bytes_per_token = most / 2, "stages.backward_bytes_per_token", 1);
+    REFUSE_LOAD((stages[0].backward_bytes = most, stages[0].backward_bytes_per_token = 4),
+                "stages.backward_bytes", 0);
     REFUSE_LOAD(d.boundary_bytes_per_token = most, "boundary_bytes_per_token", -1);
     setting y = x;
     y.order.n_stages = 1;
@@ -1510,7 +1624,8 @@ TEST(attention_of_each_chunk) {
         const cf_slice *last = step->step->plan->slices + c->first_slice + c->n_slices - 1;
         CHECK_INT(a->rows_q, c->n_slices ? last->offset + last->length : 0);
         CHECK_INT(step->metadata->cu_seqlens_q[step->metadata->n_seqs], c->padded);
-        CHECK(step->attention_workspace_bytes >= std::max(a->forward_bytes, a->backward_bytes));
+        const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
+        CHECK(step->attention_workspace_bytes >= (forward ? a->forward_bytes : a->backward_bytes));
         std::vector<unsigned char> tiles(a->tiles_bytes + 1);
         std::vector<int32_t> ids((size_t)c->padded + 1);
         CHECK(cudaMemcpy(tiles.data(), step->tiles, a->tiles_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
@@ -2305,8 +2420,8 @@ TEST(timelines_of_processes) {
 #define EMULATED_CASES
 #endif
 
-SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places),
-      CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
+SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places), CASE(memory_before_loading),
+      CASE(asking_for_memory_fails), CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(items_that_are_too_large), CASE(damaged_plans),

@@ -1,12 +1,23 @@
-/* bench_attention.cu - speed of the attention kernels on a device - MIT or public domain
+/* bench_attention.cu - speed of the attention kernels on a device, and whether their variants are right - MIT or public
+   domain
 
-       bench_attention --list             one line a shape: name, heads, key heads, head size, query and key lengths
-       bench_attention [part of a name]   times forward and backward; one line each
+       bench_attention --list                          one line a shape: name, heads, key heads, head size, lengths
+       bench_attention [options] [part of a name]      times forward and backward: SHAPE VARIANT PASS MS ms N TFLOP/s
+       bench_attention --check [options] [part ...]    compares with the unfused path: SHAPE VARIANT check ok|FAIL ...
+           --variant V    which kernels, again for each more; default mma and what can run beside it
+           --seconds S    how long to repeat one pass (at least 5 runs, at most 20); default 1
+           --small        tiny shapes, for a device that is emulated
+
+   A variant is a path (unfused, mma, wgmma) and what is changed in it, without spaces:
+       +deterministic         dq without atomic sums
+       +arch=86               tiles and stages as on that compute capability: 86 has the small ones of 99 KB
+       +cache=33554432        heads in sections whose arrays share so many bytes of cache
+       +processors=66         work cut into parts as for so many multiprocessors
 
    TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
    backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
    overwritten. A time is the median of the runs. bench_attention.py puts PyTorch's numbers beside these, in the same
-   run.
+   run. What cannot run says "SHAPE VARIANT error WHY", and the others go on; the exit status is then 1.
 
    Not yet run on a device. */
 
@@ -25,16 +36,21 @@
 #include <string>
 #include <vector>
 
+/* What one variant fails with; the others go on. */
+struct failure {
+    std::string why;
+};
+
 static void need(cudaError_t status, const char *what) {
-    if (status == cudaSuccess) return;
-    fprintf(stderr, "bench_attention: %s: %s\n", what, cudaGetErrorString(status));
-    exit(1);
+    if (status != cudaSuccess) throw failure{std::string(what) + ": " + cudaGetErrorString(status)};
 }
 
 static void need(cf_result code, const cf_error &error) {
-    if (code == CF_OK) return;
-    fprintf(stderr, "bench_attention: %s\n", error.text);
-    exit(1);
+    if (code != CF_OK) throw failure{error.text};
+}
+
+static void need(bool ok, const std::string &why) {
+    if (!ok) throw failure{why};
 }
 
 struct shape {
@@ -78,6 +94,21 @@ static std::vector<shape> all_shapes() {
             one_document("prefix-512-over-64k-one-key-head", 8, 1, 128, 512, 65536)};
 }
 
+static std::vector<shape> small_shapes() {
+    shape prefixes = packed("small-packed", 4, 2, 64, 40);
+    prefixes.keys[0] += 70;
+    return {one_document("small-causal", 2, 1, 128, 70, 70), prefixes};
+}
+
+/* What --check runs: ends of tiles and of documents everywhere, a prefix, few heads, both head sizes; small enough for
+   the host to compare all numbers in a second or two. */
+static std::vector<shape> check_shapes() {
+    shape prefixes = packed("packed-4k-with-a-prefix", 16, 2, 128, 4096);
+    prefixes.keys[0] += 3001;
+    return {prefixes, packed("packed-3k-hd64", 12, 4, 64, 3001), one_document("one-key-head-1k", 8, 1, 128, 1001, 8193),
+            one_document("group-of-7", 14, 2, 128, 1555, 2001)};
+}
+
 __global__ static void normal_kernel(__nv_bfloat16 *to, size_t n, uint32_t seed) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         uint32_t z = (uint32_t)i * 2654435761u + seed;
@@ -90,40 +121,63 @@ __global__ static void normal_kernel(__nv_bfloat16 *to, size_t n, uint32_t seed)
     }
 }
 
-static void *device_bytes(std::vector<void *> *blocks, size_t bytes) {
-    void *block = nullptr;
-    need(cudaMalloc(&block, std::max<size_t>(bytes, 256)), "cudaMalloc");
-    blocks->push_back(block);
-    return block;
-}
+/* Memory of one problem, given back at its end. */
+struct device_memory {
+    std::vector<void *> blocks;
 
-static void *device_normal(std::vector<void *> *blocks, size_t n, uint32_t seed) {
-    void *block = device_bytes(blocks, 2 * n);
-    normal_kernel<<<1024, 256>>>((__nv_bfloat16 *)block, n, seed);
-    return block;
-}
-
-/* Median milliseconds of `work`, with the cache overwritten before each run. */
-template <typename F> static double median_ms(cudaStream_t stream, void *flush, size_t flush_bytes, F work) {
-    std::vector<float> times;
-    cudaEvent_t start, end;
-    need(cudaEventCreate(&start), "cudaEventCreate");
-    need(cudaEventCreate(&end), "cudaEventCreate");
-    for (int i = 0; i < 23; i++) {
-        float ms = 0.0f;
-        need(cudaMemsetAsync(flush, i, flush_bytes, stream), "cudaMemsetAsync");
-        need(cudaEventRecord(start, stream), "cudaEventRecord");
-        work();
-        need(cudaEventRecord(end, stream), "cudaEventRecord");
-        need(cudaEventSynchronize(end), "cudaEventSynchronize");
-        need(cudaEventElapsedTime(&ms, start, end), "cudaEventElapsedTime");
-        if (i >= 3) times.push_back(ms); /* the first ones warm up */
+    ~device_memory() {
+        for (void *block : blocks) cudaFree(block);
     }
-    cudaEventDestroy(start);
-    cudaEventDestroy(end);
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
+
+    void *bytes(size_t n) {
+        void *block = nullptr;
+        need(cudaMalloc(&block, std::max<size_t>(n, 256)), "cudaMalloc");
+        blocks.push_back(block);
+        need(cudaMemset(block, 0xFF, std::max<size_t>(n, 256)), "cudaMemset"); /* what is not written is NaN */
+        return block;
+    }
+
+    void *normal(size_t n, uint32_t seed) {
+        __nv_bfloat16 *block = (__nv_bfloat16 *)bytes(2 * n);
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3((unsigned)std::min<size_t>(1024, n / 256 + 1), 1, 1);
+        config.blockDim = dim3(256, 1, 1);
+        need(cudaLaunchKernelEx(&config, normal_kernel, block, n, seed), "normal_kernel");
+        return block;
+    }
+};
+
+/* ---- variants ---- */
+
+struct variant {
+    std::string name;
+    cf_attention_path path = CF_ATTENTION_AUTO;
+    bool deterministic = false;
+    int64_t arch = 0, cache = 0, processors = 0;
+};
+
+/* "mma+arch=86": the path, then what is changed. */
+static variant parse_variant(const std::string &name) {
+    variant v;
+    v.name = name;
+    for (size_t at = 0, n = 0; at <= name.size(); at += n + 1) {
+        n = std::min(name.find('+', at), name.size()) - at;
+        const std::string word = name.substr(at, n), key = word.substr(0, word.find('='));
+        const int64_t value = key.size() < word.size() ? atoll(word.c_str() + key.size() + 1) : 0;
+        if (at == 0) {
+            for (cf_attention_path path : {CF_ATTENTION_UNFUSED, CF_ATTENTION_MMA, CF_ATTENTION_WGMMA})
+                if (word == cf_attention_path_name(path)) v.path = path;
+            need(v.path != CF_ATTENTION_AUTO, "no path is named " + word);
+        } else if (word == "deterministic") v.deterministic = true;
+        else if (key == "arch" && value > 0) v.arch = value;
+        else if (key == "cache" && value > 0) v.cache = value;
+        else if (key == "processors" && value > 0) v.processors = value;
+        else need(false, "no variant is named " + word);
+    }
+    return v;
 }
+
+/* ---- one problem ---- */
 
 static std::vector<int32_t> sums_of(const std::vector<int32_t> &lengths) {
     std::vector<int32_t> sums = {0};
@@ -131,53 +185,184 @@ static std::vector<int32_t> sums_of(const std::vector<int32_t> &lengths) {
     return sums;
 }
 
-static void run_shape(const shape &s, int deterministic) {
-    const std::vector<int32_t> cu_q = sums_of(s.queries), cu_k = sums_of(s.keys);
-    std::vector<void *> blocks;
-    cf_attention_desc d;
+/* A shape under a variant: prepared, with arrays of random numbers on the device. */
+struct instance {
+    device_memory memory;
+    std::vector<int32_t> cu_q, cu_k;
+    std::vector<uint64_t> host;
+    const cf_attention *attention = nullptr;
     cf_attention_tensors x;
-    cf_error error;
-    size_t bytes = 0;
-    const cf_attention *a = nullptr;
-    cudaStream_t stream;
-    memset(&d, 0, sizeof d);
-    memset(&x, 0, sizeof x);
-    d.n_heads = s.n_heads, d.n_kv_heads = s.n_kv_heads, d.head_size = s.head_size;
-    d.n_slices = (int64_t)s.queries.size();
-    d.cu_seqlens_q = cu_q.data(), d.cu_seqlens_k = cu_k.data();
-    d.deterministic = deterministic;
-    need(cf_attention_size(&d, &bytes, &error), error);
-    std::vector<uint64_t> memory(bytes / 8 + 2);
-    need(cf_attention_prepare(&d, memory.data(), bytes, &a, &error), error);
-    need(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    const size_t q = (size_t)(a->rows_q * s.n_heads * s.head_size),
-                 k = (size_t)(a->rows_k * s.n_kv_heads * s.head_size);
-    const size_t flush_bytes = (size_t)128 << 20;
-    void *flush = device_bytes(&blocks, flush_bytes), *tiles = device_bytes(&blocks, a->tiles_bytes);
-    x.q.data = device_normal(&blocks, q, 1), x.k.data = device_normal(&blocks, k, 2);
-    x.v.data = device_normal(&blocks, k, 3), x.dout.data = device_normal(&blocks, q, 4);
-    x.out.data = device_bytes(&blocks, 2 * q), x.dq.data = device_bytes(&blocks, 2 * q);
-    x.dk.data = device_bytes(&blocks, 4 * k), x.dv.data = device_bytes(&blocks, 4 * k);
-    x.lse = (float *)device_bytes(&blocks, (size_t)(a->rows_q * s.n_heads) * 4);
-    x.workspace_bytes = std::max(a->forward_bytes, a->backward_bytes);
-    x.workspace = device_bytes(&blocks, x.workspace_bytes);
-    x.tiles = tiles;
-    need(cudaMemset(x.dk.data, 0, 4 * k), "cudaMemset");
-    need(cudaMemset(x.dv.data, 0, 4 * k), "cudaMemset");
-    need(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-    need(cudaDeviceSynchronize(), "inputs");
-    const double flop = 4.0 * (double)a->pairs * s.n_heads * s.head_size;
-    const double forward =
-        median_ms(stream, flush, flush_bytes, [&] { need(cf_attention_forward(a, &x, stream, &error), error); });
-    const double backward =
-        median_ms(stream, flush, flush_bytes, [&] { need(cf_attention_backward(a, &x, stream, &error), error); });
-    printf("%s %s forward %.4f ms %.1f TFLOP/s\n", s.name.c_str(), cf_attention_path_name(a->path), forward,
-           flop / forward * 1e-9);
-    printf("%s %s%s backward %.4f ms %.1f TFLOP/s\n", s.name.c_str(), cf_attention_path_name(a->path),
-           deterministic ? "-deterministic" : "", backward, 2.5 * flop / backward * 1e-9);
+    size_t n_q = 0, n_k = 0, n_lse = 0; /* numbers of q, k and lse */
+    cublasHandle_t cublas = nullptr;
+    cudaStream_t stream = nullptr;
+
+    ~instance() {
+        if (cublas) cublasDestroy(cublas);
+        if (stream) cudaStreamDestroy(stream);
+    }
+    instance(const instance &) = delete;
+
+    instance(const shape &s, const variant &v) : cu_q(sums_of(s.queries)), cu_k(sums_of(s.keys)) {
+        cf_attention_desc d;
+        cf_error error;
+        size_t bytes = 0;
+        memset(&d, 0, sizeof d);
+        memset(&x, 0, sizeof x);
+        d.n_heads = s.n_heads, d.n_kv_heads = s.n_kv_heads, d.head_size = s.head_size;
+        d.n_slices = (int64_t)s.queries.size();
+        d.cu_seqlens_q = cu_q.data(), d.cu_seqlens_k = cu_k.data();
+        d.deterministic = v.deterministic, d.path = v.path, d.cache_bytes = v.cache;
+        d.arch = v.arch, d.n_processors = v.processors;
+        if (d.arch > 0 && d.n_processors == 0) { /* other tiles, on this device */
+            int n = 0;
+            need(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+            d.n_processors = n;
+        }
+        need(cf_attention_size(&d, &bytes, &error), error);
+        host.resize(bytes / 8 + 2);
+        need(cf_attention_prepare(&d, host.data(), bytes, &attention, &error), error);
+        need(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        if (attention->path == CF_ATTENTION_UNFUSED)
+            need(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS, "cublasCreate");
+        take_arrays(s);
+    }
+
+    void take_arrays(const shape &s) {
+        n_q = (size_t)(attention->rows_q * s.n_heads * s.head_size);
+        n_k = (size_t)(attention->rows_k * s.n_kv_heads * s.head_size);
+        n_lse = (size_t)(attention->rows_q * s.n_heads);
+        x.q.data = memory.normal(n_q, 1), x.k.data = memory.normal(n_k, 2);
+        x.v.data = memory.normal(n_k, 3), x.dout.data = memory.normal(n_q, 4);
+        x.out.data = memory.bytes(2 * n_q), x.dq.data = memory.bytes(2 * n_q);
+        x.dk.data = memory.bytes(4 * n_k), x.dv.data = memory.bytes(4 * n_k);
+        x.lse = (float *)memory.bytes(4 * n_lse);
+        x.workspace_bytes = std::max(attention->forward_bytes, attention->backward_bytes);
+        x.workspace = memory.bytes(x.workspace_bytes);
+        x.cublas = cublas;
+        void *tiles = memory.bytes(attention->tiles_bytes);
+        x.tiles = tiles;
+        need(cudaMemset(x.dk.data, 0, 4 * n_k), "cudaMemset");
+        need(cudaMemset(x.dv.data, 0, 4 * n_k), "cudaMemset");
+        need(cudaMemcpy(tiles, attention->tiles, attention->tiles_bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+        need(cudaDeviceSynchronize(), "inputs");
+    }
+
+    void run(bool backward) {
+        cf_error error;
+        need(backward ? cf_attention_backward(attention, &x, stream, &error)
+                      : cf_attention_forward(attention, &x, stream, &error), error);
+    }
+};
+
+/* ---- speed ---- */
+
+struct timing {
+    double seconds = 1.0;
+    int warm = 2, least = 5, most = 20; /* runs: not counted, and then counted */
+    size_t flush_bytes = (size_t)128 << 20;
+};
+
+/* Median milliseconds of a pass, with the cache overwritten before each run. */
+static double median_ms(instance &i, bool backward, void *flush, const timing &how) {
+    std::vector<float> times;
+    cudaEvent_t start, end;
+    double spent = 0.0;
+    need(cudaEventCreate(&start), "cudaEventCreate");
+    need(cudaEventCreate(&end), "cudaEventCreate");
+    for (int n = 0, warm = how.warm; n < warm + how.least || (n < warm + how.most && spent < how.seconds * 1e3); n++) {
+        float ms = 0.0f;
+        need(cudaMemsetAsync(flush, n, how.flush_bytes, i.stream), "cudaMemsetAsync");
+        need(cudaEventRecord(start, i.stream), "cudaEventRecord");
+        i.run(backward);
+        need(cudaEventRecord(end, i.stream), "cudaEventRecord");
+        need(cudaEventSynchronize(end), "cudaEventSynchronize");
+        need(cudaEventElapsedTime(&ms, start, end), "cudaEventElapsedTime");
+        if (n >= how.warm) times.push_back(ms);
+        spent += ms;
+    }
+    cudaEventDestroy(start);
+    cudaEventDestroy(end);
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+static void time_shape(const shape &s, const variant &v, const timing &how) {
+    instance i(s, v);
+    void *flush = i.memory.bytes(how.flush_bytes);
+    const double flop = 4.0 * (double)i.attention->pairs * s.n_heads * s.head_size;
+    for (int backward = 0; backward < 2; backward++) {
+        const double ms = median_ms(i, backward != 0, flush, how);
+        printf("%s %s %s %.4f ms %.1f TFLOP/s\n", s.name.c_str(), v.name.c_str(), backward ? "backward" : "forward",
+               ms, (backward ? 2.5 : 1.0) * flop / ms * 1e-9);
+        fflush(stdout);
+    }
+}
+
+/* ---- correctness ---- */
+
+/* All that a forward and a backward write, as doubles: out, lse, dq, dk, dv. */
+struct outputs {
+    std::vector<double> arrays[5];
+};
+
+static const char *const output_names[5] = {"out", "lse", "dq", "dk", "dv"};
+
+template <typename T> static std::vector<T> download(const void *from, size_t n) {
+    std::vector<T> to(n);
+    need(cudaMemcpy(to.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return to;
+}
+
+static std::vector<double> doubles_of(const void *from, size_t n, bool bf16) {
+    std::vector<double> to;
+    to.reserve(n);
+    if (bf16)
+        for (__nv_bfloat16 value : download<__nv_bfloat16>(from, n)) to.push_back((double)__bfloat162float(value));
+    else
+        for (float value : download<float>(from, n)) to.push_back((double)value);
+    return to;
+}
+
+static outputs run_once(instance &i) {
+    i.x.overwrite = 1;
+    i.run(false);
+    i.run(true);
+    need(cudaStreamSynchronize(i.stream), "the kernels");
+    return {{doubles_of(i.x.out.data, i.n_q, true), doubles_of(i.x.lse, i.n_lse, false),
+             doubles_of(i.x.dq.data, i.n_q, true), doubles_of(i.x.dk.data, i.n_k, false),
+             doubles_of(i.x.dv.data, i.n_k, false)}};
+}
+
+/* The length of the difference over that of the reference; never good is a NaN on either side. */
+static double relative_difference(const std::vector<double> &got, const std::vector<double> &wanted) {
+    double gap = 0.0, size = 0.0;
+    for (size_t i = 0; i < got.size(); i++) {
+        gap += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+        size += wanted[i] * wanted[i];
+    }
+    return std::sqrt(gap) / std::sqrt(size);
+}
+
+/* Against the unfused path, and whether a second run gives the same bits where the interface promises that: an error
+   that moves is a race. P, dS and all results are rounded to bf16 on both sides: 1 % leaves room for that, and for
+   nothing else. */
+static bool check_shape(const shape &s, const variant &v, const timing &) {
+    instance one(s, v), reference(s, parse_variant("unfused"));
+    const outputs first = run_once(one), second = run_once(one), wanted = run_once(reference);
+    bool ok = true, same = true;
+    std::string text;
+    for (int a = 0; a < 5; a++) {
+        char part[64];
+        const double difference = relative_difference(first.arrays[a], wanted.arrays[a]);
+        ok = ok && difference <= 0.01;
+        if (a != 2 || v.deterministic) same = same && first.arrays[a] == second.arrays[a];
+        snprintf(part, sizeof part, " %s %.2g", output_names[a], difference);
+        text += part;
+    }
+    printf("%s %s check %s%s%s\n", s.name.c_str(), v.name.c_str(), ok && same ? "ok" : "FAIL", text.c_str(),
+           same ? "" : ", and other bits the second time");
     fflush(stdout);
-    for (void *block : blocks) cudaFree(block);
-    cudaStreamDestroy(stream);
+    return ok && same;
 }
 
 static void list_shape(const shape &s) {
@@ -188,17 +373,60 @@ static void list_shape(const shape &s) {
     printf("\n");
 }
 
-int main(int argc, char **argv) {
-    const bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
-    const char *part = argc > 1 && !list ? argv[1] : "";
-    for (const shape &s : all_shapes()) {
-        if (!list && !strstr(s.name.c_str(), part)) continue;
-        if (list) {
-            list_shape(s);
-            continue;
-        }
-        run_shape(s, 0);
-        if (s.queries.size() == 1 && s.keys[0] == 16384) run_shape(s, 1);
+/* ---- program ---- */
+
+struct settings {
+    bool list = false, check = false, small = false;
+    timing how;
+    std::string part;
+    std::vector<variant> variants;
+};
+
+/* False: an option is not known, or has no value. */
+static bool parse_settings(int argc, char **argv, settings *to) {
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i];
+        if (word == "--list") to->list = true;
+        else if (word == "--check") to->check = true;
+        else if (word == "--small") to->small = true, to->how = {0.0, 0, 1, 1, 1 << 16};
+        else if (word == "--variant" && i + 1 < argc) to->variants.push_back(parse_variant(argv[++i]));
+        else if (word == "--seconds" && i + 1 < argc) to->how.seconds = atof(argv[++i]);
+        else if (word[0] == '-') return false;
+        else to->part = word;
     }
-    return 0;
+    if (to->variants.empty())
+        for (const char *name : {"mma", "mma+deterministic", "wgmma"}) to->variants.push_back(parse_variant(name));
+    return true;
+}
+
+/* Whether all went well. An error of the device itself ends everything: it does not go away. */
+static bool run_shape(const shape &s, const variant &v, const settings &all) {
+    try {
+        if (all.check) return check_shape(s, v, all.how);
+        time_shape(s, v, all.how);
+        return true;
+    } catch (const failure &f) {
+        printf("%s %s error %s\n", s.name.c_str(), v.name.c_str(), f.why.c_str());
+        fflush(stdout);
+        if (cudaDeviceSynchronize() != cudaSuccess) exit(1);
+        return false;
+    }
+}
+
+int main(int argc, char **argv) {
+    settings all;
+    bool ok = true;
+    try {
+        need(parse_settings(argc, argv, &all), "the options are in the first lines of bench_attention.cu");
+    } catch (const failure &f) {
+        fprintf(stderr, "bench_attention: %s\n", f.why.c_str());
+        return 2;
+    }
+    for (const shape &s : all.small ? small_shapes() : all.check ? check_shapes() : all_shapes()) {
+        if (s.name.find(all.part) == std::string::npos) continue;
+        if (all.list) list_shape(s);
+        else
+            for (const variant &v : all.variants) ok = run_shape(s, v, all) && ok;
+    }
+    return ok ? 0 : 1;
 }

@@ -1,0 +1,189 @@
+#!/bin/sh
+# cuda_record.sh - tools/gpu_record.sh from end to end, on the emulated device: what it records, that it goes on where
+# an earlier call ended, and that no failing step stops the next one.
+#
+#     sh tests/cuda_record.sh        from the top of the tree; BUILD (default build) has the emulated programs
+
+. "$(dirname "$0")/helpers.sh"
+
+build=${BUILD:-build}
+[ -x "$build/cuda/bench_attention" ] || skip_all cuda_record "built without a C++ compiler"
+workplace "$build/cuda_record.tmp"
+here=$(pwd)
+case $build in /*) built=$build ;; *) built=$here/$build ;; esac
+
+# ---- tools that a machine with a device has, in $work/bin, and what stands for programs built for it ----
+
+tool() { # NAME: the script is read
+    { printf '#!/bin/sh\n' && cat; } >"$work/bin/$1" && chmod +x "$work/bin/$1"
+}
+mkdir -p "$work/bin" "$work/programs"
+tool nvidia-smi <<'END'
+case "$*" in
+    *name,driver_version,compute_cap*) echo 'A "B\C" 200, 580.1, 9.0' ;;
+    *-lms*) while :; do echo '1980, 3201, 500.5, 40'; sleep 1; done ;;
+    -L) echo 'GPU 0: emulated' ;;
+    *) echo 'emulated' ;;
+esac
+END
+tool python3 <<'END'
+exit 1
+END
+tool ncu <<'END'
+while [ "$1" != --log-file ]; do shift; done
+echo 'a profile' >"$2"
+shift 2
+exec "$@"
+END
+tool compute-sanitizer <<'END'
+while [ "$1" != --error-exitcode ]; do shift; done
+shift 2
+exec "$@"
+END
+ln -s "$built/cuda/tests" "$work/programs/cuda_tests"
+ln -s "$built/cuda/bench_attention" "$built/cuda/executor_cuda" "$built/test/chunkflow" "$work/programs"
+echo 'abc123' >"$work/programs/commit"
+python=$(command -v python3)
+CUDA_EMU_ARCH=90
+export CUDA_EMU_ARCH
+
+record() { # OPTIONS...
+    capture env "PATH=$here/$work/bin:$PATH" "BUILD=$work/build" timeout 300 \
+        sh tools/gpu_record.sh --small --programs "$work/programs" "$@"
+}
+case $work in /*) here= ;; esac
+
+# holds NAME COMMAND...: the command succeeds
+holds() {
+    name=$1
+    shift
+    if "$@" >"$work/said" 2>&1; then ok "$name"; else fail "$name" "$(tail -n 1 "$work/said")"; fi
+}
+
+# valid RECORD: every line is JSON with all that a line must have. Without python3 only its outside is looked at.
+valid() {
+    if [ -z "$python" ]; then ! grep -qvE '^\{"part": [0-7], .*"device": "A \\"B\\\\C\\" 200", .*\}$' "$1"; return; fi
+    "$python" - "$1" <<'END'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+assert lines
+for line in lines:
+    assert line["commit"] == "abc123" and line["device"] == 'A "B\\C" 200' and line["driver"] == "580.1", line
+    assert {"part", "step", "error", "clock_mhz", "memory_mhz", "watts", "celsius", "command"} <= set(line), line
+    assert line["clock_mhz"] in (1980, None), line
+assert any(line["clock_mhz"] for line in lines)
+END
+}
+
+# ended RECORD: the steps that are done, each once
+ended() { grep '"done": true' "$1" | sed 's/.*"step": "\([^"]*\)".*/\1/'; }
+
+twice() { [ -z "$(ended "$1" | sort | uniq -d)" ]; }
+
+# ---- two calls, the second of which goes on where the first one ended ----
+
+record --out "$work/first" --minutes 0.07
+expect "the first call" 0 "Go on with --resume $work/first/record.jsonl"
+record --out "$work/second" --resume "$work/first/record.jsonl"
+expect "the second call" 0 'steps in'
+all=$work/second/record.jsonl
+holds "it has all lines of the first" sh -c "! grep '\"done\": true' '$work/first/record.jsonl' | grep -qvxFf '$all'"
+holds "the first one was cut short" sh -c "[ $(ended "$work/first/record.jsonl" | wc -l) -lt $(ended "$all" | wc -l) ]"
+holds "no step ended twice" twice "$all"
+holds "every line is whole" valid "$all"
+for part in 1 2 3 4 5 6 7; do
+    holds "part $part ended well" grep -q "^{\"part\": $part, .*\"done\": true, .*\"status\": 0," "$all"
+done
+holds "nothing failed" sh -c "! grep -q '\"done\": true, .*\"status\": [1-9]' '$all'"
+for variant in mma wgmma mma+arch=86; do
+    holds "$variant is right" grep -qF "\"variant\": \"$variant\", \"check\": \"ok\"" "$all"
+    of="\"variant\": \"$(echo $variant | sed 's/+/[+]/')\""
+    for pass in forward backward; do
+        holds "$variant $pass has a speed" grep -qE \
+            "$of, \"pass\": \"$pass\", \"ms\": 0\.[0-9]*[1-9][0-9]*, \"tflops\": [0-9]" "$all"
+    done
+done
+holds "a batch was predicted" grep -qE \
+    '"batch": 2, "measured_ms": [0-9.]+, "simulated_ms": [0-9.]+, "ratio": [01]\.[0-9]+,' "$all"
+holds "the costs were fitted" grep -qE '"pass": "B", "samples": [0-9]+, "constant": [0-9.e-]+, ' "$all"
+holds "tests have their names" grep -qF '"test": "primitives.copies", "ok": true' "$all"
+holds "the sanitizer is there" grep -qF '"test": "compute-sanitizer racecheck", "ok": true' "$all"
+summary=$work/second/summary.txt
+holds "the summary says how many" grep -qE '^[0-9]+ steps in [0-9]+ s, 1[0-9] tests passed, 0 failed$' "$summary"
+holds "the summary has a table" grep -qE 'small-packed +forward .*mma [0-9.]+ .*wgmma [0-9.]+ .*86 [0-9.]+$' "$summary"
+holds "at most 8 files" sh -c "[ $(find "$work/second" -type f | wc -l) -le 8 ]"
+
+# ---- programs that fail in every way ----
+
+program() { # NAME: the script is read
+    rm -f "$work/programs/$1"
+    { printf '#!/bin/sh\n' && cat; } >"$work/programs/$1" && chmod +x "$work/programs/$1"
+}
+program cuda_tests <<'END'
+case $1 in
+    --list) ;;
+    primitives.)
+        printf 'primitives.copies ... \n    f.cc:3: 1 == 2\n    FAILED primitives.copies, 1 of 2 checks\n'
+        exit 1
+        ;;
+    state.*) trap '' TERM; sleep 100 & wait; sleep 100 ;;
+    *) exit 3 ;;
+esac
+END
+program bench_attention <<'END'
+case "$*" in
+    --list) ;;
+    *--check*) echo 'small mma check FAIL out nan'; exit 1 ;;
+    *) echo 'small mma forward nan ms inf TFLOP/s'; echo 'small wgmma error a "quoted" \ text'; kill -SEGV $$ ;;
+esac
+END
+program executor_cuda <<'END'
+[ "$1" = --help ] || { printf 'tab\there, \001 and "quotes" \\ and no end of line' >&2; exit 1; }
+END
+record --out "$work/third" --limit 1
+expect "failing programs" 1 'steps in'
+all=$work/third/record.jsonl
+holds "failing programs: every line is whole" valid "$all"
+for part in 1 2 3 4 5 6 7; do
+    holds "failing programs: part $part was tried" grep -qE \
+        "^\{\"part\": $part, .*\"done\": true, .*\"status\": [1-9]" "$all"
+done
+holds "a test that failed" grep -qF \
+    '"test": "primitives.copies", "ok": false, "error": "FAILED primitives.copies' "$all"
+holds "a step that hung" grep -qE \
+    '"step": "tests state.clears_rows", "done": true, .*"error": "stopped after [1-9]' "$all"
+holds "a number that is none" grep -qF '"pass": "forward", "ms": null, "tflops": null' "$all"
+holds "a variant that cannot run" grep -qF '"variant": "wgmma", "error": "a \"quoted\" \\ text"' "$all"
+holds "a variant that is wrong is not swept" sh -c "! grep -q '\"step\": \"sweep' '$all'"
+holds "what has no end of line" grep -qF 'tab here,   and \"quotes\" \\ and no end of line' "$all"
+holds "the summary has the failures" grep -q '^    primitives.copies: FAILED' "$work/third/summary.txt"
+
+# ---- programs that do not start are built where they are needed ----
+
+tool make <<'END'
+printf '%s\n' "$@" >"$MAKE_SAID"
+END
+program cuda_tests <<'END'
+exit 127
+END
+MAKE_SAID=$work/make.said
+export MAKE_SAID
+record --out "$work/fourth" --limit 1 --minutes 0.2
+expect "programs that do not start" 1 'they still do not'
+holds "they are built for this device" sh -c "grep -qx gpu-programs '$MAKE_SAID' && grep -q code=sm_90a '$MAKE_SAID'"
+
+program cuda_tests <<'END'
+echo 'cuda: no device'
+END
+record --out "$work/fifth"
+expect "no device" 0 'gpu_record: there is no device'
+holds "no device: no result" sh -c "! [ -s '$work/fifth/record.jsonl' ]"
+
+# ---- options ----
+
+for wrong in "--nonsense" "--minutes" "--minutes many" "--resume $work/none"; do
+    # shellcheck disable=SC2086
+    capture sh tools/gpu_record.sh $wrong
+    complained "refused: $wrong" 2 '^gpu_record: '
+done
+finish

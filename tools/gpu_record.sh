@@ -1,0 +1,472 @@
+#!/bin/sh
+# gpu_record.sh - the first minutes on a device: one command that tests, measures and compares, and leaves a few files
+#
+#     make gpu-record                              builds what is needed, then runs this
+#     sh tools/gpu_record.sh [options]             from the top of the tree, with what `make gpu-programs` has built
+#         --out DIR          where the files go (default BUILD/gpu_record)
+#         --resume RECORD    goes on where this record.jsonl of an earlier call ended
+#         --minutes M        of this call; what is left over is for the next one (default 8)
+#         --sweep M          of these, at most for trying variants of kernels (default 3)
+#         --programs DIR     what `make gpu-programs` has built, here or elsewhere (default BUILD/gpu)
+#         --limit S          no step takes longer than this
+#         --small            tiny sizes, for a device that is emulated
+#
+# In this order, because the time on a device may end at any moment:
+#     1  the primitives of the kernels against known bits
+#     2  all tests, without a sanitizer
+#     3  attention: is each variant right, then how fast is it, beside PyTorch's flash and cuDNN backends in turn with
+#        them; then a sweep over variants (tiles, stages, sections, parts)
+#     4  the executor: a measured timeline beside the simulated one of the same schedule
+#     5  costs fitted to one batch predict another one
+#     6  profiles, where there is a profiler
+#     7  memcheck and racecheck, where there is a sanitizer
+# Every step has a limit of its own, and none stops the next one. Three calls of 8 minutes are enough for everything.
+#
+# record.jsonl gets a line for each result as it comes, and one when a step ends; summary.txt is made from it, log.txt
+# is what was printed. The exit status is 0 if every step that was run ended well. Not yet run on a device.
+
+set -u
+LC_ALL=C
+export LC_ALL
+
+BUILD=${BUILD:-build}
+NVCC=${NVCC:-nvcc}
+out=$BUILD/gpu_record
+programs=$BUILD/gpu
+resume=
+minutes=8
+sweep=3
+most=3600
+small=
+
+usage() {
+    printf 'gpu_record: %s; the options are in the first lines of tools/gpu_record.sh\n' "$1" >&2
+    exit 2
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --small) small=yes ;;
+        --out | --resume | --minutes | --sweep | --programs | --limit)
+            [ $# -ge 2 ] || usage "$1 wants a value"
+            case $1 in
+                --out) out=$2 ;;
+                --resume) resume=$2 ;;
+                --minutes) minutes=$2 ;;
+                --sweep) sweep=$2 ;;
+                --programs) programs=$2 ;;
+                --limit) most=$2 ;;
+            esac
+            shift
+            ;;
+        *) usage "unknown option $1" ;;
+    esac
+    shift
+done
+for number in "$minutes" "$sweep" "$most"; do
+    printf '%s\n' "$number" | grep -qE '^[0-9]+(\.[0-9]+)?$' || usage "$number is no number"
+done
+[ -z "$resume" ] || [ -r "$resume" ] || usage "cannot read $resume"
+mkdir -p "$out" || exit 2
+
+work=$(mktemp -d) || exit 2
+sampler=
+trap '[ -z "$sampler" ] || kill "$sampler" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+record=$out/record.jsonl
+log=$out/log.txt
+if [ -n "$resume" ]; then cp "$resume" "$work/record" || exit 2; else : >"$work/record"; fi
+cp "$work/record" "$record" || exit 2
+: >"$log" || exit 2
+
+now() { date +%s; }
+begin=$(now)
+end=$(awk -v begin="$begin" -v minutes="$minutes" 'BEGIN { printf "%d", begin + 60 * minutes }')
+failures=0
+left_over=
+
+# ---- lines of the record ----
+
+# A text as JSON wants it between quotes.
+quoted() {
+    printf '%s' "$1" | tr '\000-\037' ' ' | cut -c 1-400 | sed 's/[\\"]/\\&/g'
+}
+
+# A number as JSON has it: 1,234 and +5 become 1234 and 5; what is none (nan, inf) becomes null.
+number() {
+    plain=$(printf '%s' "$1" | tr -d ,)
+    plain=${plain#+}
+    if printf '%s\n' "$plain" | grep -qE '^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$'; then printf '%s' "$plain"
+    else printf null; fi
+}
+
+ask_device() { # FIELD: of nvidia-smi, of the first device
+    nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits -i 0 2>/dev/null | head -n 1
+}
+
+# Clocks, power and temperature as they were a moment ago: a process of its own asks all the time.
+clocks() {
+    tail -n 1 "$work/clocks" 2>/dev/null | awk -F ', *' '
+        function number(text) { return text ~ /^[0-9]+(\.[0-9]+)?$/ ? text : "null" }
+        { line = $0 }
+        END {
+            split(line, field, /, */)
+            printf "\"clock_mhz\": %s, \"memory_mhz\": %s, \"watts\": %s, \"celsius\": %s", number(field[1]),
+                number(field[2]), number(field[3]), number(field[4])
+        }'
+}
+
+# The current step's: a line with these members (JSON without braces) and an error, which may be empty.
+part=0
+step=
+command=
+emit() { # MEMBERS ERROR
+    printf '{"part": %s, "step": "%s", %s, "error": "%s", %s, %s, "command": "%s"}\n' "$part" "$(quoted "$step")" "$1" \
+        "$(quoted "$2")" "$(clocks)" "$machine" "$(quoted "$command")" >>"$record"
+}
+
+# What a line of a benchmark says; a shape and a variant come first.
+take_attention() { # SHAPE VARIANT ...
+    said=$*
+    of="\"shape\": \"$(quoted "$1")\", \"variant\": \"$(quoted "$2")\""
+    case $3 in
+        forward | backward) emit "$of, \"pass\": \"$3\", \"ms\": $(number "$4"), \"tflops\": $(number "$6")" "" ;;
+        check) if [ "$4" = ok ]; then emit "$of, \"check\": \"ok\"" ""; else emit "$of, \"check\": \"FAIL\"" "$said"; fi ;;
+        error) emit "$of" "${said#* error }" ;;
+    esac
+}
+
+take_batch() { # executor N measured X ms simulated Y ms ratio Z
+    emit "\"batch\": $(number "$2"), \"measured_ms\": $(number "$4"), \"simulated_ms\": $(number "$7"), \
+\"ratio\": $(number "${10}")" ""
+}
+
+take_fit() { # PASS SAMPLES CONSTANT PER-ROW PER-PAIR MEAN% ABSOLUTE% ...
+    emit "\"pass\": \"$1\", \"samples\": $(number "$2"), \"constant\": $(number "$3"), \"per_token\": $(number "$4"), \
+\"per_pair\": $(number "$5"), \"mean_absolute_percent\": $(number "${7%\%}")" ""
+}
+
+take_test() { # NAME true|false WHY
+    emit "\"test\": \"$(quoted "$1")\", \"ok\": $2" "$3"
+}
+
+# A result, if a line of what a step prints is one. set -f: words of the line are no patterns of file names.
+take_line() { # LINE
+    rest=${1#* }
+    set -f
+    # shellcheck disable=SC2086
+    case $1 in
+        *' ms '*' TFLOP/s' | *' '*' check ok '* | *' '*' check FAIL '*) take_attention $1 ;;
+        [a-z0-9]*' '*' error '*) take_attention $1 ;;
+        *' ... ok'*) take_test "${1%% ... ok*}" true "" ;;
+        '    FAILED '*) take_test "$(printf '%s' "$1" | sed 's/^ *FAILED //; s/,.*//')" false "${1#    }" ;;
+        'ok '*) take_test "$rest" true "" ;;
+        'FAIL '*) take_test "${rest%%: *}" false "$rest" ;;
+        'skip '*) emit "\"skipped\": \"$(quoted "$rest")\"" "" ;;
+        'executor '*' measured '*' simulated '*) take_batch $1 ;;
+        [FRBIW]' '*%*%*) take_fit $1 ;;
+    esac
+    set +f
+}
+
+# ---- steps ----
+
+has_ended() { grep -qF "\"step\": \"$(quoted "$1")\", \"done\": true" "$record"; }
+
+# Reads what a process prints while it runs, and goes on when it ends, whoever else still has the file open.
+follow() { # PROCESS FILE
+    exec 3<"$2"
+    begun=
+    lines=0
+    while :; do
+        alive=yes
+        kill -0 "$1" 2>/dev/null || alive=
+        while IFS= read -r line <&3; do
+            line=$begun$line
+            begun=
+            lines=$((lines + 1))
+            [ "$lines" -gt 3000 ] || printf '%s\n' "$line" >>"$log"
+            [ "$lines" -gt 3000 ] || take_line "$line"
+        done
+        begun=$begun$line
+        [ -n "$alive" ] || break
+        sleep 0.2 2>/dev/null || sleep 1
+    done
+    exec 3<&-
+}
+
+# A step is not run if the record has its end. One that the call's own end cut short is left for the next call.
+run_step() { # PART NAME SECONDS COMMAND...
+    part=$1
+    step=$2
+    seconds=$3
+    shift 3
+    if has_ended "$step"; then return 0; fi
+    left=$((end - $(now)))
+    if [ "$left" -lt 3 ]; then
+        left_over="$left_over $step"
+        return 0
+    fi
+    seconds=$(awk -v a="$seconds" -v b="$most" 'BEGIN { printf "%d", a < b ? a : b < 1 ? 1 : b }')
+    cut=
+    if [ "$left" -lt "$seconds" ]; then seconds=$left cut=yes; fi
+    command=$*
+    printf '\n==== part %s, %s (at most %s s): %s\n' "$part" "$step" "$seconds" "$command" | tee -a "$log"
+    : >"$work/output"
+    started=$(now)
+    timeout -k 5 "$seconds" "$@" >"$work/output" 2>&1 </dev/null 3>&- &
+    running=$!
+    follow "$running" "$work/output"
+    status=0
+    wait "$running" || status=$?
+    end_step
+}
+
+end_step() {
+    took=$(($(now) - started))
+    why=
+    if [ "$status" -ne 0 ]; then
+        why="status $status: $(tail -n 1 "$work/output")"
+        case $status in 124 | 137) why="stopped after $took s: $(tail -n 1 "$work/output")" ;; esac
+        if [ -n "$cut" ] && [ "$took" -ge "$seconds" ]; then
+            left_over="$left_over $step"
+            emit "\"done\": false, \"seconds\": $took" "cut short by the end of this call"
+            return 0
+        fi
+        failures=$((failures + 1))
+        printf '%s: %s\n' "$step" "$why" | tee -a "$log"
+    fi
+    emit "\"done\": true, \"seconds\": $took, \"status\": $status" "$why"
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# ---- what runs ----
+
+starts() { # PROGRAM ARGUMENT
+    timeout 20 "$programs/$1" "$2" >>"$work/starts" 2>&1
+}
+
+all_start() {
+    : >"$work/starts"
+    starts cuda_tests --list && starts bench_attention --list && starts executor_cuda --help && starts chunkflow --help
+}
+
+# Programs that were built elsewhere may have to be shown this machine's cuBLAS ...
+find_cublas() {
+    wanted=$(ldd "$programs/bench_attention" 2>/dev/null | awk '/libcublas\.so.*not found/ { print $1 }')
+    [ -n "$wanted" ] || return 0
+    toolkit=$(command -v "$NVCC" 2>/dev/null)
+    for place in "${CUDA_HOME:-/usr/local/cuda}/lib64" "${toolkit%/bin/*}/lib64" /usr/local/cuda*/lib64; do
+        [ -e "$place/$wanted" ] && found=$place && break
+    done
+    if [ -z "${found:-}" ]; then
+        found=$(find /usr /opt "$HOME" -name "$wanted" 2>/dev/null | head -n 1)
+        found=${found%/*}
+    fi
+    [ -z "$found" ] || LD_LIBRARY_PATH=$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH
+}
+
+# ... or be built here after all, for this device alone.
+prepare_programs() {
+    all_start && return 0
+    find_cublas
+    all_start && return 0
+    printf 'the programs in %s do not start here: %s\n' "$programs" "$(tail -n 1 "$work/starts")" | tee -a "$log"
+    case $capability in
+        90) code='-gencode arch=compute_90a,code=sm_90a' ;;
+        *) code="-gencode arch=compute_$capability,code=sm_$capability" ;;
+    esac
+    programs=$BUILD/gpu
+    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" gpu-programs "BUILD=$BUILD" "NVCC=$NVCC" \
+        "CUDA_ARCH=$code"
+    all_start || printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
+}
+
+known=$(ask_device name,driver_version,compute_cap)
+capability=$(printf '%s' "${known##*, }" | tr -d .)
+commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+driver=${known#*, }
+machine="\"commit\": \"$(quoted "$commit")\", \"device\": \"$(quoted "${known%%, *}")\""
+machine="$machine, \"driver\": \"$(quoted "${driver%%, *}")\""
+if has nvidia-smi; then
+    nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv,noheader,nounits -i 0 \
+        -lms 500 >"$work/clocks" 2>/dev/null &
+    sampler=$!
+else
+    : >"$work/clocks"
+fi
+printf '%s; commit %s\n' "${known:-no device that nvidia-smi knows}" "$commit" | tee -a "$log"
+prepare_programs
+if timeout 20 "$programs/cuda_tests" --list 2>/dev/null | grep -q '^cuda: no device'; then
+    printf 'gpu_record: there is no device\n'
+    exit 0
+fi
+
+# What each part runs. The first variants are timed beside PyTorch, all of them in the sweep.
+bench=$programs/bench_attention
+first='mma wgmma'
+variants='mma wgmma mma+deterministic wgmma+deterministic mma+arch=86 mma+cache=16777216 mma+cache=67108864
+    wgmma+cache=16777216 wgmma+cache=67108864 mma+processors=66 wgmma+processors=66 mma+processors=264
+    wgmma+processors=264'
+shapes='causal-4k-hd128 causal-16k-hd128 packed-32k-hd128 causal-16k-hd64 packed-8k-hd128 prefix-8k-over-56k-hd128
+    causal-8k-one-key-head packed-8k-one-key-head'
+suites='attention. wgmma. state. executor. device.'
+model='--layers 8 --hidden 1024 --heads 8 --kv-heads 2 --ffn 2816 --chunk-size 4096'
+one_batch='60000,20000,300,4096,1000,7000,2000,1,77,12000'
+other_batch='33000,500,41000,900,2500,64,15000,8000,120'
+stages=4
+size=
+if [ -n "$small" ]; then
+    variants='mma wgmma mma+arch=86'
+    stages=2
+    shapes='small-packed'
+    suites='state.clears_rows executor.one_chunk'
+    model='--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16'
+    one_batch='56,5,16,3,1,0,33'
+    other_batch='40,7,90,2'
+    size=--small
+    WATCHED='state.clears_rows'
+    export WATCHED
+fi
+if [ "$capability" != 90 ]; then # none of it but a refusal to be had there
+    first=mma
+    variants=$(printf '%s' "$variants" | tr -s ' \n' '\n\n' | grep -v wgmma)
+fi
+
+# ---- parts 1 and 2: right? ----
+
+run_step 1 "primitives" 20 "$programs/cuda_tests" primitives.
+for suite in $suites; do run_step 2 "tests $suite" 120 "$programs/cuda_tests" "$suite"; done
+if [ -z "$small" ]; then
+    run_step 2 "tests of the executor's example" 180 env "EXECUTOR_CUDA=$programs/executor_cuda" \
+        "CHUNKFLOW=$programs/chunkflow" sh tests/executor_check.sh device
+fi
+
+# ---- part 3: attention ----
+
+# shellcheck disable=SC2086
+for variant in $variants; do run_step 3 "check $variant" 20 "$bench" --check $size --variant "$variant"; done
+asked=
+for variant in $first; do asked="$asked --variant $variant"; done
+# shellcheck disable=SC2086
+run_step 3 "speed" 300 env "BENCH_ATTENTION=$bench" sh tools/bench/bench_attention.sh $size $asked
+
+# Shape by shape all variants in turn, the first one again with each shape: what drifts shows there. What is wrong is
+# not timed.
+sweep_end=$(awk -v now="$(now)" -v minutes="$sweep" 'BEGIN { printf "%d", now + 60 * minutes }')
+for shape in $shapes; do
+    for variant in $variants; do
+        [ "$(now)" -lt "$sweep_end" ] || break
+        if grep -F "\"step\": \"check $variant\", \"done\": true" "$record" | grep -qvF '"status": 0'; then continue; fi
+        run_step 3 "sweep $shape $variant" 30 "$bench" $size --seconds 0.5 --variant "$variant" "$shape"
+    done
+done
+
+# ---- parts 4 and 5: the executor ----
+
+# shellcheck disable=SC2086
+executor() { # PART NAME BATCHES OPTIONS...
+    where=$1
+    name=$2
+    shift 2
+    run_step "$where" "$name" 120 sh tools/bench/bench_executor.sh "$programs" "$out" "$@" $model
+}
+executor 4 "executor, four stages that share the device" "$one_batch" --stages "$stages" --k 2 --schedule 1f1b
+executor 4 "executor, one stage" "$one_batch" --k 1
+executor 5 "one batch predicts another" "$one_batch:$other_batch" --k 2
+
+# ---- part 6: profiles ----
+
+if has ncu; then
+    for variant in $first; do
+        for pass in forward backward; do
+            run_step 6 "profile $pass $variant" 90 ncu --clock-control none --set full \
+                --kernel-name "regex:attention_$pass" --launch-skip 1 --launch-count 1 --log-file "$work/profile" \
+                "$bench" $size --variant "$variant" --seconds 0 "${shapes%% *}"
+            if [ -s "$work/profile" ]; then cat "$work/profile" >>"$out/profile.txt"; fi
+            : >"$work/profile"
+        done
+    done
+fi
+
+# ---- part 7: sanitizers ----
+
+if has compute-sanitizer; then
+    for tool in memcheck racecheck; do
+        run_step 7 "$tool" 240 env "CUDA_TESTS=$programs/cuda_tests" sh tests/cuda_device.sh --tool "$tool"
+    done
+fi
+
+# ---- the summary ----
+
+summarize() {
+    awk '
+        function value(name,  text) {
+            if (!match($0, "\"" name "\": (\"([^\"\\\\]|\\\\.)*\"|[^,}]*)")) return ""
+            text = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
+            gsub(/^"|"$/, "", text)
+            gsub(/\\/, "", text)
+            return text
+        }
+        function columns(variant) {
+            if (!(variant in known)) { known[variant] = 1; variants[++n_variants] = variant }
+        }
+        function rows(row) {
+            if (!(row in rowed)) { rowed[row] = 1; names[++n_rows] = row }
+        }
+        NR == 1 { printf "%s, driver %s, commit %s\n", value("device"), value("driver"), value("commit") }
+        value("ok") == "true" { passed++ }
+        value("ok") == "false" { failed[++n_failed] = value("test") ": " value("error") }
+        value("check") != "" {
+            columns(value("variant"))
+            if (check[value("variant")] != "FAIL") check[value("variant")] = value("check")
+        }
+        value("tflops") != "" {
+            row = sprintf("%-32s %s", value("shape"), value("pass"))
+            rows(row)
+            columns(value("variant"))
+            speed[row, value("variant")] = value("tflops")
+            if (value("clock_mhz") != "null") clock[row] = value("clock_mhz")
+        }
+        value("measured_ms") != "" {
+            executor[++n_executor] = sprintf("%-45s %10s ms measured, %10s ms simulated, ratio %s", value("step"),
+                value("measured_ms"), value("simulated_ms"), value("ratio"))
+        }
+        value("per_pair") != "" {
+            fit[++n_fit] = sprintf("%-45s %s: %s s + %s s a row + %s s a pair; off by %s %%", value("step"),
+                value("pass"), value("constant"), value("per_token"), value("per_pair"),
+                value("mean_absolute_percent"))
+        }
+        value("done") == "true" {
+            steps++
+            seconds += value("seconds")
+            if (value("status") != 0) bad[++n_bad] = value("step") ": " value("error")
+        }
+        END {
+            printf "%d steps in %d s, %d tests passed, %d failed\n", steps, seconds, passed, n_failed
+            for (i = 1; i <= n_failed; i++) print "    " failed[i]
+            for (i = 1; i <= n_bad; i++) print "    step " bad[i]
+            printf "\nvariants, and whether they are right\n"
+            for (i = 1; i <= n_variants; i++)
+                if (variants[i] in check) printf "    %-32s %s\n", variants[i], check[variants[i]]
+            printf "\nTFLOP/s, and MHz at the last of them\n"
+            for (r = 1; r <= n_rows; r++) {
+                printf "    %-42s %5s", names[r], clock[names[r]]
+                for (i = 1; i <= n_variants; i++)
+                    if ((names[r], variants[i]) in speed) printf "  %s %s", variants[i], speed[names[r], variants[i]]
+                printf "\n"
+            }
+            printf "\nexecutor\n"
+            for (i = 1; i <= n_fit; i++) print "    " fit[i]
+            for (i = 1; i <= n_executor; i++) print "    " executor[i]
+        }' "$record"
+    if [ -n "$left_over" ]; then
+        printf '\nThe time of this call ended before some steps. Go on with --resume %s\n' "$record"
+    fi
+}
+summarize >"$out/summary.txt"
+printf '\n' && cat "$out/summary.txt"
+[ "$failures" -eq 0 ]
