@@ -404,6 +404,7 @@ bench-gpu:
 
 gpu-record: gpu-programs
 	BUILD="$(BUILD)" sh tools/gpu_record.sh
+
 # ---- installing ----
 #
 # For those who do not vendor: `cc $(pkg-config --cflags chunkflow)` finds the headers. zsh reads the completion for bash.
