@@ -2117,7 +2117,8 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
-/* A choice among things that there are: above the last one is no limit, but a mistake. */
+/* A choice among things that there are: above the last one is no limit, but a mistake. Callers cast an enum to int,
+   because compilers may make it unsigned, and -1 would be reported as 4294967295. */
 static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
     if (value >= first && value <= last) return CF_OK;
     return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value,
@@ -2665,8 +2666,8 @@ static int64_t cf__pack_common_divisor(int64_t a, int64_t b) {
 
 static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) {
     const cf__member members[] = {{"chunk_size", desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT},
-                                  {"method", (int64_t)desc->method, 0, CF_PACK_COUNT - 1, CF_ERROR_ARGUMENT},
-                                  {"split", (int64_t)desc->split, 0, CF_SPLIT_COUNT - 1, CF_ERROR_ARGUMENT},
+                                  {"method", (int)desc->method, 0, CF_PACK_COUNT - 1, CF_ERROR_ARGUMENT},
+                                  {"split", (int)desc->split, 0, CF_SPLIT_COUNT - 1, CF_ERROR_ARGUMENT},
                                   {"align", desc->align, 1, desc->chunk_size, CF_ERROR_ARGUMENT},
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
                                   {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT}};
@@ -3685,8 +3686,8 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
                                   {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
-                                  {"method", (int64_t)plan->method, 0, CF_PACK_COUNT - 1, bad},
-                                  {"split", (int64_t)plan->split, 0, CF_SPLIT_COUNT - 1, bad},
+                                  {"method", (int)plan->method, 0, CF_PACK_COUNT - 1, bad},
+                                  {"split", (int)plan->split, 0, CF_SPLIT_COUNT - 1, bad},
                                   {"n_sequences", plan->n_sequences, 0, CF_MAX_SEQUENCES, bad},
                                   {"n_empty", plan->n_empty, 0, plan->n_sequences, bad},
                                   {"n_tokens", plan->n_tokens, 0, INT64_MAX, bad},
@@ -4072,7 +4073,7 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
     memset(&d, 0, sizeof d);
     if (desc != NULL) d = *desc;
     CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
-    CF__TRY(cf__choice((int64_t)d.mean, CF_MEAN_DEFAULT, CF_MEAN_PROMPTS, "mean", error));
+    CF__TRY(cf__choice((int)d.mean, CF_MEAN_DEFAULT, CF_MEAN_PROMPTS, "mean", error));
     if (n > 0 && lengths == NULL) return cf__fail_null(error, "lengths");
     if (n > 0 && weights == NULL) return cf__fail_null(error, "weights");
     if (d.mean == CF_MEAN_PROMPTS && d.prompts == NULL) return cf__fail_null(error, "prompts");
@@ -4224,10 +4225,10 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__bounded(full->pp, 1, model->layers, "parallel.pp", "must not be more than layers", error));
     CF__TRY(cf__bounded(full->n_virtual, 1, model->layers / full->pp, "parallel.n_virtual",
                         "must leave each virtual stage a layer", error));
-    CF__TRY(cf__choice((int64_t)full->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "parallel.placement", error));
+    CF__TRY(cf__choice((int)full->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "parallel.placement", error));
     CF__TRY(cf__range(full->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
     CF__TRY(cf__choice(full->zero, 0, 3, "parallel.zero", error));
-    CF__TRY(cf__choice((int64_t)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
+    CF__TRY(cf__choice((int)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
     CF__TRY(cf__range(full->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
     fitting = full->tp;
     while (!cf__model_tp_fits(model, fitting)) fitting--; /* 1 always fits */
@@ -4356,7 +4357,7 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf_parallel_validate(given->model, &given->parallel, error));
     CF__TRY(cf__range(given->fragmentation, -1, 1000, "fragmentation", error));
     *full = cf_memory_defaults(given);
-    CF__TRY(cf__choice((int64_t)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
+    CF__TRY(cf__choice((int)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
 #define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
@@ -6151,16 +6152,16 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
                          : desc->kind == CF_SCHEDULE_ZERO_BUBBLE ? CF_PLACEMENT_V
                                                                  : CF_PLACEMENT_LOOP;
-    CF__TRY(cf__choice((int64_t)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
-    CF__TRY(cf__choice((int64_t)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice((int)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
+    CF__TRY(cf__choice((int)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
     CF__TRY(cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
     CF__TRY(cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error));
     if (desc->n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual,
                         "only interleaved, zero-bubble and best have virtual stages");
-    CF__TRY(cf__choice((int64_t)desc->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_COUNT - 1, "placement", error));
-    if ((int64_t)desc->placement > placements)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "placement", -1, placements, (int64_t)desc->placement,
+    CF__TRY(cf__choice((int)desc->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_COUNT - 1, "placement", error));
+    if ((int)desc->placement > placements)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "placement", -1, placements, (int)desc->placement,
                         "only zero-bubble and best lay virtual stages in a V, and only best chooses");
     CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
@@ -8665,7 +8666,7 @@ static cf_result cf__check_shape(const cf_plan *plan, const cf_schedule *schedul
     const cf__member members[] = {
         {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
         {"n_virtual", schedule->n_virtual, 1, most_virtual, CF_ERROR_SCHEDULE},
-        {"placement", (int64_t)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
+        {"placement", (int)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
         {"k", schedule->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
         {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
         {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
@@ -8682,8 +8683,8 @@ static cf_result cf__check_shape(const cf_plan *plan, const cf_schedule *schedul
 
 static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     const cf__member members[] = {
-        {"kind", (int64_t)schedule->kind, 0, CF_SCHEDULE_COUNT - 1, CF_ERROR_SCHEDULE},
-        {"replay", (int64_t)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
+        {"kind", (int)schedule->kind, 0, CF_SCHEDULE_COUNT - 1, CF_ERROR_SCHEDULE},
+        {"replay", (int)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
         {"lowered", schedule->lowered, 0, 1, CF_ERROR_SCHEDULE}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
     return cf__check_shape(plan, schedule, error);
@@ -9769,7 +9770,7 @@ static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *sc
     int64_t most_stages = INT32_MAX / cf__max(1, schedule->n_virtual);
     const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
                                   {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
-                                  {"placement", (int64_t)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V,
+                                  {"placement", (int)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V,
                                    CF_ERROR_SCHEDULE},
                                   {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT},
                                   {"n_stages", schedule->n_stages, 1, most_stages, CF_ERROR_LIMIT}};
