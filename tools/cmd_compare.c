@@ -307,6 +307,7 @@ static void write_row(json_writer *w, const table *t, const row *r) {
     if (!r->unsplit) {
         json_integer_member(w, "k", r->what.k);
         json_text_member(w, "replay", cf_replay_name(r->what.replay));
+        json_bool_member(w, "split_backward", r->what.split_backward);
     }
     if (r->result != CF_OK) {
         json_text_member(w, "error", cf_result_name(r->result));
