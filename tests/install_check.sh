@@ -135,7 +135,8 @@ else
         source $place/share/fish/vendor_completions.d/chunkflow.fish
         complete -C 'chunkflow pack --split '; complete -C 'chunkflow pack --m'" >"$work/fish" 2>"$work/log"
     got=$(cut -f 1 "$work/fish" | LC_ALL=C sort | tr '\n' ' ')
-    if [ "$got" = "--max-slices --method cost even full " ] && ! [ -s "$work/log" ]; then ok fish_completes
+    want=$(sorted $(options pack | grep '^--m') cost even full)
+    if [ "$got" = "$want" ] && ! [ -s "$work/log" ]; then ok fish_completes
     else fail fish_completes "got '$got'" "$work/log"; fi
 fi
 
