@@ -235,8 +235,8 @@ typedef struct cf_block {
 
 /* Objects and options, in all sections. A function that makes an object puts its address into *out, to be given to the
    free function of its kind (which also takes NULL); *out is untouched on failure. A function ending in _defaults
-   returns a copy of a record of options with every default filled in; for packing, graphs and schedules NULL stands for
-   a record of zeros. */
+   returns a copy of a record of options with every default filled in; those for packing, graphs and schedules take NULL
+   for a record of zeros. */
 
 /* ================================================================================================================
    >>pack    lengths -> plan
@@ -1307,14 +1307,17 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         backward will want stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
         with K and V of the last layer. It needs scratch, of as many rows, beside the slots that are counted.
+        Without transfers in the schedule `input` and `output` are -1, and tensors go from stage to stage your own way.
    R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
-        wants_loss says in which one of the two the head runs and the loss is taken: never in both.
-   B    If clear_state_gradient is set, dK and dV are first set to zero, for the slot has those of another group. (Those
-        of a chunk without a group are scratch, and start from zero in each layer.) Then, from the last layer to the
-        first, the attention's backward adds to dK and dV of all rows that it saw, the prefix included; and only after
-        that are those of the chunk's own rows complete, because later chunks, whose backwards came before, have added
-        their share. They are taken from the state and go on through the projections of K and V. Gradients of weights
-        are added to what earlier passes have left. The gradient of the input goes to `output`.
+        wants_loss says in which one of the two the head runs and the loss is taken, each row's times its loss_weights:
+        never in both, and not in an idle chunk.
+   B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
+        dV are first set to zero, for the slot has those of another group. (Those of a chunk without a group are
+        scratch, and start from zero in each layer.) Then, from the last layer to the first, the attention's backward
+        adds to dK and dV of all rows that it saw, the prefix included; and only after that are those of the chunk's own
+        rows complete, because later chunks, whose backwards came before, have added their share. They are taken from
+        the state and go on through the projections of K and V. Gradients of weights are added to what earlier passes
+        have left. The gradient of the input goes to `output`.
    I, W B in two halves, where the schedule splits it: I leaves in the slot what W needs for the gradients of the
         weights. At W the state may be gone.
 
@@ -3893,10 +3896,10 @@ static void cf__metadata_add(cf__metadata_job *job, int64_t queries, int64_t key
 /* first, first + step, first + 2 x step ... The blocks of 16 are what compilers turn into vector code at -O2. */
 static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) {
     int64_t t = 0;
-    int32_t value = first, i;
-    for (; t + 16 <= n; t += 16, value += 16 * step)
-        for (i = 0; i < 16; i++) row[t + i] = value + i * step;
-    for (; t < n; t++, value += step) row[t] = value;
+    uint32_t value = (uint32_t)first, by = (uint32_t)step, i; /* unsigned, because they go one step past the last row */
+    for (; t + 16 <= n; t += 16, value += 16 * by)
+        for (i = 0; i < 16; i++) row[t + i] = (int32_t)(value + i * by);
+    for (; t < n; t++, value += by) row[t] = (int32_t)value;
 }
 
 /* Rows [first, end) are padding. */
@@ -3973,7 +3976,7 @@ static cf_result cf__metadata_layout(cf__metadata_job *job, void *memory, size_t
     if ((uint64_t)wanted > SIZE_MAX / 2) return cf__too_large(error, "rows");
     *bytes = (size_t)wanted;
     if (memory == NULL) return CF_OK;
-    job->weights = n_weights > 0 ? (double *)memory : NULL;
+    job->weights = job->desc.weights != NULL ? (double *)memory : NULL;
     job->cu_q = (int32_t *)(void *)((unsigned char *)memory + (size_t)n_weights * sizeof(double));
     job->cu_k = job->cu_q + ends;
     job->sequences = job->cu_k + ends;

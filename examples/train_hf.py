@@ -32,8 +32,10 @@ except ImportError:
 def attend(module, query, key, value, mask, scaling=None, sliding_window=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
            max_length_q=None, max_length_k=None, **others):
     """What the model calls for attention: causal and bottom-right in each slice, so the first one sees its prefix."""
-    if sliding_window is not None or others.get("dropout"):
-        raise NotImplementedError("neither sliding windows nor dropout in attention")
+    if sliding_window is not None or any(others.get(name) is not None for name in ("softcap", "s_aux")):
+        raise NotImplementedError("no sliding windows, soft caps or sinks in attention")
+    if others.get("dropout"):
+        raise NotImplementedError("no dropout in attention")
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
         return varlen_attn(*rows, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, scale=scaling,
@@ -52,8 +54,9 @@ transformers.AttentionInterface.register("chunkflow", attend)
 class Batch:
     """Runs the passes of one batch on one stage. Gradients are added to the model's, as backward() adds them."""
 
-    def __init__(self, model, plan, sequences):
-        self.model, self.plan = model, plan
+    def __init__(self, model, plan, sequences, seed=0):
+        self.model, self.plan, self.seed = model, plan, seed
+        self.real = torch.promote_types(model.dtype, torch.float32)  # of the loss and of sums over chunks
         self.lengths = np.array([len(s) for s in sequences])
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.tokens = np.concatenate([*sequences, [0]]).astype(np.int64)  # one more, for padding to read
@@ -86,14 +89,15 @@ class Batch:
         for layer in range(len(prefix) // 2):
             cache.update(prefix[2 * layer], prefix[2 * layer + 1], layer)
         target, weight, inputs = self.inputs(chunk)
-        with torch.set_grad_enabled(keep):
+        with torch.random.fork_rng(), torch.set_grad_enabled(keep):
+            torch.manual_seed(chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0))  # a replay drops out what F did
             output = (self.model if keep else self.model.base_model)(past_key_values=cache, use_cache=True, **inputs)
         own = [x[:, :, begin:end] for layer in cache.layers for x in (layer.keys, layer.values)] if group >= 0 else []
         if own and (not held or held[0].shape[2] == begin):  # a replay finds its rows there
             new = [x.detach() for x in own]
             self.rows[group] = [torch.cat(pair, 2) for pair in zip(held, new)] if held else new
         if keep:
-            loss = (F.cross_entropy(output.logits[0], target, reduction="none") * weight).sum()
+            loss = (F.cross_entropy(output.logits[0].to(self.real), target, reduction="none") * weight).sum()
             self.loss += loss.item()
             self.kept[chunk] = loss, prefix, own
 
@@ -102,9 +106,10 @@ class Batch:
         group, index, begin, end = self.about(chunk)
         loss, prefix, own = self.kept.pop(chunk)
         if own and group not in self.sums:  # the group's first backward, which is that of its last chunk
-            self.sums[group] = [torch.zeros_like(x) for x in self.rows[group]]
+            self.sums[group] = [torch.zeros_like(x, dtype=self.real) for x in self.rows[group]]
         sums = self.sums.get(group, [])
-        torch.autograd.backward([loss, *own], [None, *(x[:, :, begin:end] for x in sums)])
+        given = [total[:, :, begin:end].to(x.dtype) for total, x in zip(sums, own)]
+        torch.autograd.backward([loss, *own], [None, *given])
         for row, total in zip(prefix, sums):
             total[:, :, :begin] += row.grad
         if own and index == 0:

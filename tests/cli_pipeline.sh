@@ -510,6 +510,13 @@ test_files() {
         same files/csv/$kind/waits "$(tr ',\r' '\n\n' <made | grep -c '^[0-9]*SEND')" "$(tr , '\n' <made | grep -c WAIT_SEND)"
     done
     refuses files/csv/order 2 'in another order: --microbatches' plan "$@" --csv made short
+    # Where PyTorch puts receives off, its sends do not wait for them.
+    echo 8 4 >eights
+    cf plan --chunk-size 8 --k 1 --plan-json eights.json --summary eights
+    deferred=$(dirname "$HEADER")/tests/torch/2.15/interleaved-1f1b_p2_n4_deferred-recv.csv
+    refuses files/csv/deferred 1 'lists deadlock; with --buffered, where sends do not wait, it is sound$' \
+        check --plan eights.json "$deferred"
+    succeeds files/csv/buffered check --plan eights.json --buffered "$deferred"
     set -- --chunk-size 1024 --k 1 --stages 3
     refuses files/csv/replay 2 'PyTorch cannot run this schedule: .* is a replay' plan "$@" --limit 1 --csv made \
         --microbatches map short

@@ -249,6 +249,7 @@ def test_errors_carry_the_record():
     for chunk in (-1, plan.n_chunks, 2**40):
         error = raised(chunkflow.Error, plan.metadata, chunk)
         assert (error.code, error.field) == ("CF_ERROR_ARGUMENT", "chunk")
+        raised(IndexError, plan.slices_of, chunk)
     error = raised(chunkflow.Error, plan.validate, [9, 4])
     assert error.code == "CF_ERROR_PLAN" and error.field
     for n_limits in (1, 3):

@@ -347,6 +347,7 @@ TEST(padding_by_hand) {
 
 TEST(an_idle_chunk_has_empty_metadata) {
     const int64_t lengths[] = {3};
+    const double weight = 0.5;
     cf_capacity most = {0, 0, 0, 0, 0, 0};
     cf_metadata_desc how = {&most, NULL, NULL};
     cf_pack_desc desc;
@@ -363,7 +364,13 @@ TEST(an_idle_chunk_has_empty_metadata) {
     CHECK_INT(need, 2 * sizeof(int32_t));
     CHECK_INT(cf_metadata_fill(plan, 1, NULL, memory, need, &m, NULL), CF_OK);
     CHECK(m.n_seqs == 0 && m.tokens == 0 && m.rows == 0 && m.max_seqlen_q == 0 && m.max_seqlen_k == 0 && m.pairs == 0);
-    CHECK(m.cu_seqlens_q[0] == 0 && m.cu_seqlens_k[0] == 0);
+    CHECK(m.cu_seqlens_q[0] == 0 && m.cu_seqlens_k[0] == 0 && m.loss_weights == NULL);
+    how.capacity = NULL;
+    how.weights = &weight;
+    CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, need, &m, NULL), CF_OK);
+    CHECK(m.loss_weights != NULL); /* wanted, and none: not the same as not wanted */
+    how.capacity = &most;
+    how.weights = NULL;
     CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), CF_OK);
     CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, sizeof memory, &m, NULL), CF_OK);
     CHECK(m.rows == 3 && m.tokens == 0 && m.cu_seqlens_q[1] == 3 && m.sequence_ids[2] == -1);
@@ -418,6 +425,30 @@ TEST(exactly_32_bits_are_enough) {
         if (i == 0) CHECK(m.cu_seqlens_k[1] == INT32_MAX && m.position_ids[0] == INT32_MAX - 1);
         cf_plan_free(plan);
     }
+}
+
+/* The last row of chunk 2^15 - 1 has the largest position that its target can follow: nothing may step past it. */
+TEST(the_last_position_of_32_bits) {
+    const int64_t lengths[] = {2149580799}, chunk = 32767; /* 32,800 even chunks, of which 32,768 have 2^31 - 1 rows */
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    size_t bytes;
+    void *memory;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 65536;
+    desc.split = CF_SPLIT_EVEN;
+    REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
+    REQUIRE(plan->chunks[chunk].prefix + plan->chunks[chunk].padded == INT32_MAX);
+    CHECK_INT(cf_metadata_size(plan, chunk, NULL, &bytes, NULL), CF_OK);
+    memory = malloc(bytes);
+    if (CHECK(memory != NULL)) {
+        CHECK_INT(cf_metadata_fill(plan, chunk, NULL, memory, bytes, &m, NULL), CF_OK);
+        CHECK_INT(m.position_ids[m.rows - 1], INT32_MAX - 1);
+        CHECK_INT(m.target_positions[m.rows - 1], INT32_MAX);
+    }
+    free(memory);
+    cf_plan_free(plan);
 }
 
 /* ---- the loss ---- */
@@ -718,6 +749,7 @@ TEST(state_tokens_of_no_chunk_are_none) {
 SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
       CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
       CASE(an_idle_chunk_has_empty_metadata), CASE(limits_of_32_bits), CASE(exactly_32_bits_are_enough),
+      CASE(the_last_position_of_32_bits),
       CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss), CASE(weights_by_hand),
       CASE(loss_weights_refuse_bad_arguments), CASE(metadata_refuses_bad_arguments),
       CASE(questions_without_a_plan_have_answers), CASE(state_tokens_of_no_chunk_are_none));

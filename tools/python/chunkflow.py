@@ -476,6 +476,8 @@ class Plan(_Object):
 
     def slices_of(self, chunk: int) -> np.ndarray:
         """The slices of one chunk."""
+        if not 0 <= chunk < self.n_chunks:
+            raise IndexError(f"chunk {chunk} of {self.n_chunks}")
         first = self.chunks["first_slice"][chunk]
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
