@@ -450,6 +450,7 @@ typedef struct cf_capacity {
     int64_t slots;      /* activation slots of the stage */
     int64_t states;     /* its state slots */
     int64_t boundaries; /* its boundary slots */
+    int64_t scratch;    /* rows that its passes without an activation slot need beside these; 0: it has no such pass */
 } cf_capacity;
 
 /* How to describe a chunk. Zero means default in every member; NULL is all zeros. */
@@ -1306,7 +1307,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
         backward will want stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
-        with K and V of the last layer. It needs scratch, of as many rows, beside the slots that are counted.
+        with K and V of the last layer. It needs scratch of as many rows beside the slots (cf_capacity, scratch).
         Without transfers in the schedule `input` and `output` are -1, and tensors go from stage to stage your own way.
    R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
         wants_loss says in which one of the two the head runs and the loss is taken, each row's times its loss_weights:
@@ -1394,8 +1395,10 @@ typedef struct cf_run_desc {
 
 typedef struct cf_run_stats {
     int64_t done;              /* actions that ended without error */
-    int64_t peak_slots;        /* most activation slots in use at once; scratch of passes that keep nothing is extra */
+    int64_t peak_slots;        /* most activation slots in use at once */
     int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
+    int64_t peak_scratch;      /* most tokens of an F that keeps nothing: the rows of the scratch that it works in */
+    int64_t peak_rows;         /* most of both at once */
     int64_t peak_states;       /* most state slots in use at once */
     int64_t peak_state_tokens; /* most tokens whose K and V were held at once */
     int64_t peak_boundaries;   /* most boundary slots in use at once */
@@ -9724,6 +9727,15 @@ static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     return CF_ERROR_CANCELLED;
 }
 
+/* What is kept while an action runs, and what it works in where it keeps nothing. */
+static void cf__run_count_rows(cf_runner *r, const cf_action *a) {
+    int64_t kept = r->check.held.tokens;
+    int64_t scratch = a->pass == CF_F && !a->keep ? r->pipe.plan->chunks[a->chunk].padded : 0;
+    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, kept);
+    r->stats.peak_scratch = cf__max(r->stats.peak_scratch, scratch);
+    r->stats.peak_rows = cf__max(r->stats.peak_rows, kept + scratch);
+}
+
 static cf_result cf__run_action(cf_runner *r) {
     const cf_action *a = &r->actions[r->stats.done];
     cf__check_held *held = &r->check.held;
@@ -9733,7 +9745,7 @@ static cf_result cf__run_action(cf_runner *r) {
     CF__TRY(cf__check_action(&r->check, a, &r->check.cells[cf__run_cell(r, a)]));
     CF__TRY(cf__run_take(r, a));
     cf__check_hold(&r->pipe, held, a);
-    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, held->tokens);
+    cf__run_count_rows(r, a);
     step = cf__run_step_of(r, a);
     CF__TRY(cf__run_work(r, &step));
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->state);
@@ -9948,6 +9960,7 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     cf__run_raise(&capacity->slots, stats.peak_slots);
     cf__run_raise(&capacity->states, stats.peak_states);
     cf__run_raise(&capacity->boundaries, stats.peak_boundaries);
+    cf__run_raise(&capacity->scratch, stats.peak_scratch);
     return CF_OK;
 }
 

@@ -486,6 +486,9 @@ test_files() {
     refuses files/csv/reorder 2 'is a dependent chunk' plan "$@" --microbatch-order drawn
     refuses files/csv/reorder/ranks 2 'numbers the chunks of one rank' plan "$@" --microbatch-order --all-ranks --json x drawn
     refuses files/csv/torch 2 'needs --csv' plan "$@" --torch 2.15 drawn
+    for torch in 2 2. .14 2.x 2.14rc v2.14 2.14-1; do
+        refuses "files/csv/torch/$torch" 2 "got '$torch', wanted a version" plan "$@" --csv made --torch "$torch" drawn
+    done
 
     # Whole sequences only: what PyTorch runs, with a mapping, and with the plan numbered so.
     awk '$1 <= 1024' drawn >short
@@ -508,6 +511,11 @@ test_files() {
             succeeds files/csv/$kind/$torch/read check --plan sp2.json --time made
         done
         same files/csv/$kind/waits "$(tr ',\r' '\n\n' <made | grep -c '^[0-9]*SEND')" "$(tr , '\n' <made | grep -c WAIT_SEND)"
+    done
+    for torch in '1.13 2.9' '2.0.1 2.9' '2.10 2.14' '2.12.0+cu126 2.14' '2.14.1 2.14' '2.16 2.15' '3.0 2.15'; do
+        cf plan "$@" --csv made --torch "${torch#* }" --microbatch-order short
+        cf plan "$@" --csv made2 --torch "${torch% *}" --microbatch-order short
+        same_files "files/csv/torch/${torch% *}" made made2
     done
     refuses files/csv/order 2 'in another order: --microbatches' plan "$@" --csv made short
     # Where PyTorch puts receives off, its sends do not wait for them.

@@ -958,6 +958,8 @@ static void add_run_stats(const cf_run_stats *stats) {
     number("peak_states", stats->peak_states);
     number("peak_state_tokens", stats->peak_state_tokens);
     number("peak_boundaries", stats->peak_boundaries);
+    number("peak_scratch", stats->peak_scratch);
+    number("peak_rows", stats->peak_rows);
 }
 
 /* All stages, one after the other, from the allocator or from memory of ours. */

@@ -449,10 +449,29 @@ TEST(counts_by_hand) {
     }
 }
 
+/* Kept rows and scratch, counted from the list alone: an F or R that keeps adds its chunk's rows, its B takes them away,
+   and an F that keeps nothing works in as many for as long as it runs. */
+static void check_rows(const cf_plan *plan, const cf_schedule *schedule, const cf_run_stats *stats, int64_t *scratch) {
+    int64_t i, kept = 0, most = 0, most_scratch = 0;
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        int64_t rows = plan->chunks[a->chunk].padded, works = 0;
+        if (a->keep) kept += rows;
+        else if (a->pass == CF_F) works = rows;
+        raise_to(&most, kept + works);
+        raise_to(&most_scratch, works);
+        if (a->pass == CF_B) kept -= rows;
+    }
+    CHECK_INT(kept, 0);
+    CHECK_INT(stats->peak_rows, most);
+    CHECK_INT(stats->peak_scratch, most_scratch);
+    raise_to(scratch, most_scratch);
+}
+
 /* Buffers for many batches: of each member the largest that any of them needs, found chunk by chunk. */
 TEST(capacities_are_high_water_marks) {
     static oracle_batch batch;
-    cf_capacity most = {0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0};
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0, 0};
     int i;
     for (i = 0; i < 300; i++) {
         harness_rng rng = {43000000 + (uint64_t)i};
@@ -481,9 +500,11 @@ TEST(capacities_are_high_water_marks) {
         }
         raise_to(&wanted.slots, stats.peak_slots);
         raise_to(&wanted.states, stats.peak_states);
+        check_rows(plan, schedule, &stats, &wanted.scratch);
         CHECK_INT(cf_run_capacity(plan, schedule, 0, &most, NULL), CF_OK);
         CHECK(most.rows == wanted.rows && most.prefix == wanted.prefix && most.n_seqs == wanted.n_seqs);
         CHECK(most.slots == wanted.slots && most.states == wanted.states && most.boundaries == 0);
+        CHECK_INT(most.scratch, wanted.scratch);
         cf_schedule_free(schedule);
         cf_plan_free(plan);
     }

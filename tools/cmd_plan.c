@@ -30,7 +30,7 @@ typedef struct plan_options {
     int no_list;
     int summary;
     int csv_extensions;
-    int64_t torch; /* 0: not given, else schedule_csv_torch + 1 */
+    const char *torch; /* a version */
     int microbatch_order;
     int metadata;
     int all_ranks;
@@ -87,9 +87,9 @@ static const cli_option options[] = {
      .help = "write the passes as PyTorch's pipelining loads them with\n"
      "format=\"compute_only\". Its microbatches have one shape: pad\n"
      "each chunk to ChunkSize"},
-    {.name = "--torch", .value = "2.9|2.14|2.15", .kind = CLI_CHOICE, .offset = offsetof(plan_options, torch),
-     .help = "write --csv with transfers, for format=\"compute_comms\": 2.9 is\n"
-     "for that and older, 2.14 from 2.10 on, 2.15 from 2.15 on"},
+    {.name = "--torch", .value = "VERSION", .kind = CLI_TEXT, .offset = offsetof(plan_options, torch),
+     .help = "write --csv with transfers, for format=\"compute_comms\" of that\n"
+     "version of PyTorch, as in 2.14: not all read the same"},
     {.name = "--csv-extensions", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
      .help = "allow in --csv what PyTorch cannot run: split sequences,\n"
      "replays, offloads"},
@@ -382,6 +382,19 @@ static cf_result check_numbering(const planned *made, cf_error *error) {
     return CF_ERROR_ARGUMENT;
 }
 
+/* MAJOR.MINOR, and what more there is of a version behind a point or a plus. Returns 0 if it is none. */
+static int take_torch(const char *text, schedule_csv_torch *out) {
+    size_t major = strspn(text, "0123456789"), minor = text[major] == '.' ? strspn(text + major + 1, "0123456789") : 0;
+    char end = text[major + (minor > 0) + minor];
+    int64_t numbers[2];
+
+    if (minor == 0 || (end != 0 && end != '.' && end != '+')) return 0;
+    if (!cli_parse_number(text, major, &numbers[0]) || !cli_parse_number(text + major + 1, minor, &numbers[1])) return 0;
+    if (numbers[0] > 2 || (numbers[0] == 2 && numbers[1] >= 15)) *out = SCHEDULE_CSV_TORCH_2_15;
+    else *out = numbers[0] == 2 && numbers[1] >= 10 ? SCHEDULE_CSV_TORCH_2_14 : SCHEDULE_CSV_TORCH_2_9;
+    return 1;
+}
+
 static cf_result write_csv(const planned *made, cli_output *to, cf_error *error) {
     const cf_plan *plan = made->packed.plan;
     const cf_schedule *schedule = made->run.schedule;
@@ -393,9 +406,9 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     memset(&desc, 0, sizeof desc);
     desc.extensions = made->asked->csv_extensions;
     result = check_numbering(made, error);
-    if (result == CF_OK && made->asked->torch > 0) {
+    if (result == CF_OK && made->asked->torch) {
         desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-        desc.torch = (schedule_csv_torch)(made->asked->torch - 1);
+        (void)take_torch(made->asked->torch, &desc.torch); /* check_outputs has looked at it */
         if (!schedule->lowered) result = cf_schedule_lower(plan, schedule, NULL, &lowered, error);
     }
     if (result != CF_OK) return result;
@@ -490,6 +503,7 @@ static int write_all(const planned *made) {
 }
 
 static int check_outputs(const plan_options *asked) {
+    schedule_csv_torch torch;
     int i, j;
 
     if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
@@ -501,7 +515,9 @@ static int check_outputs(const plan_options *asked) {
             if (asked->paths[i] && asked->paths[j] && strcmp(asked->paths[i], asked->paths[j]) == 0)
                 return cli_usage("plan", "%s and %s both name %s", output_options[i], output_options[j],
                                  asked->paths[i]);
-    if (asked->torch > 0 && !asked->paths[CSV]) return cli_usage("plan", "--torch needs --csv");
+    if (asked->torch && !take_torch(asked->torch, &torch))
+        return cli_usage("plan", "--torch: got '%s', wanted a version such as 2.14", asked->torch);
+    if (asked->torch && !asked->paths[CSV]) return cli_usage("plan", "--torch needs --csv");
     return CLI_OK;
 }
 
