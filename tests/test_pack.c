@@ -1240,10 +1240,10 @@ TEST(bad_options_are_named) {
     for (i = 0; i < COUNT(bad_enums); i++) {
         desc = with_chunk_size(8);
         memcpy(&desc.method, &bad_enums[i], sizeof desc.method);
-        check_refused(lengths, 4, &desc, CF_ERROR_ARGUMENT, "method", -1, (int64_t)desc.method);
+        check_refused(lengths, 4, &desc, CF_ERROR_ARGUMENT, "method", -1, (int)desc.method);
         desc = with_chunk_size(8);
         memcpy(&desc.split, &bad_enums[i], sizeof desc.split);
-        check_refused(lengths, 4, &desc, CF_ERROR_ARGUMENT, "split", -1, (int64_t)desc.split);
+        check_refused(lengths, 4, &desc, CF_ERROR_ARGUMENT, "split", -1, (int)desc.split);
     }
 }
 

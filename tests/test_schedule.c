@@ -350,10 +350,10 @@ TEST(schedule_refuses_bad_arguments) {
     for (i = 0; i < COUNT(bad_enums); i++) {
         desc = with_k(1);
         memcpy(&desc.kind, &bad_enums[i], sizeof desc.kind);
-        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "kind", (int64_t)desc.kind);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "kind", (int)desc.kind);
         desc = with_k(1);
         memcpy(&desc.replay, &bad_enums[i], sizeof desc.replay);
-        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "replay", (int64_t)desc.replay);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "replay", (int)desc.replay);
     }
     desc = with_k(1);
     check_refused(NULL, &desc, CF_ERROR_ARGUMENT, "plan", 0);
