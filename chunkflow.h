@@ -458,8 +458,9 @@ typedef struct cf_metadata_desc {
     const cf_capacity *capacity;         /* NULL: arrays just as long as the chunk needs. Else its rows, prefix and
                                             n_seqs say how long, so that neither shapes nor offsets in the block change
                                             from chunk to chunk (CUDA graphs): what the chunk leaves is padding */
-    const unsigned char *const *ignored; /* (n_sequences) of each sequence a byte for each token: not 0 where that is no
-                                            target (a prompt, say). NULL, here or for a sequence: all of them are */
+    const unsigned char *const *ignored; /* (n_sequences) of each sequence a byte for each token: not 0 where that token
+                                            is not to be predicted (a prompt, say). NULL, here or for a sequence: every
+                                            token is. The same as for cf_loss_weights, or the mean is not one */
     const double *weights;               /* (n_sequences) of each sequence's targets, from cf_loss_weights; NULL: no
                                             loss_weights are wanted */
 } cf_metadata_desc;
@@ -471,7 +472,7 @@ typedef struct cf_metadata_desc {
    first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
    slices see only themselves. Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
    no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
-   gradients are zero, since it has no loss.
+   gradients are zero, since it has no loss. Of a group only the last chunk has any, so a state has none between tokens.
 
    With a capacity, unused sequences have length 0, and rows from chunk->padded on are not the chunk's in a group's
    state: leave K and V there as they are (finite from the start: set them to zero once), and take no dK and dV. */
@@ -1300,8 +1301,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    >>run    the interpreter of one stage's actions
    ================================================================================================================ */
 
-/* What your passes do. Rows, labels and the attention problem of a chunk are what cf_metadata_fill says. A state slot
-   has K, V, dK and dV of a group, for every layer of the virtual stage.
+/* What your passes do. Rows, labels and the attention problem of a chunk are what cf_metadata_fill says, in each pass
+   anew. A state slot has K, V, dK and dV of a group, each of them for every layer of the virtual stage.
 
    F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
         prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
