@@ -34,7 +34,7 @@ test_help() {
         --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks; do
         same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
     done
-    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --buffered --chart --width --color --trace \
+    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --csv --buffered --chart --width --color --trace \
         --unit-cost --time --cost --costs --model --gpu --tp; do
         same "pipeline/help/check/$option" 1 "$("$CHUNKFLOW" check --help | grep -Ec "^  $option( |\$)")"
     done
@@ -520,11 +520,18 @@ test_files() {
     refuses files/csv/order 2 'in another order: --microbatches' plan "$@" --csv made short
     # Where PyTorch puts receives off, its sends do not wait for them.
     echo 8 4 >eights
-    cf plan --chunk-size 8 --k 1 --plan-json eights.json --summary eights
+    cf plan --chunk-size 8 --k 1 --plan-json eights.json --json eights.schedule --summary eights
     deferred=$(dirname "$HEADER")/tests/torch/2.15/interleaved-1f1b_p2_n4_deferred-recv.csv
     refuses files/csv/deferred 1 'lists deadlock; with --buffered, where sends do not wait, it is sound$' \
         check --plan eights.json "$deferred"
-    succeeds files/csv/buffered check --plan eights.json --buffered "$deferred"
+    succeeds files/csv/buffered check --plan eights.json --buffered "$deferred" --csv back.csv
+    same_files files/csv/back "$deferred" back.csv
+    for name in gpipe_p2_n4_order zbv_p2_n4_order zbv_p2_n4_comms looped-bfs_p2_n4_comms; do
+        dump=$(dirname "$deferred")/$name.csv
+        cf check --plan eights.json "$dump" --csv -
+        same_files "files/csv/back/$name" "$dump" out
+    done
+    refuses files/csv/back/json 2 'only for schedules in CSV' check --plan eights.json eights.schedule --csv back.csv
     set -- --chunk-size 1024 --k 1 --stages 3
     refuses files/csv/replay 2 'PyTorch cannot run this schedule: .* is a replay' plan "$@" --limit 1 --csv made \
         --microbatches map short

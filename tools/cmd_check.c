@@ -19,6 +19,7 @@ typedef struct check_options {
     int legacy;
     int buffered;
     const char *microbatches;
+    const char *csv;
     cli_reals skew;
     int draw_chart;
     chart_options chart;
@@ -55,6 +56,9 @@ static const cli_option options[] = {
     {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, microbatches),
      .help = "of a schedule in CSV: which chunk each microbatch is, as plan\n"
      "--microbatches wrote it; default: they have the same numbers"},
+    {.name = "--csv", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, csv),
+     .help = "write a sound schedule in CSV back, with all that stands between\n"
+     "its passes. With - nothing else is printed"},
     {.name = "--buffered", .kind = CLI_FLAG, .offset = offsetof(check_options, buffered),
      .help = "of a schedule in CSV: sends do not wait for their receivers,\n"
      "as PyTorch's do not: the order of transfers is not checked"},
@@ -314,8 +318,8 @@ static int check_json_schedule(const check_options *asked, const source *file, c
 
     if (asked->k > 0 || asked->rank >= 0 || asked->replay > 0 || asked->legacy)
         return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
-    if (asked->buffered || asked->microbatches)
-        return cli_usage("check", "--buffered and --microbatches are only for schedules in CSV");
+    if (asked->buffered || asked->microbatches || asked->csv)
+        return cli_usage("check", "--buffered, --microbatches and --csv are only for schedules in CSV");
     if (code == CLI_OK && format == SAVED_SCHEDULE) return check_json_node(asked, file, plan, 0, -1);
     if (wants_drawing(asked)) return cli_usage("check", "--chart and --trace want the schedule of one rank");
     if (code == CLI_OK) code = saved_schedules_find(document, &array);
@@ -370,8 +374,21 @@ static int read_microbatches(const check_options *asked, const cf_plan *plan, in
     return code;
 }
 
+/* Cell for cell what was read. */
+static int write_back(const source *file, const cf_plan *plan, const cf_schedule *schedule, schedule_csv_desc desc,
+                      const schedule_csv_extras *extras, cli_output *to) {
+    cf_error error;
+
+    desc.extensions = 1;
+    desc.extras = extras;
+    desc.format = strstr(file->text, "SEND") ? SCHEDULE_CSV_COMPUTE_COMMS : SCHEDULE_CSV_COMPUTE_ONLY;
+    return cli_written(schedule_csv_write(plan, schedule, &desc, cli_write, to, &error), &error);
+}
+
 static int check_csv_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
+    cli_output csv = {0};
     schedule_csv_desc desc;
+    schedule_csv_extras *extras = NULL;
     cf_schedule *schedule = NULL;
     int32_t *chunks;
     cf_error error;
@@ -389,9 +406,13 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
                          (long long)plan->n_ranks - 1);
     code = read_microbatches(asked, plan, desc.rank, &chunks);
     desc.chunks = chunks;
-    if (code == CLI_OK && schedule_csv_read(file->text, file->bytes, plan, &desc, &schedule, NULL, &error) != CF_OK)
+    if (code == CLI_OK && schedule_csv_read(file->text, file->bytes, plan, &desc, &schedule, &extras, &error) != CF_OK)
         code = csv_refused(file, plan, &desc, &error);
-    if (code == CLI_OK) code = check_one(asked, file, plan, schedule, NULL);
+    if (code == CLI_OK) code = cli_output_open(&csv, asked->csv);
+    if (code == CLI_OK && csv.stream) code = write_back(file, plan, schedule, desc, extras, &csv);
+    if (code == CLI_OK && csv.stream != stdout) code = check_one(asked, file, plan, schedule, NULL);
+    code = cli_outputs_finish(&csv, 1, code);
+    schedule_csv_extras_free(extras);
     cf_schedule_free(schedule);
     free(chunks);
     return code;
