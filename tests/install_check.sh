@@ -14,7 +14,8 @@ case $build in
     *) build=$top/$build ;;
 esac
 workplace "$build/install_check.tmp"
-place=$work/root/opt/flow
+image=$work/image # what a package would be made of
+place=$image/usr/flow
 files='bin/chunkflow include/chunkflow.h include/chunkflow_tune.h share/bash-completion/completions/chunkflow
 share/chunkflow/chunkflow_cuda.cu share/fish/vendor_completions.d/chunkflow.fish share/man/man1/chunkflow.1
 share/pkgconfig/chunkflow.pc'
@@ -24,7 +25,7 @@ installed() { (cd "$place" && find . -type f | sed 's,^\./,,' | LC_ALL=C sort); 
 # This make is alone, also where another one has started the script.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-make -s install BUILD="$build" DESTDIR="$work/root" PREFIX=/opt/flow >"$work/log" 2>&1
+make -s install BUILD="$build" DESTDIR="$image" PREFIX=/usr/flow >"$work/log" 2>&1
 if [ $? -eq 0 ] && [ "$(installed)" = "$(printf '%s\n' $files | LC_ALL=C sort)" ]; then
     ok installs_these_files
 else
@@ -48,7 +49,7 @@ if ! command -v pkg-config >/dev/null; then
     skip pkg_config "there is no pkg-config"
 else
     PKG_CONFIG_PATH=$place/share/pkgconfig
-    PKG_CONFIG_SYSROOT_DIR=$work/root
+    PKG_CONFIG_SYSROOT_DIR=$image
     export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
     version=$(pkg-config --modversion chunkflow 2>&1)
     if [ "chunkflow $version" = "$("$place/bin/chunkflow" --version)" ]; then ok pkg_config_version
@@ -60,7 +61,7 @@ else
         fail pkg_config_compiles "the installed headers do not compile or do not work" "$work/log"
     fi
     source=$(pkg-config --variable=cuda_source chunkflow)
-    if cmp -s "$work/root${source#"$work/root"}" chunkflow_cuda.cu; then ok pkg_config_cuda_source
+    if cmp -s "$image${source#"$image"}" chunkflow_cuda.cu; then ok pkg_config_cuda_source
     else fail pkg_config_cuda_source "$source"; fi
 fi
 
@@ -142,6 +143,6 @@ fi
 
 # ---- and away again ----
 
-make -s uninstall BUILD="$build" DESTDIR="$work/root" PREFIX=/opt/flow >"$work/log" 2>&1
+make -s uninstall BUILD="$build" DESTDIR="$image" PREFIX=/usr/flow >"$work/log" 2>&1
 if [ $? -eq 0 ] && [ -z "$(installed)" ]; then ok uninstalls; else fail uninstalls "left: $(installed)" "$work/log"; fi
 finish
