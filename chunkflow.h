@@ -21,9 +21,6 @@
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
-       what waits for what     cf_graph_make, cf_graph_defaults, cf_graph_node, cf_graph_free
-         longest path, slack   cf_critical_make, cf_critical_free
-         with your executor    cf_graph_start, cf_graph_complete
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
@@ -34,14 +31,17 @@
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
        write                   cf_write_plan_json, cf_write_schedule_json
+       what waits for what     cf_graph_make, cf_graph_defaults, cf_graph_node, cf_graph_free
+         longest path, slack   cf_critical_make, cf_critical_free
+         with your executor    cf_graph_start, cf_graph_complete
        errors                  cf_result_name, cf_result_text, the cf_error record
          of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
          for your functions    cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
-         and its split         cf_stage_layers, cf_stage_shard, cf_parallel_validate
-       size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_check_limit
+         and its split         cf_stage_shard, cf_parallel_validate
+       size its memory         cf_memory_estimate, cf_memory_token_bytes
          moment by moment      cf_schedule_loads
        attend on a GPU         cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward
          (chunkflow_cuda.cu)
@@ -102,7 +102,7 @@
    data-parallel copy.
 
    Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
-   >>model >>memory >>pipeline >>graph >>schedule >>clock >>bounds >>search >>check >>simulate >>lower >>run >>write. A
+   >>model >>memory >>pipeline >>schedule >>clock >>bounds >>search >>check >>simulate >>lower >>run >>write >>graph. A
    section calls only those above it. >>plan, >>clock, >>bounds and >>search declare nothing of their own. >>cuda is
    declared last and implemented in chunkflow_cuda.cu. */
 
@@ -637,11 +637,9 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 /* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
 
-/* The layers of one virtual stage, and the parameters that one GPU of it holds before ZeRO divides them. A tied head on
-   another stage than the embedding is a copy and is counted as head; replicated norms, biases and K and V heads are
-   counted on each GPU that has them. Errors: as cf_parallel_validate, and "stage". */
-CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                        int64_t *layers, cf_error *error);
+/* The parameters that one GPU of a virtual stage holds before ZeRO divides them. A tied head on another stage than the
+   embedding is a copy and is counted as head; replicated norms, biases and K and V heads are counted on each GPU that
+   has them. Errors: as cf_parallel_validate, and "stage". */
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error);
 
@@ -661,7 +659,7 @@ typedef struct cf_shard {
     int tied;             /* 1: the head is the embedding, which lies on the same stage */
 } cf_shard;
 
-/* Errors: as cf_stage_layers. *out is untouched on failure. */
+/* Errors: as cf_stage_parameters. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
                                        cf_error *error);
 
@@ -781,11 +779,6 @@ typedef struct cf_memory_report {
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
-/* Checks a byte limit before anything is searched: CF_ERROR_LIMIT on "limit_bytes" if even one chunk of chunk_tokens
-   does not fit some stage, with the smallest limit that would do in error->wanted and that stage in error->item. */
-CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
-                                              cf_error *error);
-
 /* ================================================================================================================
    >>pipeline    passes, what each waits for, and what each costs
    ================================================================================================================ */
@@ -855,126 +848,6 @@ typedef struct cf_timing {
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
                                      and a stage has a queue for each of its two directions */
 } cf_timing;
-
-/* ================================================================================================================
-   >>graph    plan -> which pass waits for which
-   ================================================================================================================ */
-
-#define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
-#define CF_MAX_SUCCESSORS 4             /* edges that leave one node */
-
-/* A pass of one chunk on one virtual stage. */
-typedef struct cf_node {
-    double seconds;
-    int32_t chunk; /* index into plan->chunks */
-    int32_t stage; /* virtual stage */
-    int32_t pass;  /* a cf_pass: F, R, and B or I and W */
-    int32_t keep;  /* F and R: 1 if the activations stay for a backward. 0 for the others */
-} cf_node;
-
-/* `to` starts when `from` has ended and then `seconds` have passed (a transfer between stages; 0 for all others). */
-typedef struct cf_edge {
-    double seconds;
-    int32_t from, to;
-    int32_t why; /* a cf_edge_why */
-} cf_edge;
-
-/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one
-   block of memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a
-   chunk, a pass and a virtual stage to the number of the node, and nodes[] leads back. */
-typedef struct cf_graph {
-    int64_t n_stages;
-    int64_t n_virtual;
-    cf_placement placement; /* CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
-    int64_t k;
-    cf_replay replay;
-    int split;              /* 1: I and W in place of B */
-    int64_t rank;
-    int64_t n_steps;        /* chunks of the rank; they start at rank x n_steps */
-    int64_t n_nodes;
-    int64_t n_edges;
-    int64_t *first;         /* (n_steps + 1) chunk i of the rank has the nodes first[i] .. first[i + 1) */
-    cf_node *nodes;         /* (n_nodes) */
-    int64_t *first_in;      /* (n_nodes + 1) node i waits for edges[first_in[i] .. first_in[i + 1]) */
-    cf_edge *edges;         /* (n_edges) by rising `to` */
-    int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
-    int32_t *out;           /* (n_edges) */
-    cf_block block;         /* the memory that it lies in */
-} cf_graph;
-
-/* Which graph. Zero means default in every member. */
-typedef struct cf_graph_desc {
-    const struct cf_schedule *schedule; /* the graph of this schedule: see below. NULL: the one that follows */
-    int64_t n_stages;        /* 0: 1 */
-    int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
-    cf_placement placement;  /* where they lie. 0: loop */
-    int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
-    cf_replay replay;        /* 0: local */
-    int split;               /* 1: I and W in place of B */
-    int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
-    int64_t rank;            /* which rank's chunks */
-    const cf_timing *timing; /* NULL: unit costs, free transfers */
-    const cf_allocator *allocator;
-} cf_graph_desc;
-
-/* Builds the graph in time and space linear in its nodes. It drops what the fixed kinds of schedule drop where no limit
-   asks for more: of each group all but the last K chunks, on every virtual stage. An executor that starts each pass
-   once all of its edges are satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to
-   that.
-
-   With desc->schedule, it is the graph of the passes of that schedule, lowered or not: a chunk is dropped, and has an
-   R, on those virtual stages where the schedule replays it, and backwards are split if its are, which must be all or
-   none. n_stages, n_virtual, placement, k, replay, split and rank are those of the schedule then, and what desc says of
-   them is not looked at. In which order the schedule runs its passes makes no difference: the graph tells what an
-   executor may do with the same drops. Slot edges give places to a group's replays in falling order, as all kinds do; a
-   schedule from elsewhere that replays in another order keeps to its graph only without them.
-
-   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long
-   to be added up), CF_ERROR_PLAN, CF_ERROR_SCHEDULE (a pass of the schedule is missing or too many, or it keeps more
-   than K chunks of a group), CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
-
-CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
-CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
-
-/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. Takes
-   constant time, but for an R of a chunk that is dropped on some virtual stages and not on others. */
-CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
-
-/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
-   that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
-   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
-CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
-
-/* The longest path, and how much every node can be put off. */
-typedef struct cf_critical {
-    int64_t n_nodes;
-    double length;          /* seconds of the longest path. No order of the passes is faster, however many workers share
-                               them (with slot edges: none that replays each group from its last dropped chunk to its
-                               first). It is the bound "critical-path" of cf_simulate where K is 1 or no group is longer
-                               than K. Elsewhere K is only a cap to that bound, which leaves out all replays */
-    int64_t n_path;
-    int32_t *path;          /* (n_path) its nodes, first to last */
-    int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
-    double *earliest;       /* (n_nodes) when a node can start at the earliest */
-    double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
-    cf_block block;         /* the memory that it lies in */
-} cf_critical;
-
-/* Finds the longest path in linear time, after the checks of cf_graph_validate. Errors: CF_ERROR_GRAPH,
-   CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
-                                         cf_error *error);
-CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
-
-/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers
-   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a
-   node is done, and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising
-   number. It is CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on
-   one waiting[] must not overlap. */
-CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
-CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
-                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
 
 /* ================================================================================================================
    >>schedule    plan -> order of passes
@@ -1499,6 +1372,126 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
    CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
+
+/* ================================================================================================================
+   >>graph    plan -> which pass waits for which
+   ================================================================================================================ */
+
+#define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
+#define CF_MAX_SUCCESSORS 4             /* edges that leave one node */
+
+/* A pass of one chunk on one virtual stage. */
+typedef struct cf_node {
+    double seconds;
+    int32_t chunk; /* index into plan->chunks */
+    int32_t stage; /* virtual stage */
+    int32_t pass;  /* a cf_pass: F, R, and B or I and W */
+    int32_t keep;  /* F and R: 1 if the activations stay for a backward. 0 for the others */
+} cf_node;
+
+/* `to` starts when `from` has ended and then `seconds` have passed (a transfer between stages; 0 for all others). */
+typedef struct cf_edge {
+    double seconds;
+    int32_t from, to;
+    int32_t why; /* a cf_edge_why */
+} cf_edge;
+
+/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one
+   block of memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a
+   chunk, a pass and a virtual stage to the number of the node, and nodes[] leads back. */
+typedef struct cf_graph {
+    int64_t n_stages;
+    int64_t n_virtual;
+    cf_placement placement; /* CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
+    int64_t k;
+    cf_replay replay;
+    int split;              /* 1: I and W in place of B */
+    int64_t rank;
+    int64_t n_steps;        /* chunks of the rank; they start at rank x n_steps */
+    int64_t n_nodes;
+    int64_t n_edges;
+    int64_t *first;         /* (n_steps + 1) chunk i of the rank has the nodes first[i] .. first[i + 1) */
+    cf_node *nodes;         /* (n_nodes) */
+    int64_t *first_in;      /* (n_nodes + 1) node i waits for edges[first_in[i] .. first_in[i + 1]) */
+    cf_edge *edges;         /* (n_edges) by rising `to` */
+    int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
+    int32_t *out;           /* (n_edges) */
+    cf_block block;         /* the memory that it lies in */
+} cf_graph;
+
+/* Which graph. Zero means default in every member. */
+typedef struct cf_graph_desc {
+    const cf_schedule *schedule; /* the graph of this schedule: see below. NULL: the one that follows */
+    int64_t n_stages;        /* 0: 1 */
+    int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
+    cf_placement placement;  /* where they lie. 0: loop */
+    int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
+    cf_replay replay;        /* 0: local */
+    int split;               /* 1: I and W in place of B */
+    int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
+    int64_t rank;            /* which rank's chunks */
+    const cf_timing *timing; /* NULL: unit costs, free transfers */
+    const cf_allocator *allocator;
+} cf_graph_desc;
+
+/* Builds the graph in time and space linear in its nodes. It drops what the fixed kinds of schedule drop where no limit
+   asks for more: of each group all but the last K chunks, on every virtual stage. An executor that starts each pass
+   once all of its edges are satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to
+   that.
+
+   With desc->schedule, it is the graph of the passes of that schedule, lowered or not: a chunk is dropped, and has an
+   R, on those virtual stages where the schedule replays it, and backwards are split if its are, which must be all or
+   none. n_stages, n_virtual, placement, k, replay, split and rank are those of the schedule then, and what desc says of
+   them is not looked at. In which order the schedule runs its passes makes no difference: the graph tells what an
+   executor may do with the same drops. Slot edges give places to a group's replays in falling order, as all kinds do; a
+   schedule from elsewhere that replays in another order keeps to its graph only without them.
+
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long
+   to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY; a schedule is validated first, so there are those of
+   cf_schedule_validate, too. */
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
+
+CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
+CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
+
+/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. Takes
+   constant time, but for an R of a chunk that is dropped on some virtual stages and not on others. */
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
+
+/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
+   that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
+   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
+CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
+
+/* The longest path, and how much every node can be put off. */
+typedef struct cf_critical {
+    int64_t n_nodes;
+    double length;          /* seconds of the longest path. No order of the passes is faster, however many workers share
+                               them (with slot edges: none that replays each group from its last dropped chunk to its
+                               first). It is the bound "critical-path" of cf_simulate where K is 1 or no group is longer
+                               than K. Elsewhere K is only a cap to that bound, which leaves out all replays */
+    int64_t n_path;
+    int32_t *path;          /* (n_path) its nodes, first to last */
+    int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
+    double *earliest;       /* (n_nodes) when a node can start at the earliest */
+    double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
+    cf_block block;         /* the memory that it lies in */
+} cf_critical;
+
+/* Finds the longest path in linear time, after the checks of cf_graph_validate. Errors: CF_ERROR_GRAPH,
+   CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
+                                         cf_error *error);
+CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
+
+/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers
+   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a
+   node is done, and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising
+   number. It is CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on
+   one waiting[] must not overlap. */
+CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
+CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
+                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
 
 /* ================================================================================================================
    >>cuda    attention, carried state and pipelines on GPUs; implemented in chunkflow_cuda.cu
@@ -2054,7 +2047,7 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
     return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
 }
 
-/* The same for use in here, as macros, in which compilers see that the code is not CF_OK: so they do not suspect outputs
+/* The same for use in here, as macros, in which compilers see that the code is not CF_OK, and so do not suspect outputs
    of being used unset. */
 #define cf__fail(error, code, field, item, wanted, got, why) \
     ((void)cf_fail(error, code, field, item, wanted, got, why), code)
@@ -2069,9 +2062,9 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
 /* A cost, a rate, a time: finite and not negative. */
 static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
 
-static cf_result cf__check_real(double x, const char *field, int64_t item, cf_error *error) {
+static cf_result cf__check_real(double x, cf_result code, const char *field, int64_t item, cf_error *error) {
     if (cf__is_cost(x)) return CF_OK;
-    return cf__fail_real(error, CF_ERROR_ARGUMENT, field, item, x, "must be finite and not negative");
+    return cf__fail_real(error, code, field, item, x, "must be finite and not negative");
 }
 
 /* ---- ranges ---- */
@@ -2672,9 +2665,9 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
-    CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
-    CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
-    return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
+    CF__TRY(cf__check_real(desc->cost.constant, CF_ERROR_ARGUMENT, "cost.constant", -1, error));
+    CF__TRY(cf__check_real(desc->cost.per_token, CF_ERROR_ARGUMENT, "cost.per_token", -1, error));
+    return cf__check_real(desc->cost.per_pair, CF_ERROR_ARGUMENT, "cost.per_pair", -1, error);
 }
 
 /* ---- cutting long sequences ---- */
@@ -4298,15 +4291,6 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_stage_layers(const cf_model *model, const cf_parallel *parallel, int64_t stage,
-                                        int64_t *layers, cf_error *error) {
-    cf_shard shard;
-    if (layers == NULL) return cf__fail_null(error, "layers");
-    CF__TRY(cf_stage_shard(model, parallel, stage, &shard, error));
-    *layers = shard.layers;
-    return CF_OK;
-}
-
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error) {
     cf_parameters counted;
@@ -4505,9 +4489,8 @@ static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_re
     return runtime;
 }
 
-/* loads: by virtual stage; where they are `alike`, one record that holds for all. Returns 0 where something does not
-   fit. */
-static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads, int alike,
+/* loads: by virtual stage. Returns 0 where something does not fit. */
+static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads,
                             cf_memory_report *out) {
     const cf_parallel *parallel = &desc->parallel;
     int64_t v, dp = parallel->dp;
@@ -4516,7 +4499,7 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     memset(&sums, 0, sizeof sums);
     for (v = 0; v < parallel->n_virtual; v++) {
         int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, stage);
-        cf__memory_add_virtual_stage(desc, at, alike ? loads : &loads[at], &sums);
+        cf__memory_add_virtual_stage(desc, at, &loads[at], &sums);
     }
     *out = sums.terms;
     out->parameters = cf__memory_share(sums.parameters, desc->parameter_bytes, dp, parallel->zero >= 3, overflow);
@@ -4550,30 +4533,9 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, full.parallel.pp, n_reports, "must be parallel.pp");
     for (s = 0; s < n_stages; s++) CF__TRY(cf__memory_check_load(&loads[s], s, error));
     for (s = 0; s < n_reports; s++) /* nothing is written unless all of it can be */
-        if (!cf__memory_stage(&full, s, loads, 0, &report)) return cf__fail_size(error, "loads");
-    for (s = 0; s < n_reports; s++) (void)cf__memory_stage(&full, s, loads, 0, &reports[s]);
+        if (!cf__memory_stage(&full, s, loads, &report)) return cf__fail_size(error, "loads");
+    for (s = 0; s < n_reports; s++) (void)cf__memory_stage(&full, s, loads, &reports[s]);
     return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_memory_check_limit(const cf_memory_desc *desc, int64_t chunk_tokens, int64_t limit_bytes,
-                                              cf_error *error) {
-    cf_memory_desc full;
-    cf_memory_report report;
-    cf_memory_load load;
-    int64_t s, most = 0, fullest = 0;
-    CF__TRY(cf__memory_check_desc(desc, &full, error));
-    CF__TRY(cf__range(chunk_tokens, 1, CF_MAX_CHUNK_SIZE, "chunk_tokens", error));
-    memset(&load, 0, sizeof load);
-    load.live_tokens = load.chunk_tokens = chunk_tokens;
-    for (s = 0; s < full.parallel.pp; s++) {
-        if (!cf__memory_stage(&full, s, &load, 1, &report)) return cf__fail_size(error, "chunk_tokens");
-        if (report.total <= most) continue;
-        most = report.total;
-        fullest = s;
-    }
-    if (limit_bytes >= most) return CF_OK;
-    return cf__fail(error, CF_ERROR_LIMIT, "limit_bytes", fullest, most, limit_bytes,
-                    "is too little for this stage's model state and a single chunk");
 }
 
 /* ================================================================================================================
@@ -4642,9 +4604,9 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
     int i;
     memcpy(costs.of, stage, sizeof costs);
     for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-        CF__TRY(cf__check_real(costs.of[i].constant, fields[i][0], v, error));
-        CF__TRY(cf__check_real(costs.of[i].per_token, fields[i][1], v, error));
-        CF__TRY(cf__check_real(costs.of[i].per_pair, fields[i][2], v, error));
+        CF__TRY(cf__check_real(costs.of[i].constant, CF_ERROR_ARGUMENT, fields[i][0], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_token, CF_ERROR_ARGUMENT, fields[i][1], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_pair, CF_ERROR_ARGUMENT, fields[i][2], v, error));
     }
     return CF_OK;
 }
@@ -4653,9 +4615,10 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
 static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
     int64_t v;
     if (timing == NULL) return CF_OK;
-    CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
-    CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
-    CF__TRY(cf__check_real(timing->offload_seconds_per_token, "timing.offload_seconds_per_token", -1, error));
+    CF__TRY(cf__check_real(timing->latency, CF_ERROR_ARGUMENT, "timing.latency", -1, error));
+    CF__TRY(cf__check_real(timing->seconds_per_token, CF_ERROR_ARGUMENT, "timing.seconds_per_token", -1, error));
+    CF__TRY(cf__check_real(timing->offload_seconds_per_token, CF_ERROR_ARGUMENT, "timing.offload_seconds_per_token", -1,
+                           error));
     if (timing->stages == NULL) return cf__pipe_check_cost(&timing->all, -1, error);
     for (v = 0; v < n_v; v++) CF__TRY(cf__pipe_check_cost(&timing->stages[v], v, error));
     return CF_OK;
@@ -5050,406 +5013,12 @@ static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_erro
     return CF_OK;
 }
 
-/* ================================================================================================================
-   >>graph
-
-   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
-   stage; R stands only for those stages that drop the chunk. What a node waits for follows from its number; only the
-   other direction needs to be sorted.
-   ================================================================================================================ */
-
-CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
-    cf_graph_desc full;
-    memset(&full, 0, sizeof full);
-    if (desc != NULL) full = *desc;
-    if (full.n_stages == 0) full.n_stages = 1;
-    if (full.n_virtual == 0) full.n_virtual = 1;
-    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
-    if (full.k == 0) full.k = 1;
-    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
-    return full;
-}
-
-/* ---- building ---- */
-
-typedef struct cf__graph_builder {
-    cf_graph_desc desc; /* defaults filled in */
-    cf__pipeline pipe;
-    cf_error *error;
-    uint8_t *listed;    /* (cells) a bit for each pass of the schedule, if there is one */
-    int64_t *n_dropped; /* (n_v) and how many chunks of the group it drops there before the one at hand */
-    cf_graph header, *graph; /* header: what is known before there is memory */
-} cf__graph_builder;
-
-/* ---- which cells are dropped ---- */
-
-static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v) {
-    if (g->listed != NULL) return g->listed[v * g->pipe.n + chunk] >> CF_R & 1;
-    return cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k;
-}
-
-/* A unit in which the chunk is dropped or kept as it is on virtual stage v, which is all that the rules ask for, but
-   for those of slots. */
-static cf__pipe_unit cf__graph_unit(const cf__graph_builder *g, int64_t chunk, int64_t v) {
-    int64_t after = cf__pipe_chunks_after(&g->pipe, chunk);
-    if (g->listed == NULL) return cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    return cf__pipe_unit_of(&g->pipe, chunk, cf__graph_drops(g, chunk, v) ? after : after + 1);
-}
-
-/* The slots that the R of a chunk waits for where a schedule says what is dropped. The K places of a group go first to
-   the chunks that are kept, and then in falling order to replays, as backwards give them back: when it is the turn of
-   this one, as many replays are to come as chunks were dropped before it. Returns how many. */
-static int cf__graph_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                           cf__pipe_need *needs) {
-    int64_t end = unit->first + unit->n, next = chunk + 1;
-    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.k, unit->n);
-    cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
-    int n = 0;
-    need.chunk = (int32_t)freer;
-    need.place = cf__pipe_resolve(CF__PIPE_FREER, g->header.split, 0);
-    if (freer < end) needs[n++] = need;
-    while (next < end && !cf__graph_drops(g, next, v)) next++;
-    need.chunk = (int32_t)next;
-    need.place = CF_R;
-    if (next < end) needs[n++] = need;
-    return n;
-}
-
-/* What the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is relative,
-   and may lie outside. */
-static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
-                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    cf__pipe_unit unit = cf__graph_unit(g, chunk, v);
-    int found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs), i, n;
-    int slots = !g->desc.no_slots && g->listed == NULL;
-    for (i = n = 0; i < found; i++)
-        if (slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
-    if (place == CF_R && g->listed != NULL && !g->desc.no_slots)
-        n += cf__graph_slots(g, &unit, chunk, v, &needs[n]);
-    return n;
-}
-
-/* ---- a schedule's passes ---- */
-
-/* Takes what the schedule says of itself into desc. */
-static cf_result cf__graph_adopt(cf_graph_desc *desc, const cf_plan *plan, cf_error *error) {
-    const cf_schedule *s = desc->schedule;
-    const cf__member members[] = {
-        {"schedule.n_stages", s->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
-        {"schedule.n_virtual", s->n_virtual, 1, INT32_MAX / cf__max(s->n_stages, 1), CF_ERROR_SCHEDULE},
-        {"schedule.placement", (int)s->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
-        {"schedule.k", s->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
-        {"schedule.replay", (int)s->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
-        {"schedule.n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
-        {"schedule.n_actions", s->n_actions, 0, CF_MAX_ACTIONS, CF_ERROR_SCHEDULE}};
-    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
-    if (s->actions == NULL && s->n_actions > 0)
-        return cf__refuse(error, CF_ERROR_SCHEDULE, "schedule.actions", -1, "must not be NULL");
-    if (plan->n_steps > s->n_actions / (s->n_stages * s->n_virtual))
-        return cf__refuse(error, CF_ERROR_SCHEDULE, "schedule.n_actions", -1, "passes are missing");
-    desc->n_stages = s->n_stages;
-    desc->n_virtual = s->n_virtual;
-    desc->placement = s->placement;
-    desc->k = s->k;
-    desc->replay = s->replay;
-    desc->split = 0; /* not known yet */
-    desc->rank = s->rank;
-    return CF_OK;
-}
-
-/* Marks each pass of the schedule in its cell. */
-static cf_result cf__graph_mark(cf__graph_builder *g) {
-    const cf_schedule *s = g->desc.schedule;
-    int64_t i;
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        int64_t chunk = a->chunk - g->pipe.first_chunk;
-        uint8_t *cell;
-        if (a->pass >= CF_COMPUTE_PASS_COUNT && a->pass < CF_PASS_COUNT) continue;
-        if (a->pass >= CF_PASS_COUNT || chunk < 0 || chunk >= g->pipe.n || a->stage < 0 || a->stage >= g->pipe.n_v)
-            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.actions", i, "there is no such pass");
-        cell = &g->listed[a->stage * g->pipe.n + chunk];
-        if (*cell >> a->pass & 1)
-            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.actions", i, "stands in the lists already");
-        *cell |= (uint8_t)(1 << a->pass);
-        g->header.split |= a->pass == CF_I;
-    }
-    return CF_OK;
-}
-
-/* Each cell has an F and a backward, and those that come back through the pipeline do so from the first stage on. */
-static cf_result cf__graph_check_marks(const cf__graph_builder *g) {
-    int whole = 1 << CF_F | 1 << CF_B, split = 1 << CF_F | 1 << CF_I | 1 << CF_W;
-    int64_t cell, n = g->pipe.n;
-    for (cell = 0; cell < n * g->pipe.n_v; cell++) {
-        int64_t chunk = g->pipe.first_chunk + cell % n;
-        int has = g->listed[cell] & ~(1 << CF_R);
-        if (has != (g->header.split ? split : whole))
-            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.actions", -1,
-                              has == whole || has == split ? "some backwards are split and some are not"
-                                                           : "a pass is missing");
-        if (cell >= n && !g->pipe.local && g->listed[cell] > has && !(g->listed[cell - n] >> CF_R & 1))
-            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "chunk", chunk,
-                              "is replayed through the pipeline, but not on the virtual stage before");
-    }
-    return CF_OK;
-}
-
-/* ---- counting and writing ---- */
-
-/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R where it is dropped. */
-static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    int64_t n = (2 + g->header.split) * g->pipe.n_v, v;
-    if (g->listed == NULL) return n + (cf__graph_drops(g, chunk, 0) ? g->pipe.n_v : 0);
-    for (v = 0; v < g->pipe.n_v; v++) n += cf__graph_drops(g, chunk, v);
-    return n;
-}
-
-/* The node at a place of a chunk, counted from the rank's first, on a virtual stage; -1: there is none. */
-static int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
-    int64_t n_v = graph->n_stages * graph->n_virtual, low = graph->first[i] + n_v, high;
-    int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
-    if (place == CF_F) return graph->first[i] + v;
-    if (place > CF_R) return low + n_dropped + (place - 1 - CF_R) * n_v + v;
-    if (n_dropped == n_v) return low + v;
-    for (high = low + n_dropped; low < high;) { /* it is dropped on some stages only, which rise */
-        int64_t middle = low + (high - low) / 2;
-        if (graph->nodes[middle].stage < v) low = middle + 1;
-        else high = middle;
-    }
-    return low < graph->first[i] + n_v + n_dropped && graph->nodes[low].stage == v ? low : -1;
-}
-
-CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
-    int place = cf__pipe_place((int)pass);
-    int64_t i;
-    if (graph == NULL || (int)pass < 0 || pass > CF_W || cf__pipe_pass_at(place, graph->split) != (int)pass) return -1;
-    i = chunk - graph->rank * graph->n_steps;
-    if (chunk < 0 || i < 0 || i >= graph->n_steps) return -1;
-    if (stage < 0 || stage >= graph->n_stages * graph->n_virtual) return -1;
-    return cf__graph_at(graph, i, place, stage);
-}
-
-static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t to, int64_t v,
-                               const cf__pipe_need *need) {
-    cf_edge *edge = &g->graph->edges[at];
-    int64_t other = v + need->stage;
-    memset(edge, 0, sizeof *edge); /* padding, too: the same input gives the same bytes */
-    edge->seconds = cf__pipe_crosses(need->why) ? cf__pipe_hop_seconds(&g->pipe, need->chunk, v, other) : 0;
-    edge->from = (int32_t)cf__graph_at(g->graph, need->chunk, need->place, other);
-    edge->to = (int32_t)to;
-    edge->why = (int32_t)need->why;
-}
-
-/* A chunk's turn comes: counts the dropped ones of its group before it. Returns 0 where the places of the group are all
-   taken by chunks that are kept until after its own backward. */
-static int cf__graph_take_turn(const cf__graph_builder *g, int64_t chunk) {
-    const cf_chunk *c = &g->pipe.chunks[chunk];
-    int64_t index = c->group >= 0 ? c->index : 0, v;
-    for (v = 0; v < g->pipe.n_v && g->listed != NULL; v++) {
-        g->n_dropped[v] = index == 0 ? 0 : g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v);
-        if (index - g->n_dropped[v] >= g->desc.k) return 0;
-    }
-    return 1;
-}
-
-/* Goes through what the passes at a place of a chunk wait for, in the order in which edges are stored, and writes it
-   once there is a graph. *node, *edge: the next of each. */
-static void cf__graph_visit_place(const cf__graph_builder *g, int64_t chunk, int place, int64_t *node, int64_t *edge) {
-    const cf__pipeline *pipe = &g->pipe;
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t v;
-    int i, n = 0;
-    for (v = 0; v < pipe->n_v; v++) {
-        if (place == CF_R && !cf__graph_drops(g, chunk, v)) continue;
-        if (v == 0 || g->listed != NULL) n = cf__graph_needs(g, chunk, place, v, needs);
-        if (g->graph != NULL) g->graph->first_in[*node] = *edge;
-        for (i = 0; i < n; i++) {
-            int64_t other = v + needs[i].stage;
-            if (other < 0 || other >= pipe->n_v) continue;
-            if (g->graph != NULL) cf__graph_put_edge(g, *edge, *node, v, &needs[i]);
-            ++*edge;
-        }
-        ++*node;
-    }
-}
-
-/* Returns the number of edges; -1: more than K chunks of a group are kept. */
-static int64_t cf__graph_visit(const cf__graph_builder *g) {
-    int64_t node = 0, edge = 0, chunk;
-    int place;
-    for (chunk = 0; chunk < g->pipe.n; chunk++) {
-        if (!cf__graph_take_turn(g, chunk)) return -1;
-        for (place = 0; place < 3 + g->header.split; place++) cf__graph_visit_place(g, chunk, place, &node, &edge);
-    }
-    return edge;
-}
-
-static void cf__graph_put_nodes(const cf__graph_builder *g) {
-    const cf__pipeline *pipe = &g->pipe;
-    cf_node *node = g->graph->nodes;
-    int64_t chunk, v;
-    int place;
-    for (chunk = 0; chunk < pipe->n; chunk++)
-        for (place = 0; place < 3 + g->header.split; place++)
-            for (v = 0; v < pipe->n_v; v++) {
-                int dropped = cf__graph_drops(g, chunk, v), pass = cf__pipe_pass_at(place, g->header.split);
-                if (place == CF_R && !dropped) continue;
-                node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
-                node->chunk = (int32_t)(pipe->first_chunk + chunk);
-                node->stage = (int32_t)v;
-                node->pass = (int32_t)pass;
-                node->keep = place == CF_R || (place == CF_F && !dropped);
-                node++;
-            }
-}
-
-/* ---- the road ---- */
-
-/* Everything but times that are not finite and the passes of a schedule is refused here. */
-static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
-                                 cf_error *error) {
-    const cf_graph_desc *d = &g->desc;
-    memset(g, 0, sizeof *g);
-    CF__TRY(cf__plan_check_counts(plan, error));
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    g->desc = cf_graph_defaults(desc);
-    g->error = error;
-    if (desc->schedule != NULL) CF__TRY(cf__graph_adopt(&g->desc, plan, error));
-    CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
-    CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
-    CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
-    CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice((int)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
-    CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
-    CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
-    CF__TRY(cf__pipe_check_units(plan, d->rank, error));
-    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, d->placement, d->k, d->replay, d->timing);
-    g->header.n_stages = d->n_stages;
-    g->header.n_virtual = d->n_virtual;
-    g->header.placement = d->placement;
-    g->header.k = d->k;
-    g->header.replay = d->replay;
-    g->header.split = d->split != 0;
-    g->header.rank = d->rank;
-    g->header.n_steps = g->pipe.n;
-    return CF_OK;
-}
-
-static void cf__graph_scratch(void *job, cf__carver *carver) {
-    cf__graph_builder *g = (cf__graph_builder *)job;
-    cf__pipe_layout(&g->pipe, carver);
-    if (g->desc.schedule == NULL) return;
-    g->listed = (uint8_t *)cf__take(carver, g->pipe.n * g->pipe.n_v, sizeof(uint8_t));
-    g->n_dropped = (int64_t *)cf__take(carver, g->pipe.n_v, sizeof(int64_t));
-}
-
-/* Counts the nodes and the edges. */
-static cf_result cf__graph_count(void *job) {
-    cf__graph_builder *g = (cf__graph_builder *)job;
-    int64_t i;
-    if (g->listed != NULL) {
-        memset(g->listed, 0, (size_t)(g->pipe.n * g->pipe.n_v));
-        CF__TRY(cf__graph_mark(g));
-        CF__TRY(cf__graph_check_marks(g));
-    }
-    for (i = 0; i < g->pipe.n; i++) {
-        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
-        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
-    }
-    g->header.n_edges = cf__graph_visit(g);
-    if (g->header.n_edges >= 0) return CF_OK;
-    return cf__refuse(g->error, CF_ERROR_SCHEDULE, "schedule.k", -1, "more chunks of a group are kept");
-}
-
-static cf_block *cf__graph_object(void *job, cf__carver *carver) {
-    cf__graph_builder *g = (cf__graph_builder *)job;
-    cf_graph *graph = &g->header;
-    g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
-    graph->first = (int64_t *)cf__take(carver, graph->n_steps + 1, sizeof(int64_t));
-    graph->nodes = (cf_node *)cf__take(carver, graph->n_nodes, sizeof(cf_node));
-    graph->first_in = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
-    graph->edges = (cf_edge *)cf__take(carver, graph->n_edges, sizeof(cf_edge));
-    graph->first_out = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
-    graph->out = (int32_t *)cf__take(carver, graph->n_edges, sizeof(int32_t));
-    if (g->graph == NULL) return NULL;
-    *g->graph = *graph;
-    return &g->graph->block;
-}
-
-/* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
-   as they are put there, last to first. */
-static void cf__graph_sort_out(cf_graph *graph) {
-    int64_t i, *first = graph->first_out;
-    memset(first, 0, (size_t)(graph->n_nodes + 1) * sizeof *first);
-    for (i = 0; i < graph->n_edges; i++) first[graph->edges[i].from]++;
-    for (i = 0; i < graph->n_nodes; i++) first[i + 1] += first[i];
-    for (i = graph->n_edges - 1; i >= 0; i--) graph->out[--first[graph->edges[i].from]] = (int32_t)i;
-}
-
-static cf_result cf__graph_fill(void *job) {
-    cf__graph_builder *g = (cf__graph_builder *)job;
-    cf_graph *graph = g->graph;
-    int64_t i;
-    cf__pipe_fill(&g->pipe);
-    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
-    graph->first[0] = 0;
-    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
-    cf__graph_put_nodes(g);
-    graph->first_in[graph->n_nodes] = cf__graph_visit(g);
-    cf__graph_sort_out(graph);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, cf__graph_count, cf__graph_object,
-                                      cf__graph_fill};
-    cf__graph_builder g;
-    CF__TRY(cf__graph_start(&g, plan, desc, error));
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__make(&recipe, &g, desc->allocator, error));
-    *out = g.graph;
-    return CF_OK;
-}
-
-CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
-    if (graph != NULL) cf__free_object(graph, &graph->block);
-}
-
-/* ---- checking a graph ---- */
-
-static cf_result cf__graph_check_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
-                                        const char *why, cf_error *error) {
-    if (got >= least && got <= most) return CF_OK;
-    return cf__fail(error, CF_ERROR_GRAPH, field, item, got < least ? least : most, got, why);
-}
-
-static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
-    const cf__member counts[] = {
-        {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
-        {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
-        {"placement", (int)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
-        {"replay", (int)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
-        {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
-        {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
-        {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
-        {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES, CF_ERROR_GRAPH},
-        {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1, CF_ERROR_GRAPH}};
-    const char *null = graph->first == NULL                            ? "first"
-                       : graph->first_in == NULL                       ? "first_in"
-                       : graph->first_out == NULL                      ? "first_out"
-                       : graph->nodes == NULL && graph->n_nodes > 0    ? "nodes"
-                       : graph->edges == NULL && graph->n_edges > 0    ? "edges"
-                       : graph->out == NULL && graph->n_edges > 0      ? "out"
-                                                                       : NULL;
-    CF__TRY(cf__check_members(counts, CF__COUNT(counts), CF_ERROR_GRAPH, error));
-    return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
-}
+/* ---- schedules from anywhere ---- */
 
 /* An index array, of a graph or of a schedule, starts at 0, never falls, and ends with `end`. Stops at the first bad
    number, which is read from the array itself, so that a wrong n is not followed far. */
-static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_result code,
-                                       cf_error *error) {
+static cf_result cf__pipe_check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_result code,
+                                      cf_error *error) {
     int64_t i;
     if (first[0] != 0) return cf__fail(error, code, field, 0, 0, first[0], "does not start at 0");
     for (i = 0; i < n; i++)
@@ -5460,257 +5029,54 @@ static cf_result cf__graph_check_first(const int64_t *first, int64_t n, int64_t 
     return CF_OK;
 }
 
-static cf_result cf__graph_check_seconds(double seconds, const char *field, int64_t item, cf_error *error) {
-    if (cf__is_cost(seconds)) return CF_OK;
-    return cf__fail_real(error, CF_ERROR_GRAPH, field, item, seconds, "must be finite and not negative");
-}
-
-static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
-    const cf_node *node = &graph->nodes[i];
-    int64_t id = -1;
-    if (node->pass >= 0 && node->pass <= CF_W)
-        id = cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-    CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
-                                   error));
-    CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
-    return cf__graph_check_seconds(node->seconds, "nodes.seconds", i, error);
-}
-
-/* The edge with number j, among those of node i. */
-static cf_result cf__graph_check_edge(const cf_graph *graph, int64_t i, int64_t j, cf_error *error) {
-    const cf_edge *edge = &graph->edges[j];
-    CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
-    CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
-    CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
-    return cf__graph_check_seconds(edge->seconds, "edges.seconds", j, error);
-}
-
-/* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
-static cf_result cf__graph_check_out(const cf_graph *graph, int64_t i, cf_error *error) {
-    int64_t j, least = 0, n = graph->first_out[i + 1] - graph->first_out[i];
-    CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
-    for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
-        int64_t edge = graph->out[j];
-        CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
-                                       "there is no such edge, or the edges of a node do not rise", error));
-        CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
-        least = edge + 1;
+/* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
+static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_t n_virtual, cf_error *error) {
+    int64_t id, left = 0, sum = 0;
+    int overflow = 0;
+    for (id = rank * plan->n_steps; id < (rank + 1) * plan->n_steps; id++) {
+        const cf_chunk *c = &plan->chunks[id];
+        int64_t state = cf_chunk_state_tokens(plan, id);
+        if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
+        if (c->tokens < 0 || c->padded < 0 || state < 0)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has less than no tokens");
+        if (left < state)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
+        left -= state;
+        cf__add_product(&sum, 2 * n_virtual, c->padded, &overflow); /* of activations, and of saved inputs */
+        cf__add_product(&sum, 2 * n_virtual, state + left, &overflow); /* of state and its gradient */
+        if (overflow)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "their sum does not fit in 64 bits");
     }
     return CF_OK;
 }
 
-/* Everything but cycles. */
-static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
-    int64_t i, j, n_stages, least;
-    if (g == NULL) return cf__fail_null(error, "graph");
-    CF__TRY(cf__graph_check_counts(g, error));
-    CF__TRY(cf__graph_check_first(g->first, g->n_steps, g->n_nodes, "first", CF_ERROR_GRAPH, error));
-    CF__TRY(cf__graph_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", CF_ERROR_GRAPH, error));
-    CF__TRY(cf__graph_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", CF_ERROR_GRAPH, error));
-    n_stages = g->n_stages * g->n_virtual;
-    least = (2 + g->split) * n_stages;
-    for (i = 0; i < g->n_steps; i++) {
-        int64_t n = g->first[i + 1] - g->first[i];
-        CF__TRY(cf__graph_check_within(n, least, least + n_stages, "first", i + 1, "wrong number of nodes for a chunk",
-                                       error)); /* more than the least: it is replayed on so many virtual stages */
-    }
-    for (i = 0; i < g->n_nodes; i++) {
-        CF__TRY(cf__graph_check_node(g, i, error));
-        for (j = g->first_in[i]; j < g->first_in[i + 1]; j++) CF__TRY(cf__graph_check_edge(g, i, j, error));
-    }
-    for (i = 0; i < g->n_nodes; i++) CF__TRY(cf__graph_check_out(g, i, error)); /* this reads every edge's `from` */
-    return CF_OK;
-}
-
-/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
-   node for the second time. waiting[] is spent by this. */
-static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) {
-    int64_t node = 0, i;
-    while (waiting[node] <= 0) node++;
-    while (waiting[node] > 0) {
-        waiting[node] = 0;
-        for (i = graph->first_in[node]; waiting[graph->edges[i].from] < 0; i++) continue;
-        node = graph->edges[i].from;
-    }
-    return node;
-}
-
-/* How many edges each node waits for at the start. */
-static void cf__graph_count_waiting(const cf_graph *graph, int32_t *waiting) {
-    int64_t i;
-    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
-}
-
-/* What works on a checked graph. */
-typedef struct cf__graph_walk {
-    const cf_graph *graph;
-    cf_error *error;
-    int32_t *waiting, *order; /* (n_nodes) */
-    cf_critical *critical;
-} cf__graph_walk;
-
-/* Fills order so that each node comes after those that it waits for. */
-static cf_result cf__graph_sort_nodes(void *job) {
-    const cf__graph_walk *walk = (const cf__graph_walk *)job;
-    const cf_graph *graph = walk->graph;
-    int32_t *waiting = walk->waiting, *order = walk->order;
-    int64_t i, n = 0, n_ready = 0;
-    cf__graph_count_waiting(graph, waiting);
-    for (i = 0; i < graph->n_nodes; i++)
-        if (waiting[i] == 0) order[n++] = (int32_t)i;
-    for (i = 0; i < n; i++, n += n_ready)
-        (void)cf_graph_complete(graph, waiting, order[i], &order[n], &n_ready, NULL);
-    if (n == graph->n_nodes) return CF_OK;
-    return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
-                      "this node waits for itself, directly or through others");
-}
-
-static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
-    cf__graph_walk *walk = (cf__graph_walk *)job;
-    walk->waiting = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
-    walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
-}
-
-CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_sort_nodes};
-    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    return cf__make(&recipe, &walk, allocator, error);
-}
-
-/* ---- critical path ---- */
-
-static cf_block *cf__graph_critical_object(void *job, cf__carver *carver) {
-    cf__graph_walk *walk = (cf__graph_walk *)job;
-    cf_critical critical;
-    memset(&critical, 0, sizeof critical);
-    critical.n_nodes = walk->graph->n_nodes;
-    walk->critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
-    walk->waiting = critical.path = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
-    walk->order = critical.order = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
-    critical.earliest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
-    critical.latest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
-    if (walk->critical == NULL) return NULL;
-    *walk->critical = critical;
-    return &walk->critical->block;
-}
-
-/* When an edge lets its target start. */
-static double cf__graph_release(const cf_graph *graph, const cf_critical *critical, const cf_edge *edge) {
-    return critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
-}
-
-/* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
-static int64_t cf__graph_find_earliest(const cf_graph *graph, cf_critical *critical) {
-    int64_t i, j, last = -1;
-    critical->length = 0;
-    for (i = 0; i < graph->n_nodes; i++) {
-        int64_t node = critical->order[i];
-        double start = 0, end;
-        for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
-            double after = cf__graph_release(graph, critical, &graph->edges[j]);
-            if (after > start) start = after;
-        }
-        critical->earliest[node] = start;
-        end = start + graph->nodes[node].seconds;
-        if (last < 0 || end > critical->length) {
-            critical->length = end;
-            last = node;
-        }
-    }
-    return last;
-}
-
-/* Latest starts, last to first. */
-static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) {
-    int64_t i, j;
-    for (i = graph->n_nodes - 1; i >= 0; i--) {
-        int64_t node = critical->order[i];
-        double end = critical->length, start;
-        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
-            const cf_edge *edge = &graph->edges[graph->out[j]];
-            double before = critical->latest[edge->to] - edge->seconds;
-            if (before < end) end = before;
-        }
-        start = end - graph->nodes[node].seconds;
-        critical->latest[node] = start > critical->earliest[node] ? start : critical->earliest[node];
-    }
-}
-
-/* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
-static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
-    int64_t i, at = graph->n_nodes;
-    while (node >= 0) {
-        int64_t before = -1;
-        double start = critical->earliest[node];
-        critical->latest[node] = start;
-        critical->path[--at] = (int32_t)node;
-        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
-            if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
-        node = before;
-    }
-    critical->n_path = graph->n_nodes - at;
-    memmove(critical->path, &critical->path[at], (size_t)critical->n_path * sizeof *critical->path);
-}
-
-static cf_result cf__graph_critical_fill(void *job) {
-    cf__graph_walk *walk = (cf__graph_walk *)job;
-    int64_t last;
-    CF__TRY(cf__graph_sort_nodes(walk));
-    last = cf__graph_find_earliest(walk->graph, walk->critical);
-    if (!cf__is_cost(walk->critical->length))
-        return cf__fail_real(walk->error, CF_ERROR_OVERFLOW, "length", -1, walk->critical->length,
-                             "the seconds of a path do not add up to a finite number");
-    cf__graph_find_latest(walk->graph, walk->critical);
-    cf__graph_find_path(walk->graph, walk->critical, last);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
-                                         cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
-    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__make(&recipe, &walk, allocator, error));
-    *out = walk.critical;
-    return CF_OK;
-}
-
-CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
-    if (critical != NULL) cf__free_object(critical, &critical->block);
-}
-
-/* ---- for executors ---- */
-
-CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    if (count < graph->n_nodes)
-        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
-    if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
-    cf__graph_count_waiting(graph, waiting);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
-                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
-    int64_t i, n = 0;
-    if (graph == NULL) return cf__fail_null(error, "graph");
-    if (waiting == NULL) return cf__fail_null(error, "waiting");
-    if (ready == NULL) return cf__fail_null(error, "ready");
-    if (n_ready == NULL) return cf__fail_null(error, "n_ready");
-    if (node < 0 || node >= graph->n_nodes)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "no such node");
-    if (waiting[node] != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, 0, waiting[node],
-                        waiting[node] < 0 ? "is complete already" : "is not ready; it waits for");
-    waiting[node] = -1;
-    for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
-        int32_t to = graph->edges[graph->out[i]].to;
-        if (--waiting[to] == 0) ready[n++] = to; /* edges rise by where they lead */
-    }
-    *n_ready = n;
-    return CF_OK;
+/* Counts, arrays and lists of a schedule, and what of its plan the lists are about: every walk over them relies on it.
+   passes: how many of them each chunk needs at least on each virtual stage. */
+static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule *s, int64_t passes, cf_error *error) {
+    const cf_result bad = CF_ERROR_SCHEDULE;
+    int64_t needed = 0;
+    CF__TRY(cf__plan_check_counts(plan, error));
+    if (s == NULL) return cf__fail_null(error, "schedule");
+    const cf__member members[] = {
+        {"kind", (int)s->kind, 0, CF_SCHEDULE_COUNT - 1, bad},
+        {"replay", (int)s->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, bad},
+        {"lowered", s->lowered, 0, 1, bad},
+        {"n_stages", s->n_stages, 1, INT32_MAX, bad},
+        {"n_virtual", s->n_virtual, 1, INT32_MAX / cf__max(1, s->n_stages), bad},
+        {"placement", (int)s->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
+        {"k", s->k, 1, INT64_MAX, bad},
+        {"rank", s->rank, 0, plan->n_ranks - 1, bad},
+        {"n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, bad},
+        {"n_actions", s->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), bad}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
+    if (!cf__mul(passes * s->n_stages * s->n_virtual, plan->n_steps, &needed) || s->n_actions < needed)
+        return cf__fail(error, bad, "n_actions", -1, needed, s->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    if (s->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
+    if (s->actions == NULL && s->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
+    CF__TRY(cf__pipe_check_first(s->first, s->n_stages, s->n_actions, "first", bad, error));
+    CF__TRY(cf__pipe_check_units(plan, s->rank, error));
+    return cf__pipe_check_tokens(plan, s->rank, s->n_virtual, error);
 }
 
 /* ================================================================================================================
@@ -8438,13 +7804,10 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     return CF_OK;
 }
 
-/* The member to name where an action comes too early for the order of its group. */
-static const char *cf__check_order_field(const cf__checker *k) { return k->desc != NULL ? "actions.chunk" : "actions"; }
-
 static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
-        return cf__check_refuse(k, a, cf__check_order_field(k), "comes before F of the chunk before it in its group");
+        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its group");
     if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_F))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage before it");
     if (cf__check_crosses(k, a->stage) && !cf__check_has(cell, CF_RECV_F))
@@ -8470,7 +7833,7 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
     if (!(*cell & CF__CHECK_KEPT))
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__pipe_chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
-        return cf__check_refuse(k, a, cf__check_order_field(k), "comes before that of the next chunk in its group");
+        return cf__check_refuse(k, a, "actions.chunk", "comes before that of the next chunk in its group");
     if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
     if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
@@ -8501,8 +7864,7 @@ static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, co
 static cf_result cf__check_move(cf__checker *k, const cf_action *a, uint16_t *cell) {
     int leaves = a->pass == CF_OFFLOAD, away = (*cell & CF__CHECK_AWAY) != 0;
     if (k->pipe->plan->chunks[a->chunk].group < 0)
-        return cf__check_refuse(k, a, k->desc != NULL ? "actions.chunk" : "actions.pass",
-                                "is of a chunk without state");
+        return cf__check_refuse(k, a, "actions.chunk", "is of a chunk without state");
     if (leaves && (!cf__check_has(cell, CF_F) || (*cell & CF__CHECK_BACKWARDS)))
         return cf__check_refuse(k, a, "actions.pass", "finds no rows: they live from F to the backward");
     if (leaves == away)
@@ -8616,15 +7978,6 @@ static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, 
     return cf__check_blame(k, -1, &a, "actions", "is missing");
 }
 
-/* A RECV_R for which no R comes. cf_simulate names the action. */
-static cf_result cf__check_unread(cf__checker *k, int64_t chunk, int64_t stage) {
-    const cf_action receive = {(int32_t)chunk, (int32_t)stage, CF_RECV_R, 0, 0}, *actions = k->schedule->actions;
-    int64_t i = k->schedule->first[cf__check_stage(k, stage)];
-    if (k->desc != NULL) return cf__check_missing(k, CF_R, chunk, stage);
-    while (!cf__pipe_is_same(&actions[i], &receive)) i++;
-    return cf__check_blame(k, i, &receive, "actions", "receives what no R reads");
-}
-
 /* What one chunk must have on one virtual stage, once all lists are read. */
 static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
     const uint16_t *cell = cf__check_cell(k, chunk, stage);
@@ -8643,7 +7996,7 @@ static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage
         return cf__check_missing(k, CF_RECV_R, chunk, stage + 1);
     if (behind != NULL && cf__check_has(behind, CF_RECV_R) && !cf__check_has(cell, CF_SEND_R))
         return cf__check_missing(k, CF_SEND_R, chunk, stage);
-    if (cf__check_has(cell, CF_RECV_R) && !cf__check_has(cell, CF_R)) return cf__check_unread(k, chunk, stage);
+    if (cf__check_has(cell, CF_RECV_R) && !cf__check_has(cell, CF_R)) return cf__check_missing(k, CF_R, chunk, stage);
     return CF_OK;
 }
 
@@ -8655,71 +8008,12 @@ static cf_result cf__check_all_complete(cf__checker *k) {
     return CF_OK;
 }
 
-/* ---- counts ---- */
-
-/* Members of a schedule that can be judged without its arrays, and that the arrays are there. */
-static cf_result cf__check_shape(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    int64_t most_virtual = INT32_MAX / cf__max(1, schedule->n_stages), needed = 0;
-    const cf__member members[] = {
-        {"n_stages", schedule->n_stages, 1, INT32_MAX, CF_ERROR_SCHEDULE},
-        {"n_virtual", schedule->n_virtual, 1, most_virtual, CF_ERROR_SCHEDULE},
-        {"placement", (int)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_SCHEDULE},
-        {"k", schedule->k, 1, INT64_MAX, CF_ERROR_SCHEDULE},
-        {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
-        {"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
-        {"n_actions", schedule->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), CF_ERROR_SCHEDULE}};
-    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
-    if (!cf__mul(2 * schedule->n_stages * schedule->n_virtual, plan->n_steps, &needed) || schedule->n_actions < needed)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, schedule->n_actions,
-                        "every chunk needs two passes on every virtual stage");
-    if (schedule->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
-    if (schedule->actions == NULL && schedule->n_actions > 0)
-        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
-    return CF_OK;
-}
-
-static cf_result cf__check_schedule_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    const cf__member members[] = {
-        {"kind", (int)schedule->kind, 0, CF_SCHEDULE_COUNT - 1, CF_ERROR_SCHEDULE},
-        {"replay", (int)schedule->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_SCHEDULE},
-        {"lowered", schedule->lowered, 0, 1, CF_ERROR_SCHEDULE}};
-    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
-    return cf__check_shape(plan, schedule, error);
-}
-
-/* Where the lists begin. */
-static cf_result cf__check_schedule_lists(const cf_schedule *s, cf_error *error) {
-    return cf__graph_check_first(s->first, s->n_stages, s->n_actions, "first", CF_ERROR_SCHEDULE, error);
-}
-
 /* The limits that the schedule itself states. */
 static cf_result cf__check_schedule_limits(const cf_schedule *schedule, cf_error *error) {
     int64_t s;
     for (s = 0; schedule->limits != NULL && s < schedule->n_stages; s++)
         if (schedule->limits[s] < 0)
             return cf__fail(error, CF_ERROR_SCHEDULE, "limits", s, 0, schedule->limits[s], "must not be negative");
-    return CF_OK;
-}
-
-/* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
-static cf_result cf__check_tokens(const cf__pipeline *pipe, cf_error *error) {
-    const cf_plan *plan = pipe->plan;
-    int64_t id, n_virtual = pipe->n_v / pipe->n_stages, left = 0, sum = 0;
-    int overflow = 0;
-    for (id = pipe->first_chunk; id < pipe->first_chunk + pipe->n; id++) {
-        const cf_chunk *c = &plan->chunks[id];
-        int64_t state = cf_chunk_state_tokens(plan, id);
-        if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
-        if (c->tokens < 0 || c->padded < 0 || state < 0)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has less than no tokens");
-        if (left < state)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
-        left -= state;
-        cf__add_product(&sum, 2 * n_virtual, c->padded, &overflow); /* of activations, and of saved inputs */
-        cf__add_product(&sum, 2 * n_virtual, state + left, &overflow); /* of state and its gradient */
-        if (overflow)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "their sum does not fit in 64 bits");
-    }
     return CF_OK;
 }
 
@@ -8820,14 +8114,9 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     static const cf__recipe recipe = {"n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
     cf__pipeline pipe;
     cf__checker k;
-    CF__TRY(cf__plan_check_counts(plan, error));
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    CF__TRY(cf__check_schedule_counts(plan, schedule, error));
-    CF__TRY(cf__check_schedule_lists(schedule, error));
+    CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
     CF__TRY(cf__check_schedule_limits(schedule, error));
-    CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     pipe = cf__pipe_of_schedule(plan, schedule, NULL);
-    CF__TRY(cf__check_tokens(&pipe, error));
     memset(&k, 0, sizeof k);
     k.pipe = &pipe;
     k.schedule = schedule;
@@ -8879,27 +8168,16 @@ static void cf__simulate_scratch(void *job, cf__carver *carver) {
     if (!sim->desc.no_bounds) cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
-/* Counts and lists of the schedule are sound, and few enough for the clock. */
-static cf_result cf__simulate_check_schedule(const cf_plan *plan, const cf_schedule *s, cf_error *error) {
-    if (s->n_stages < 1 || s->n_virtual < 1 || s->n_stages > CF_MAX_STAGES / s->n_virtual)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_stages", -1, CF_MAX_STAGES, s->n_stages, "is out of range");
-    if (s->n_actions < 0 || s->n_actions > CF_MAX_ACTIONS)
-        return cf__fail(error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, s->n_actions, "is out of range");
-    if (s->first != NULL) CF__TRY(cf__check_schedule_lists(s, error));
-    return cf__check_shape(plan, s, error);
-}
-
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
     const cf_bytes *b = &sim->desc.bytes;
     int64_t i;
     int whole = 0;
     memset(sim, 0, sizeof *sim);
-    CF__TRY(cf__plan_check_counts(plan, error));
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
+    CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
+    CF__TRY(cf__range(schedule->n_stages * schedule->n_virtual, 1, CF_MAX_STAGES, "n_stages", error));
+    CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     if (desc != NULL) sim->desc = *desc;
-    CF__TRY(cf__simulate_check_schedule(plan, schedule, error));
-    CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     CF__TRY(cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, b, schedule->n_stages, error));
     CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->n_stages * schedule->n_virtual, error));
     CF__TRY(cf__schedule_check_bytes(plan, schedule->rank, b, schedule->n_virtual, error));
@@ -8916,7 +8194,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
         sim->splits |= schedule->actions[i].pass == CF_I;
     }
     if (sim->splits && whole) sim->splits = CF__BOUNDS_EITHER;
-    return cf__check_tokens(&sim->pipe, error);
+    return CF_OK;
 }
 
 /* The times of all actions, once each list by itself is known to be sound. */
@@ -9771,49 +9049,19 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
     return &opening->runner->block;
 }
 
-/* Members of the schedule that can be judged without its lists. */
-static cf_result cf__run_check_counts(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    int64_t most_stages = INT32_MAX / cf__max(1, schedule->n_virtual);
-    const cf__member members[] = {{"n_chunks", schedule->n_chunks, plan->n_chunks, plan->n_chunks, CF_ERROR_SCHEDULE},
-                                  {"rank", schedule->rank, 0, plan->n_ranks - 1, CF_ERROR_SCHEDULE},
-                                  {"placement", (int)schedule->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V,
-                                   CF_ERROR_SCHEDULE},
-                                  {"n_virtual", schedule->n_virtual, 1, INT32_MAX, CF_ERROR_LIMIT},
-                                  {"n_stages", schedule->n_stages, 1, most_stages, CF_ERROR_LIMIT}};
-    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_SCHEDULE, error));
-    return schedule->first != NULL ? CF_OK : cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
-}
-
 /* Checks plan and schedule against each other, and counts what a stage needs. */
 static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     memset(r, 0, sizeof *r);
-    CF__TRY(cf__plan_check_counts(plan, error));
-    if (schedule == NULL) return cf__fail_null(error, "schedule");
-    CF__TRY(cf__run_check_counts(plan, schedule, error));
+    CF__TRY(cf__pipe_check_schedule(plan, schedule, 0, error));
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
-    CF__TRY(cf__pipe_check_units(plan, schedule->rank, error));
     r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
-    CF__TRY(cf__check_tokens(&r->pipe, error));
     r->check.schedule = schedule;
     r->check.error = error;
     r->check.desc = &cf__check_no_limits;
     r->check.crosses = schedule->lowered && schedule->n_stages > 1;
     r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
     r->pools[CF_RESOURCE_BOUNDARY].n = r->check.crosses ? r->n_cells * CF__RUN_TENSORS : 0;
-    return CF_OK;
-}
-
-/* Finds the stage's list. */
-static cf_result cf__run_find_list(cf_runner *r, int64_t stage, cf_error *error) {
-    const cf_schedule *s = r->check.schedule;
-    if (s->first[stage] < 0 || s->first[stage + 1] < s->first[stage] || s->first[stage + 1] > s->n_actions)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "first", stage, s->n_actions, s->first[stage + 1],
-                        "the lists of actions overlap, or run out of range");
-    r->check.stage = stage;
-    r->n_actions = s->first[stage + 1] - s->first[stage];
-    if (r->n_actions > 0 && s->actions == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
-    if (r->n_actions > 0) r->actions = &s->actions[s->first[stage]];
     return CF_OK;
 }
 
@@ -9873,7 +9121,9 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
     if (desc == NULL) desc = &dry;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
-    CF__TRY(cf__run_find_list(&opening.header, stage, error));
+    opening.header.check.stage = stage;
+    opening.header.n_actions = schedule->first[stage + 1] - schedule->first[stage];
+    if (opening.header.n_actions > 0) opening.header.actions = &schedule->actions[schedule->first[stage]];
     CF__TRY(cf_allocator_resolve(desc->allocator, &allocator, error));
     opening.header.desc = *desc;
     if (desc->memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &opening, desc->memory, desc->bytes, error));
@@ -10211,6 +9461,607 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
     }
     cf__write_text(&w, "]\n}\n");
     return cf__write_end(&w, error);
+}
+
+/* ================================================================================================================
+   >>graph
+
+   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
+   stage; R stands only for those stages that drop the chunk. What a node waits for follows from its number; only the
+   other direction needs to be sorted.
+   ================================================================================================================ */
+
+CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
+    cf_graph_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
+    if (full.n_stages == 0) full.n_stages = 1;
+    if (full.n_virtual == 0) full.n_virtual = 1;
+    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
+    if (full.k == 0) full.k = 1;
+    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
+    return full;
+}
+
+/* ---- building ---- */
+
+typedef struct cf__graph_builder {
+    cf_graph_desc desc; /* defaults filled in */
+    cf__pipeline pipe;
+    cf_error *error;
+    uint8_t *dropped;   /* (cells) 1: the schedule, if there is one, replays the chunk there */
+    int64_t *n_dropped; /* (n_v) and how many chunks of the group it drops there before the one at hand */
+    cf_graph header, *graph; /* header: what is known before there is memory */
+} cf__graph_builder;
+
+/* ---- which cells are dropped ---- */
+
+static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v) {
+    if (g->dropped != NULL) return g->dropped[v * g->pipe.n + chunk];
+    return cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k;
+}
+
+/* A unit in which the chunk is dropped or kept as it is on virtual stage v, which is all that the rules ask for, but
+   for those of slots. */
+static cf__pipe_unit cf__graph_unit(const cf__graph_builder *g, int64_t chunk, int64_t v) {
+    int64_t after = cf__pipe_chunks_after(&g->pipe, chunk);
+    if (g->dropped == NULL) return cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
+    return cf__pipe_unit_of(&g->pipe, chunk, cf__graph_drops(g, chunk, v) ? after : after + 1);
+}
+
+/* The slots that the R of a chunk waits for where a schedule says what is dropped. The K places of a group go first to
+   the chunks that are kept, and then in falling order to replays, as backwards give them back: when it is the turn of
+   this one, as many replays are to come as chunks were dropped before it. Returns how many. */
+static int cf__graph_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                           cf__pipe_need *needs) {
+    int64_t end = unit->first + unit->n, next = chunk + 1;
+    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.k, unit->n);
+    cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
+    int n = 0;
+    need.chunk = (int32_t)freer;
+    need.place = cf__pipe_resolve(CF__PIPE_FREER, g->header.split, 0);
+    if (freer < end) needs[n++] = need;
+    while (next < end && !cf__graph_drops(g, next, v)) next++;
+    need.chunk = (int32_t)next;
+    need.place = CF_R;
+    if (next < end) needs[n++] = need;
+    return n;
+}
+
+/* What the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is relative,
+   and may lie outside. */
+static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
+                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__graph_unit(g, chunk, v);
+    int found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs), i, n;
+    int slots = !g->desc.no_slots && g->dropped == NULL;
+    for (i = n = 0; i < found; i++)
+        if (slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
+    if (place == CF_R && g->dropped != NULL && !g->desc.no_slots)
+        n += cf__graph_slots(g, &unit, chunk, v, &needs[n]);
+    return n;
+}
+
+/* ---- a schedule's passes ---- */
+
+/* Takes what a sound schedule says of itself into desc. */
+static void cf__graph_adopt(cf_graph_desc *desc) {
+    const cf_schedule *s = desc->schedule;
+    int64_t i;
+    desc->n_stages = s->n_stages;
+    desc->n_virtual = s->n_virtual;
+    desc->placement = s->placement;
+    desc->k = s->k;
+    desc->replay = s->replay;
+    desc->rank = s->rank;
+    for (desc->split = 0, i = 0; i < s->n_actions; i++) desc->split |= s->actions[i].pass == CF_I;
+}
+
+/* Notes what it drops. */
+static cf_result cf__graph_note_drops(cf__graph_builder *g) {
+    const cf_schedule *s = g->desc.schedule;
+    int64_t i;
+    memset(g->dropped, 0, (size_t)(g->pipe.n * g->pipe.n_v));
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        if (a->pass == CF_R) g->dropped[a->stage * g->pipe.n + a->chunk - g->pipe.first_chunk] = 1;
+        if (a->pass == CF_B && g->header.split)
+            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "actions", i, "some backwards are split and some are not");
+    }
+    return CF_OK;
+}
+
+/* ---- counting and writing ---- */
+
+/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R where it is dropped. */
+static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
+    int64_t n = (2 + g->header.split) * g->pipe.n_v, v;
+    if (g->dropped == NULL) return n + (cf__graph_drops(g, chunk, 0) ? g->pipe.n_v : 0);
+    for (v = 0; v < g->pipe.n_v; v++) n += cf__graph_drops(g, chunk, v);
+    return n;
+}
+
+/* The node at a place of a chunk, counted from the rank's first, on a virtual stage; -1: there is none. */
+static int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
+    int64_t n_v = graph->n_stages * graph->n_virtual, low = graph->first[i] + n_v, high;
+    int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
+    if (place == CF_F) return graph->first[i] + v;
+    if (place > CF_R) return low + n_dropped + (place - 1 - CF_R) * n_v + v;
+    if (n_dropped == n_v) return low + v;
+    for (high = low + n_dropped; low < high;) { /* it is dropped on some stages only, which rise */
+        int64_t middle = low + (high - low) / 2;
+        if (graph->nodes[middle].stage < v) low = middle + 1;
+        else high = middle;
+    }
+    return low < graph->first[i] + n_v + n_dropped && graph->nodes[low].stage == v ? low : -1;
+}
+
+CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
+    int place = cf__pipe_place((int)pass);
+    int64_t i;
+    if (graph == NULL || (int)pass < 0 || pass > CF_W || cf__pipe_pass_at(place, graph->split) != (int)pass) return -1;
+    i = chunk - graph->rank * graph->n_steps;
+    if (chunk < 0 || i < 0 || i >= graph->n_steps) return -1;
+    if (stage < 0 || stage >= graph->n_stages * graph->n_virtual) return -1;
+    return cf__graph_at(graph, i, place, stage);
+}
+
+static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t to, int64_t v,
+                               const cf__pipe_need *need) {
+    cf_edge *edge = &g->graph->edges[at];
+    int64_t other = v + need->stage;
+    memset(edge, 0, sizeof *edge); /* padding, too: the same input gives the same bytes */
+    edge->seconds = cf__pipe_crosses(need->why) ? cf__pipe_hop_seconds(&g->pipe, need->chunk, v, other) : 0;
+    edge->from = (int32_t)cf__graph_at(g->graph, need->chunk, need->place, other);
+    edge->to = (int32_t)to;
+    edge->why = (int32_t)need->why;
+}
+
+/* A chunk's turn comes: counts the dropped ones of its group before it. */
+static void cf__graph_take_turn(const cf__graph_builder *g, int64_t chunk) {
+    int64_t v;
+    for (v = 0; v < g->pipe.n_v && g->dropped != NULL; v++)
+        g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
+}
+
+/* Goes through what the passes at a place of a chunk wait for, in the order in which edges are stored, and writes it
+   once there is a graph. *node, *edge: the next of each. */
+static void cf__graph_visit_place(const cf__graph_builder *g, int64_t chunk, int place, int64_t *node, int64_t *edge) {
+    const cf__pipeline *pipe = &g->pipe;
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int64_t v;
+    int i, n = 0;
+    for (v = 0; v < pipe->n_v; v++) {
+        if (place == CF_R && !cf__graph_drops(g, chunk, v)) continue;
+        if (v == 0 || g->dropped != NULL) n = cf__graph_needs(g, chunk, place, v, needs);
+        if (g->graph != NULL) g->graph->first_in[*node] = *edge;
+        for (i = 0; i < n; i++) {
+            int64_t other = v + needs[i].stage;
+            if (other < 0 || other >= pipe->n_v) continue;
+            if (g->graph != NULL) cf__graph_put_edge(g, *edge, *node, v, &needs[i]);
+            ++*edge;
+        }
+        ++*node;
+    }
+}
+
+/* Returns the number of edges. */
+static int64_t cf__graph_visit(const cf__graph_builder *g) {
+    int64_t node = 0, edge = 0, chunk;
+    int place;
+    for (chunk = 0; chunk < g->pipe.n; chunk++) {
+        cf__graph_take_turn(g, chunk);
+        for (place = 0; place < 3 + g->header.split; place++) cf__graph_visit_place(g, chunk, place, &node, &edge);
+    }
+    return edge;
+}
+
+static void cf__graph_put_nodes(const cf__graph_builder *g) {
+    const cf__pipeline *pipe = &g->pipe;
+    cf_node *node = g->graph->nodes;
+    int64_t chunk, v;
+    int place;
+    for (chunk = 0; chunk < pipe->n; chunk++)
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (v = 0; v < pipe->n_v; v++) {
+                int dropped = cf__graph_drops(g, chunk, v), pass = cf__pipe_pass_at(place, g->header.split);
+                if (place == CF_R && !dropped) continue;
+                node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
+                node->chunk = (int32_t)(pipe->first_chunk + chunk);
+                node->stage = (int32_t)v;
+                node->pass = (int32_t)pass;
+                node->keep = place == CF_R || (place == CF_F && !dropped);
+                node++;
+            }
+}
+
+/* ---- the road ---- */
+
+/* Everything but times that are not finite, and backwards that are not alike, is refused here. */
+static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
+                                 cf_error *error) {
+    const cf_graph_desc *d = &g->desc;
+    memset(g, 0, sizeof *g);
+    CF__TRY(cf__plan_check_counts(plan, error));
+    if (desc == NULL) return cf__fail_null(error, "desc");
+    g->desc = *desc;
+    g->error = error;
+    if (desc->schedule != NULL) {
+        CF__TRY(cf_schedule_validate(plan, desc->schedule, NULL, desc->allocator, error));
+        cf__graph_adopt(&g->desc);
+    }
+    g->desc = cf_graph_defaults(&g->desc);
+    CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
+    CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
+    CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
+    CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
+    CF__TRY(cf__choice((int)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
+    CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
+    CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
+    CF__TRY(cf__pipe_check_units(plan, d->rank, error));
+    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, d->placement, d->k, d->replay, d->timing);
+    g->header.n_stages = d->n_stages;
+    g->header.n_virtual = d->n_virtual;
+    g->header.placement = d->placement;
+    g->header.k = d->k;
+    g->header.replay = d->replay;
+    g->header.split = d->split != 0;
+    g->header.rank = d->rank;
+    g->header.n_steps = g->pipe.n;
+    return CF_OK;
+}
+
+static void cf__graph_scratch(void *job, cf__carver *carver) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    cf__pipe_layout(&g->pipe, carver);
+    if (g->desc.schedule == NULL) return;
+    g->dropped = (uint8_t *)cf__take(carver, g->pipe.n * g->pipe.n_v, sizeof(uint8_t));
+    g->n_dropped = (int64_t *)cf__take(carver, g->pipe.n_v, sizeof(int64_t));
+}
+
+/* Counts the nodes and the edges. */
+static cf_result cf__graph_count(void *job) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    int64_t i;
+    if (g->dropped != NULL) CF__TRY(cf__graph_note_drops(g));
+    for (i = 0; i < g->pipe.n; i++) {
+        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
+        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
+    }
+    g->header.n_edges = cf__graph_visit(g);
+    return CF_OK;
+}
+
+static cf_block *cf__graph_object(void *job, cf__carver *carver) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    cf_graph *graph = &g->header;
+    g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
+    graph->first = (int64_t *)cf__take(carver, graph->n_steps + 1, sizeof(int64_t));
+    graph->nodes = (cf_node *)cf__take(carver, graph->n_nodes, sizeof(cf_node));
+    graph->first_in = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
+    graph->edges = (cf_edge *)cf__take(carver, graph->n_edges, sizeof(cf_edge));
+    graph->first_out = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
+    graph->out = (int32_t *)cf__take(carver, graph->n_edges, sizeof(int32_t));
+    if (g->graph == NULL) return NULL;
+    *g->graph = *graph;
+    return &g->graph->block;
+}
+
+/* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
+   as they are put there, last to first. */
+static void cf__graph_sort_out(cf_graph *graph) {
+    int64_t i, *first = graph->first_out;
+    memset(first, 0, (size_t)(graph->n_nodes + 1) * sizeof *first);
+    for (i = 0; i < graph->n_edges; i++) first[graph->edges[i].from]++;
+    for (i = 0; i < graph->n_nodes; i++) first[i + 1] += first[i];
+    for (i = graph->n_edges - 1; i >= 0; i--) graph->out[--first[graph->edges[i].from]] = (int32_t)i;
+}
+
+static cf_result cf__graph_fill(void *job) {
+    cf__graph_builder *g = (cf__graph_builder *)job;
+    cf_graph *graph = g->graph;
+    int64_t i;
+    cf__pipe_fill(&g->pipe);
+    CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
+    graph->first[0] = 0;
+    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
+    cf__graph_put_nodes(g);
+    graph->first_in[graph->n_nodes] = cf__graph_visit(g);
+    cf__graph_sort_out(graph);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, cf__graph_count, cf__graph_object,
+                                      cf__graph_fill};
+    cf__graph_builder g;
+    CF__TRY(cf__graph_start(&g, plan, desc, error));
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__make(&recipe, &g, desc->allocator, error));
+    *out = g.graph;
+    return CF_OK;
+}
+
+CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
+    if (graph != NULL) cf__free_object(graph, &graph->block);
+}
+
+/* ---- checking a graph ---- */
+
+static cf_result cf__graph_check_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
+                                        const char *why, cf_error *error) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf__fail(error, CF_ERROR_GRAPH, field, item, got < least ? least : most, got, why);
+}
+
+static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
+    const cf__member counts[] = {
+        {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
+        {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
+        {"placement", (int)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
+        {"replay", (int)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
+        {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
+        {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
+        {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
+        {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES, CF_ERROR_GRAPH},
+        {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1, CF_ERROR_GRAPH}};
+    const char *null = graph->first == NULL                            ? "first"
+                       : graph->first_in == NULL                       ? "first_in"
+                       : graph->first_out == NULL                      ? "first_out"
+                       : graph->nodes == NULL && graph->n_nodes > 0    ? "nodes"
+                       : graph->edges == NULL && graph->n_edges > 0    ? "edges"
+                       : graph->out == NULL && graph->n_edges > 0      ? "out"
+                                                                       : NULL;
+    CF__TRY(cf__check_members(counts, CF__COUNT(counts), CF_ERROR_GRAPH, error));
+    return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
+}
+
+static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
+    const cf_node *node = &graph->nodes[i];
+    int64_t id = -1;
+    if (node->pass >= 0 && node->pass <= CF_W)
+        id = cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
+    CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
+                                   error));
+    CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
+    return cf__check_real(node->seconds, CF_ERROR_GRAPH, "nodes.seconds", i, error);
+}
+
+/* The edge with number j, among those of node i. */
+static cf_result cf__graph_check_edge(const cf_graph *graph, int64_t i, int64_t j, cf_error *error) {
+    const cf_edge *edge = &graph->edges[j];
+    CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
+    CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
+    CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
+    return cf__check_real(edge->seconds, CF_ERROR_GRAPH, "edges.seconds", j, error);
+}
+
+/* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
+static cf_result cf__graph_check_out(const cf_graph *graph, int64_t i, cf_error *error) {
+    int64_t j, least = 0, n = graph->first_out[i + 1] - graph->first_out[i];
+    CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
+    for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
+        int64_t edge = graph->out[j];
+        CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
+                                       "there is no such edge, or the edges of a node do not rise", error));
+        CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
+        least = edge + 1;
+    }
+    return CF_OK;
+}
+
+/* Everything but cycles. */
+static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
+    int64_t i, j, n_stages, least;
+    if (g == NULL) return cf__fail_null(error, "graph");
+    CF__TRY(cf__graph_check_counts(g, error));
+    CF__TRY(cf__pipe_check_first(g->first, g->n_steps, g->n_nodes, "first", CF_ERROR_GRAPH, error));
+    CF__TRY(cf__pipe_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", CF_ERROR_GRAPH, error));
+    CF__TRY(cf__pipe_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", CF_ERROR_GRAPH, error));
+    n_stages = g->n_stages * g->n_virtual;
+    least = (2 + g->split) * n_stages;
+    for (i = 0; i < g->n_steps; i++) {
+        int64_t n = g->first[i + 1] - g->first[i];
+        CF__TRY(cf__graph_check_within(n, least, least + n_stages, "first", i + 1, "wrong number of nodes for a chunk",
+                                       error)); /* more than the least: it is replayed on so many virtual stages */
+    }
+    for (i = 0; i < g->n_nodes; i++) {
+        CF__TRY(cf__graph_check_node(g, i, error));
+        for (j = g->first_in[i]; j < g->first_in[i + 1]; j++) CF__TRY(cf__graph_check_edge(g, i, j, error));
+    }
+    for (i = 0; i < g->n_nodes; i++) CF__TRY(cf__graph_check_out(g, i, error)); /* this reads every edge's `from` */
+    return CF_OK;
+}
+
+/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
+   node for the second time. waiting[] is spent by this. */
+static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) {
+    int64_t node = 0, i;
+    while (waiting[node] <= 0) node++;
+    while (waiting[node] > 0) {
+        waiting[node] = 0;
+        for (i = graph->first_in[node]; waiting[graph->edges[i].from] < 0; i++) continue;
+        node = graph->edges[i].from;
+    }
+    return node;
+}
+
+/* How many edges each node waits for at the start. */
+static void cf__graph_count_waiting(const cf_graph *graph, int32_t *waiting) {
+    int64_t i;
+    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
+}
+
+/* What works on a checked graph. */
+typedef struct cf__graph_walk {
+    const cf_graph *graph;
+    cf_error *error;
+    int32_t *waiting, *order; /* (n_nodes) */
+    cf_critical *critical;
+} cf__graph_walk;
+
+/* Fills order so that each node comes after those that it waits for. */
+static cf_result cf__graph_sort_nodes(void *job) {
+    const cf__graph_walk *walk = (const cf__graph_walk *)job;
+    const cf_graph *graph = walk->graph;
+    int32_t *waiting = walk->waiting, *order = walk->order;
+    int64_t i, n = 0, n_ready = 0;
+    cf__graph_count_waiting(graph, waiting);
+    for (i = 0; i < graph->n_nodes; i++)
+        if (waiting[i] == 0) order[n++] = (int32_t)i;
+    for (i = 0; i < n; i++, n += n_ready)
+        (void)cf_graph_complete(graph, waiting, order[i], &order[n], &n_ready, NULL);
+    if (n == graph->n_nodes) return CF_OK;
+    return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
+                      "this node waits for itself, directly or through others");
+}
+
+static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    walk->waiting = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
+    walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
+}
+
+CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_sort_nodes};
+    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
+    CF__TRY(cf__graph_check_arrays(graph, error));
+    return cf__make(&recipe, &walk, allocator, error);
+}
+
+/* ---- critical path ---- */
+
+static cf_block *cf__graph_critical_object(void *job, cf__carver *carver) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    cf_critical critical;
+    memset(&critical, 0, sizeof critical);
+    critical.n_nodes = walk->graph->n_nodes;
+    walk->critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
+    walk->waiting = critical.path = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
+    walk->order = critical.order = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
+    critical.earliest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
+    critical.latest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
+    if (walk->critical == NULL) return NULL;
+    *walk->critical = critical;
+    return &walk->critical->block;
+}
+
+/* When an edge lets its target start. */
+static double cf__graph_release(const cf_graph *graph, const cf_critical *critical, const cf_edge *edge) {
+    return critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
+}
+
+/* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
+static int64_t cf__graph_find_earliest(const cf_graph *graph, cf_critical *critical) {
+    int64_t i, j, last = -1;
+    critical->length = 0;
+    for (i = 0; i < graph->n_nodes; i++) {
+        int64_t node = critical->order[i];
+        double start = 0, end;
+        for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
+            double after = cf__graph_release(graph, critical, &graph->edges[j]);
+            if (after > start) start = after;
+        }
+        critical->earliest[node] = start;
+        end = start + graph->nodes[node].seconds;
+        if (last < 0 || end > critical->length) {
+            critical->length = end;
+            last = node;
+        }
+    }
+    return last;
+}
+
+/* Latest starts, last to first. */
+static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) {
+    int64_t i, j;
+    for (i = graph->n_nodes - 1; i >= 0; i--) {
+        int64_t node = critical->order[i];
+        double end = critical->length, start;
+        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
+            const cf_edge *edge = &graph->edges[graph->out[j]];
+            double before = critical->latest[edge->to] - edge->seconds;
+            if (before < end) end = before;
+        }
+        start = end - graph->nodes[node].seconds;
+        critical->latest[node] = start > critical->earliest[node] ? start : critical->earliest[node];
+    }
+}
+
+/* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
+static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
+    int64_t i, at = graph->n_nodes;
+    while (node >= 0) {
+        int64_t before = -1;
+        double start = critical->earliest[node];
+        critical->latest[node] = start;
+        critical->path[--at] = (int32_t)node;
+        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
+            if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
+        node = before;
+    }
+    critical->n_path = graph->n_nodes - at;
+    memmove(critical->path, &critical->path[at], (size_t)critical->n_path * sizeof *critical->path);
+}
+
+static cf_result cf__graph_critical_fill(void *job) {
+    cf__graph_walk *walk = (cf__graph_walk *)job;
+    int64_t last;
+    CF__TRY(cf__graph_sort_nodes(walk));
+    last = cf__graph_find_earliest(walk->graph, walk->critical);
+    if (!cf__is_cost(walk->critical->length))
+        return cf__fail_real(walk->error, CF_ERROR_OVERFLOW, "length", -1, walk->critical->length,
+                             "the seconds of a path do not add up to a finite number");
+    cf__graph_find_latest(walk->graph, walk->critical);
+    cf__graph_find_path(walk->graph, walk->critical, last);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
+                                         cf_error *error) {
+    static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
+    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
+    CF__TRY(cf__graph_check_arrays(graph, error));
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__make(&recipe, &walk, allocator, error));
+    *out = walk.critical;
+    return CF_OK;
+}
+
+CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
+    if (critical != NULL) cf__free_object(critical, &critical->block);
+}
+
+/* ---- for executors ---- */
+
+CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
+    CF__TRY(cf__graph_check_arrays(graph, error));
+    if (count < graph->n_nodes)
+        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
+    if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
+    cf__graph_count_waiting(graph, waiting);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
+                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
+    int64_t i, n = 0;
+    if (graph == NULL) return cf__fail_null(error, "graph");
+    if (waiting == NULL) return cf__fail_null(error, "waiting");
+    if (ready == NULL) return cf__fail_null(error, "ready");
+    if (n_ready == NULL) return cf__fail_null(error, "n_ready");
+    if (node < 0 || node >= graph->n_nodes)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "no such node");
+    if (waiting[node] != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, 0, waiting[node],
+                        waiting[node] < 0 ? "is complete already" : "is not ready; it waits for");
+    waiting[node] = -1;
+    for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
+        int32_t to = graph->edges[graph->out[i]].to;
+        if (--waiting[to] == 0) ready[n++] = to; /* edges rise by where they lead */
+    }
+    *n_ready = n;
+    return CF_OK;
 }
 
 #ifdef __cplusplus

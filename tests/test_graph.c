@@ -839,10 +839,9 @@ TEST(a_wrong_schedule_makes_no_graph) {
     static const struct {
         int action, pass, chunk, stage;
         const char *field;
-    } wrong[] = {{0, CF_R, 0, 0, "schedule.actions"}, {0, CF_F, 9, 0, "schedule.actions"},
-                 {0, CF_F, -1, 0, "schedule.actions"}, {0, CF_F, 0, 2, "schedule.actions"},
-                 {0, 77, 0, 0, "schedule.actions"},    {0, CF_I, 0, 0, "schedule.actions"},
-                 {0, CF_F, 1, 0, "schedule.actions"},  {0, CF_SEND_F, 0, 0, "schedule.actions"}};
+    } wrong[] = {{0, CF_R, 0, 0, "actions.pass"},   {0, CF_F, 9, 0, "actions.chunk"}, {0, CF_F, -1, 0, "actions.chunk"},
+                 {0, CF_F, 0, 2, "actions.stage"}, {0, 77, 0, 0, "actions.pass"},    {0, CF_I, 0, 0, "actions.pass"},
+                 {0, CF_F, 1, 0, "actions.chunk"}, {0, CF_SEND_F, 0, 0, "actions.pass"}};
     cf_pack_desc pack;
     cf_schedule_desc order;
     cf_graph_desc desc;
@@ -880,27 +879,59 @@ TEST(a_wrong_schedule_makes_no_graph) {
         CHECK_STR(error.field, name);                             \
         desc.schedule = schedule;                                 \
     } while (0)
-    REFUSE_SCHEDULE(n_stages, 0, CF_ERROR_SCHEDULE, "schedule.n_stages");
-    REFUSE_SCHEDULE(n_virtual, INT64_MAX, CF_ERROR_SCHEDULE, "schedule.n_virtual");
-    REFUSE_SCHEDULE(placement, CF_PLACEMENT_ANY, CF_ERROR_SCHEDULE, "schedule.placement");
-    REFUSE_SCHEDULE(k, 0, CF_ERROR_SCHEDULE, "schedule.k");
-    REFUSE_SCHEDULE(k, 1, CF_ERROR_SCHEDULE, "schedule.k"); /* it keeps two */
-    REFUSE_SCHEDULE(replay, CF_REPLAY_DEFAULT, CF_ERROR_SCHEDULE, "schedule.replay");
-    REFUSE_SCHEDULE(n_chunks, 1, CF_ERROR_SCHEDULE, "schedule.n_chunks");
-    REFUSE_SCHEDULE(n_actions, -1, CF_ERROR_SCHEDULE, "schedule.n_actions");
-    REFUSE_SCHEDULE(n_actions, 1, CF_ERROR_SCHEDULE, "schedule.n_actions");
-    REFUSE_SCHEDULE(n_actions, schedule->n_actions - 1, CF_ERROR_SCHEDULE, "schedule.actions");
-    REFUSE_SCHEDULE(actions, NULL, CF_ERROR_SCHEDULE, "schedule.actions");
-    REFUSE_SCHEDULE(rank, 1, CF_ERROR_ARGUMENT, "rank");
-    REFUSE_SCHEDULE(n_stages, INT32_MAX, CF_ERROR_SCHEDULE, "schedule.n_actions");
+    REFUSE_SCHEDULE(n_stages, 0, CF_ERROR_SCHEDULE, "n_stages");
+    REFUSE_SCHEDULE(n_virtual, INT64_MAX, CF_ERROR_SCHEDULE, "n_virtual");
+    REFUSE_SCHEDULE(placement, CF_PLACEMENT_ANY, CF_ERROR_SCHEDULE, "placement");
+    REFUSE_SCHEDULE(k, 0, CF_ERROR_SCHEDULE, "k");
+    REFUSE_SCHEDULE(k, 1, CF_ERROR_SCHEDULE, "k"); /* it keeps two */
+    REFUSE_SCHEDULE(replay, CF_REPLAY_DEFAULT, CF_ERROR_SCHEDULE, "replay");
+    REFUSE_SCHEDULE(n_chunks, 1, CF_ERROR_SCHEDULE, "n_chunks");
+    REFUSE_SCHEDULE(n_actions, -1, CF_ERROR_SCHEDULE, "n_actions");
+    REFUSE_SCHEDULE(n_actions, 1, CF_ERROR_SCHEDULE, "n_actions");
+    REFUSE_SCHEDULE(n_actions, schedule->n_actions - 1, CF_ERROR_SCHEDULE, "first");
+    REFUSE_SCHEDULE(actions, NULL, CF_ERROR_SCHEDULE, "actions");
+    REFUSE_SCHEDULE(rank, 1, CF_ERROR_SCHEDULE, "rank");
+    REFUSE_SCHEDULE(n_stages, INT32_MAX, CF_ERROR_SCHEDULE, "n_actions");
 #undef REFUSE_SCHEDULE
     for (i = 0; i < (size_t)schedule->n_actions; i++) /* replayed on the second stage only */
         if (schedule->actions[i].pass == CF_R && schedule->actions[i].stage == 0) schedule->actions[i].pass = CF_SEND_F;
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
-    CHECK_STR(error.field, "chunk");
+    CHECK_STR(error.field, "actions.pass");
     CHECK(g == NULL);
     CHECK_INT(cf_graph_node(NULL, CF_F, 0, 0), -1);
     cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* The validator takes whole and split backwards side by side; a graph has either. */
+TEST(a_graph_has_backwards_of_one_form) {
+    static const int64_t lengths[] = {2, 2};
+    cf_action actions[] = {
+        {0, 0, CF_F, 1, 0}, {0, 0, CF_B, 0, 0}, {1, 0, CF_F, 1, 0}, {1, 0, CF_I, 0, 0}, {1, 0, CF_W, 0, 0}};
+    int64_t first[] = {0, 5};
+    cf_pack_desc pack;
+    cf_graph_desc desc;
+    cf_schedule schedule;
+    cf_plan *plan = NULL;
+    cf_graph *g = NULL;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    memset(&schedule, 0, sizeof schedule);
+    pack.chunk_size = 2;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    schedule.replay = CF_REPLAY_LOCAL;
+    schedule.n_stages = schedule.n_virtual = schedule.k = 1;
+    schedule.n_chunks = 2;
+    schedule.n_actions = 5;
+    schedule.first = first;
+    schedule.actions = actions;
+    desc.schedule = &schedule;
+    CHECK_INT(cf_schedule_validate(plan, &schedule, NULL, NULL, NULL), CF_OK);
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "actions");
+    CHECK_INT(error.item, 1);
+    CHECK(g == NULL);
     cf_plan_free(plan);
 }
 
@@ -1008,5 +1039,6 @@ SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions
       CASE(critical_path_is_the_simulators_bound),
       CASE(bounds_of_the_papers_example), CASE(ready_counts_lead_through_the_graph), CASE(damaged_graphs_are_named),
       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
+      CASE(a_graph_has_backwards_of_one_form),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(graph_options_are_checked),
       CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));

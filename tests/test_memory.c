@@ -60,7 +60,8 @@ TEST(bytes_per_token_by_hand) {
     for (i = 0; i < COUNT(by_hand); i++) {
         cf_memory_desc desc = sizing(by_hand[i].name, 1, 3);
         cf_token_bytes bytes;
-        int64_t layers, state = 0;
+        cf_shard shard;
+        int64_t state = 0;
         harness_note("%s", by_hand[i].name);
         desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
         for (s = 0; s < 3; s++) {
@@ -69,17 +70,17 @@ TEST(bytes_per_token_by_hand) {
         }
         CHECK_INT(state, by_hand[i].state);
         REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
-        REQUIRE(cf_stage_layers(desc.model, &desc.parallel, 1, &layers, NULL) == CF_OK);
-        CHECK_INT(bytes.activations, layers * by_hand[i].a_layer);
+        REQUIRE(cf_stage_shard(desc.model, &desc.parallel, 1, &shard, NULL) == CF_OK);
+        CHECK_INT(bytes.activations, shard.layers * by_hand[i].a_layer);
         CHECK_INT(bytes.state_gradient, 2 * bytes.state); /* float by default */
         CHECK_INT(bytes.boundary, 2 * desc.model->hidden);
         CHECK_INT(bytes.logits, 0);
         desc.parallel.recompute = CF_RECOMPUTE_NONE;
         REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
-        CHECK_INT(bytes.activations, layers * (by_hand[i].a_layer + 4 * desc.model->heads));
+        CHECK_INT(bytes.activations, shard.layers * (by_hand[i].a_layer + 4 * desc.model->heads));
         desc.parallel.recompute = CF_RECOMPUTE_FULL;
         REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
-        CHECK_INT(bytes.activations, layers * 2 * desc.model->hidden);
+        CHECK_INT(bytes.activations, shard.layers * 2 * desc.model->hidden);
     }
 }
 
@@ -101,7 +102,7 @@ TEST(korthikanti_table_2) {
                 cf_memory_desc desc = sizing("qwen2.5-7b", t, 3);
                 double h = (double)plain.hidden, f = (double)plain.ffn, tp = (double)t, masks, theirs;
                 cf_token_bytes bytes;
-                int64_t layers;
+                cf_shard shard;
                 cf_error error;
                 desc.model = &plain;
                 desc.parallel.no_sequence = !sequence;
@@ -112,18 +113,18 @@ TEST(korthikanti_table_2) {
                 if (plain.heads % t != 0 || plain.kv_heads % t != 0) continue;
                 harness_note("%s tp %d sequence %d", plain.name, (int)t, sequence);
                 if (cf_memory_token_bytes(&desc, 1, &bytes, &error) != CF_OK) FAIL("%s", error.text);
-                REQUIRE(cf_stage_layers(&plain, &desc.parallel, 1, &layers, NULL) == CF_OK);
+                REQUIRE(cf_stage_shard(&plain, &desc.parallel, 1, &shard, NULL) == CF_OK);
                 {
                     double q = (double)(plain.heads * plain.head_dim), kv = (double)(plain.kv_heads * plain.head_dim);
                     double terms = theirs - masks + 2 * f / tp - 4 * (q - kv) / tp + 8 * (q - h) / tp;
-                    CHECK(fabs((double)bytes.activations / (double)layers - terms) < 1e-6);
+                    CHECK(fabs((double)bytes.activations / (double)shard.layers - terms) < 1e-6);
                 }
                 plain.no_gate = 1; /* now the layer of the paper: nothing but the masks is left over */
                 plain.kv_heads = plain.heads;
                 plain.head_dim = 0;
                 if (plain.hidden % plain.heads != 0) continue;
                 REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
-                CHECK(fabs((double)bytes.activations / (double)layers - (theirs - masks)) < 1e-6);
+                CHECK(fabs((double)bytes.activations / (double)shard.layers - (theirs - masks)) < 1e-6);
             }
         }
     }
@@ -486,26 +487,8 @@ TEST(bad_loads_are_named) {
     }
 }
 
-/* The limit that the message asks for is enough, and one byte less is not. */
-TEST(limits_below_the_model_are_refused) {
-    cf_memory_desc desc = sizing("qwen2.5-72b", 8, 4);
-    cf_error error;
-    int64_t wanted;
-    CHECK_INT(cf_memory_check_limit(&desc, 4096, (int64_t)1 << 30, &error), CF_ERROR_LIMIT);
-    CHECK_STR(error.field, "limit_bytes");
-    CHECK_INT(error.item, 3); /* the head's stage: the embedding's has less for logits */
-    wanted = error.wanted;
-    CHECK_INT(cf_memory_check_limit(&desc, 4096, wanted, &error), CF_OK);
-    CHECK_INT(cf_memory_check_limit(&desc, 4096, wanted - 1, &error), CF_ERROR_LIMIT);
-    CHECK_INT(error.wanted, wanted);
-    CHECK_INT(cf_memory_check_limit(&desc, 4096, -5, &error), CF_ERROR_LIMIT);
-    CHECK_INT(cf_memory_check_limit(&desc, 0, wanted, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "chunk_tokens");
-}
-
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(float_trainer), CASE(losses_keep_what_they_say),
       CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
-      CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named),
-      CASE(limits_below_the_model_are_refused));
+      CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

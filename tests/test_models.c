@@ -124,6 +124,7 @@ TEST(stages_add_up_to_the_model) {
         int64_t tp = harness_between(&rng, 1, 8), replicas = tp > m.kv_heads ? tp / m.kv_heads : 1, stages;
         cf_parallel p = split(tp, harness_between(&rng, 1, 6), 1);
         cf_parameters counted;
+        cf_shard shard;
         int together; /* embedding and head lie on one stage */
         p.n_virtual = harness_between(&rng, 1, 3);
         p.placement = harness_chance(&rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
@@ -132,8 +133,9 @@ TEST(stages_add_up_to_the_model) {
         if (cf_parallel_validate(&m, &p, NULL) != CF_OK) continue;
         checked++;
         for (s = 0; s < stages; s++) {
-            int64_t n = 0;
-            REQUIRE(cf_stage_layers(&m, &p, s, &n, NULL) == CF_OK && n >= 1);
+            int64_t n;
+            REQUIRE(cf_stage_shard(&m, &p, s, &shard, NULL) == CF_OK && shard.layers >= 1);
+            n = shard.layers;
             REQUIRE(cf_stage_parameters(&m, &p, s, &counted, NULL) == CF_OK);
             layers += n;
             least = n < least ? n : least;
@@ -142,8 +144,8 @@ TEST(stages_add_up_to_the_model) {
         }
         CHECK_INT(layers, m.layers);
         CHECK(most - least <= 1);
-        REQUIRE(cf_stage_layers(&m, &p, stages - 1, &layers, NULL) == CF_OK);
-        CHECK_INT(layers, least); /* the stage with the head never has more */
+        REQUIRE(cf_stage_shard(&m, &p, stages - 1, &shard, NULL) == CF_OK);
+        CHECK_INT(shard.layers, least); /* the stage with the head never has more */
         /* replicated: norms, biases that are added once, K and V heads beyond one each, rounding of the vocabulary */
         sum -= (tp - 1) * (m.layers * (2 * m.hidden + (m.qk_norm ? 2 * dim : 0)) + m.hidden);
         if (m.out_bias) sum -= (tp - 1) * m.layers * m.hidden;
@@ -194,12 +196,13 @@ TEST(layers_can_be_given_stage_by_stage) {
     const cf_model *model = cf_model_find("llama-3-8b");
     const int64_t good[] = {7, 9, 9, 7}, short_by_one[] = {7, 9, 9, 6}, empty[] = {0, 12, 12, 8};
     cf_parallel p = split(2, 4, 1);
+    cf_shard shard;
     cf_error error;
-    int64_t s, layers;
+    int64_t s;
     p.layers = good;
     for (s = 0; s < 4; s++) {
-        REQUIRE(cf_stage_layers(model, &p, s, &layers, NULL) == CF_OK);
-        CHECK_INT(layers, good[s]);
+        REQUIRE(cf_stage_shard(model, &p, s, &shard, NULL) == CF_OK);
+        CHECK_INT(shard.layers, good[s]);
     }
     p.layers = short_by_one;
     CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
@@ -209,7 +212,7 @@ TEST(layers_can_be_given_stage_by_stage) {
     p.layers = empty;
     CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(error.item, 0);
-    CHECK_INT(cf_stage_layers(model, &p, 4, &layers, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_stage_shard(model, &p, 4, &shard, &error), CF_ERROR_ARGUMENT);
 }
 
 TEST(vocabulary_is_padded_as_megatron_does) {

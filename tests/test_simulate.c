@@ -335,8 +335,8 @@ TEST(broken_schedules_are_named) {
     BROKEN(a[0].pass = CF_B, "actions.pass", 0);
     BROKEN(a[0].pass = CF_W, "actions.pass", 0);
     BROKEN(a[0].pass = CF_R, "actions.pass", 0);
-    BROKEN(a[0].chunk = 1, "actions", 0); /* F1 before F0 */
-    BROKEN(a[0].chunk = 2, "actions", 1); /* then F1 still misses F0 */
+    BROKEN(a[0].chunk = 1, "actions.chunk", 0); /* F1 before F0 */
+    BROKEN(a[0].chunk = 2, "actions.chunk", 1); /* then F1 still misses F0 */
     BROKEN(a[0].keep = 1, "actions.pass", 5); /* R of what was kept */
 #undef BROKEN
     cf_schedule_free(schedule);
