@@ -2107,12 +2107,17 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
+/* Any number outside of a range is wrong in the same way, which `why` names. */
+static inline cf_result cf__inside(int64_t value, int64_t least, int64_t most, cf_result code, const char *field,
+                                   int64_t item, const char *why, cf_error *error) {
+    if (value >= least && value <= most) return CF_OK;
+    return cf__fail(error, code, field, item, value < least ? least : most, value, why);
+}
+
 /* A choice among things that there are: above the last one is no limit, but a mistake. Callers cast an enum to int,
    because compilers may make it unsigned, and -1 would be reported as 4294967295. */
 CF__APART static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
-    if (value >= first && value <= last) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, value < first ? first : last, value,
-                    "there is no such choice");
+    return cf__inside(value, first, last, CF_ERROR_ARGUMENT, field, -1, "there is no such choice", error);
 }
 
 /* ---- arithmetic ---- */
@@ -3651,21 +3656,15 @@ typedef struct cf__plan_check {
     cf_error *error;
 } cf__plan_check;
 
-/* The checks of a plan are these: a number that is known, one that lies in a range, and one that no rule allows. */
-static inline cf_result cf__plan_bad(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted,
-                                     int64_t got, const char *why) {
-    return cf__fail(check->error, CF_ERROR_PLAN, field, item, wanted, got, why);
+/* Most checks of a plan are these: a number that lies in a range, or one that is known. */
+static inline cf_result cf__plan_within(const cf__plan_check *check, const char *field, int64_t item, int64_t least,
+                                        int64_t most, int64_t got, const char *why) {
+    return cf__inside(got, least, most, CF_ERROR_PLAN, field, item, why, check->error);
 }
 
 static inline cf_result cf__plan_is(const cf__plan_check *check, const char *field, int64_t item, int64_t wanted,
                                     int64_t got, const char *why) {
-    return got == wanted ? CF_OK : cf__plan_bad(check, field, item, wanted, got, why);
-}
-
-static inline cf_result cf__plan_within(const cf__plan_check *check, const char *field, int64_t item, int64_t least,
-                                        int64_t most, int64_t got, const char *why) {
-    if (got >= least && got <= most) return CF_OK;
-    return cf__plan_bad(check, field, item, got < least ? least : most, got, why);
+    return cf__plan_within(check, field, item, wanted, wanted, got, why);
 }
 
 /* Counts and pointers: what every loop over a plan relies on. */
@@ -3743,7 +3742,8 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->n_slices - first, c->n_slices, "is out of range"));
     if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
-        return cf__plan_bad(check, "chunks.n_slices", id, plan->max_slices, c->n_slices, "is more than max_slices");
+        return cf__fail(check->error, CF_ERROR_PLAN, "chunks.n_slices", id, plan->max_slices, c->n_slices,
+                        "is more than max_slices");
     CF__TRY(cf__plan_is(check, "chunks.rank", id, id / plan->n_steps, c->rank, "is the wrong rank"));
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
@@ -3805,8 +3805,8 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
                             "is not the sequence of its group"));
         CF__TRY(cf__plan_is(check, "slices.begin", first, prefix, s->begin, "comes out of order"));
         if (i + 1 < g->n_chunks && s->length % plan->align != 0)
-            return cf__plan_bad(check, "slices.length", first, plan->align, s->length,
-                                "is no multiple of the alignment");
+            return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", first, plan->align, s->length,
+                            "is no multiple of the alignment");
         prefix += s->length;
     }
     CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
@@ -4046,8 +4046,7 @@ static cf_result cf__metadata_add_targets(const int64_t *lengths, int64_t n, con
     for (i = 0; i < n; i++) {
         CF__TRY(cf__pack_add_length(lengths, i, &sum, error));
         set = cf__metadata_set(d, i);
-        if (set < 0 || set >= n)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "prompts", i, set < 0 ? 0 : n - 1, set, "is no prompt");
+        CF__TRY(cf__inside(set, 0, n - 1, CF_ERROR_ARGUMENT, "prompts", i, "is no prompt", error));
         totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL);
     }
     return CF_OK;
@@ -4431,8 +4430,8 @@ static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item,
                    {"loads.chunk_scores", load->chunk_scores}};
     int64_t i;
     for (i = 0; i < CF__COUNT(members); i++)
-        if (members[i].tokens < 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, members[i].field, item, 0, members[i].tokens, "is negative");
+        CF__TRY(cf__inside(members[i].tokens, 0, INT64_MAX, CF_ERROR_ARGUMENT, members[i].field, item, "is negative",
+                           error));
     return CF_OK;
 }
 
@@ -4624,6 +4623,14 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_
     return CF_OK;
 }
 
+static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages, int64_t least, cf_result code,
+                                         const char *field, cf_error *error) {
+    int64_t s;
+    for (s = 0; limits != NULL && s < n_stages; s++)
+        if (limits[s] < least) return cf__fail(error, code, field, s, 0, limits[s], "must not be negative");
+    return CF_OK;
+}
+
 /* Limits of chunks and of bytes, the same for all stages or one for each (NULL: the same for all), and the bytes of a
    token that the latter count. */
 static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int64_t limit_bytes,
@@ -4636,18 +4643,9 @@ static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int
         {"bytes.per_token_state", bytes->per_token_state, 0, INT64_MAX, CF_ERROR_LIMIT},
         {"bytes.per_token_state_gradient", bytes->per_token_state_gradient, 0, INT64_MAX, CF_ERROR_LIMIT},
         {"bytes.per_token_boundary", bytes->per_token_boundary, 0, INT64_MAX, CF_ERROR_LIMIT}};
-    static const char *const fields[2] = {"limits", "limits_bytes"};
-    const int64_t *by_stage[2];
-    int64_t s;
-    int i;
-    by_stage[0] = limits;
-    by_stage[1] = limits_bytes;
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
-    for (s = 0; s < n_stages; s++)
-        for (i = 0; i < 2; i++)
-            if (by_stage[i] != NULL && by_stage[i][s] < CF_NO_LIMIT)
-                return cf__fail(error, CF_ERROR_ARGUMENT, fields[i], s, 0, by_stage[i][s], "must not be negative");
-    return CF_OK;
+    CF__TRY(cf__pipe_check_by_stage(limits, n_stages, CF_NO_LIMIT, CF_ERROR_ARGUMENT, "limits", error));
+    return cf__pipe_check_by_stage(limits_bytes, n_stages, CF_NO_LIMIT, CF_ERROR_ARGUMENT, "limits_bytes", error);
 }
 
 /* Most chunks that a stage may keep, as a description has it; where that says nothing, as the schedule does. INT64_MAX:
@@ -8008,15 +8006,6 @@ static cf_result cf__check_all_complete(cf__checker *k) {
     return CF_OK;
 }
 
-/* The limits that the schedule itself states. */
-static cf_result cf__check_schedule_limits(const cf_schedule *schedule, cf_error *error) {
-    int64_t s;
-    for (s = 0; schedule->limits != NULL && s < schedule->n_stages; s++)
-        if (schedule->limits[s] < 0)
-            return cf__fail(error, CF_ERROR_SCHEDULE, "limits", s, 0, schedule->limits[s], "must not be negative");
-    return CF_OK;
-}
-
 /* ---- all lists together ---- */
 
 static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
@@ -8115,7 +8104,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     cf__pipeline pipe;
     cf__checker k;
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
-    CF__TRY(cf__check_schedule_limits(schedule, error));
+    CF__TRY(cf__pipe_check_by_stage(schedule->limits, schedule->n_stages, 0, CF_ERROR_SCHEDULE, "limits", error));
     pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     memset(&k, 0, sizeof k);
     k.pipe = &pipe;
@@ -9788,10 +9777,9 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
 
 /* ---- checking a graph ---- */
 
-static cf_result cf__graph_check_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
-                                        const char *why, cf_error *error) {
-    if (got >= least && got <= most) return CF_OK;
-    return cf__fail(error, CF_ERROR_GRAPH, field, item, got < least ? least : most, got, why);
+static inline cf_result cf__graph_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
+                                         const char *why, cf_error *error) {
+    return cf__inside(got, least, most, CF_ERROR_GRAPH, field, item, why, error);
 }
 
 static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
@@ -9821,30 +9809,30 @@ static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error
     int64_t id = -1;
     if (node->pass >= 0 && node->pass <= CF_W)
         id = cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-    CF__TRY(cf__graph_check_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
+    CF__TRY(cf__graph_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
                                    error));
-    CF__TRY(cf__graph_check_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
+    CF__TRY(cf__graph_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
     return cf__check_real(node->seconds, CF_ERROR_GRAPH, "nodes.seconds", i, error);
 }
 
 /* The edge with number j, among those of node i. */
 static cf_result cf__graph_check_edge(const cf_graph *graph, int64_t i, int64_t j, cf_error *error) {
     const cf_edge *edge = &graph->edges[j];
-    CF__TRY(cf__graph_check_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
-    CF__TRY(cf__graph_check_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
-    CF__TRY(cf__graph_check_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
+    CF__TRY(cf__graph_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
+    CF__TRY(cf__graph_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
+    CF__TRY(cf__graph_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
     return cf__check_real(edge->seconds, CF_ERROR_GRAPH, "edges.seconds", j, error);
 }
 
 /* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
 static cf_result cf__graph_check_out(const cf_graph *graph, int64_t i, cf_error *error) {
     int64_t j, least = 0, n = graph->first_out[i + 1] - graph->first_out[i];
-    CF__TRY(cf__graph_check_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
+    CF__TRY(cf__graph_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
     for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
         int64_t edge = graph->out[j];
-        CF__TRY(cf__graph_check_within(edge, least, graph->n_edges - 1, "out", j,
+        CF__TRY(cf__graph_within(edge, least, graph->n_edges - 1, "out", j,
                                        "there is no such edge, or the edges of a node do not rise", error));
-        CF__TRY(cf__graph_check_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
+        CF__TRY(cf__graph_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
         least = edge + 1;
     }
     return CF_OK;
@@ -9862,7 +9850,7 @@ static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
     least = (2 + g->split) * n_stages;
     for (i = 0; i < g->n_steps; i++) {
         int64_t n = g->first[i + 1] - g->first[i];
-        CF__TRY(cf__graph_check_within(n, least, least + n_stages, "first", i + 1, "wrong number of nodes for a chunk",
+        CF__TRY(cf__graph_within(n, least, least + n_stages, "first", i + 1, "wrong number of nodes for a chunk",
                                        error)); /* more than the least: it is replayed on so many virtual stages */
     }
     for (i = 0; i < g->n_nodes; i++) {
