@@ -1421,7 +1421,7 @@ typedef struct cf_graph {
 
 /* Which graph. Zero means default in every member. */
 typedef struct cf_graph_desc {
-    const cf_schedule *schedule; /* the graph of this schedule: see below. NULL: the one that follows */
+    const cf_schedule *schedule; /* the graph of this schedule, as said below. NULL: that of the members that follow */
     int64_t n_stages;        /* 0: 1 */
     int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
     cf_placement placement;  /* where they lie. 0: loop */
@@ -2079,12 +2079,12 @@ CF__APART static cf_result cf__within(int64_t value, int64_t least, int64_t most
     return CF_OK;
 }
 
-/* Past a documented limit. */
+/* What lies above a documented limit is CF_ERROR_LIMIT. */
 CF__APART static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, "is too large", error);
 }
 
-/* Past what something else bounds, which `why` names. */
+/* What lies above a bound that something else sets, which `why` names, is CF_ERROR_ARGUMENT. */
 CF__APART static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
                                        cf_error *error) {
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_ARGUMENT, why, error);
@@ -4805,12 +4805,10 @@ static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule 
     return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->placement, s->k, s->replay, timing);
 }
 
-/* The stage of a virtual stage. */
 static int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
     return cf_placement_stage(pipe->placement, pipe->n_stages, v);
 }
 
-/* The virtual stage of a stage in one row of them, counted from 0. */
 static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
     return cf_placement_at(pipe->placement, pipe->n_stages, row, stage);
 }
@@ -5036,7 +5034,7 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
         int64_t state = cf_chunk_state_tokens(plan, id);
         if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
         if (c->tokens < 0 || c->padded < 0 || state < 0)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has less than no tokens");
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has a negative number of tokens");
         if (left < state)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
         left -= state;
@@ -5569,7 +5567,7 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
     if (!fits) return cf__schedule_fail_limit(m);
     per_stage = (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
-        return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "more than CF_MAX_ACTIONS passes");
+        return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "it would have more than CF_MAX_ACTIONS passes");
     m->n_actions = per_stage * m->pipe.n_v;
     return CF_OK;
 }
@@ -6176,8 +6174,6 @@ static double cf__bounds_memory(cf__bounds_jobs *jobs, const cf__bounds_paths *p
 
 /* ---- all bounds together ---- */
 
-/* They hold for every schedule that the validator accepts with this K, these limits and whole or split backwards:
-   whichever chunks it drops, in whichever order its stages run. */
 typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
@@ -7626,8 +7622,7 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 
    First every list by itself, action by action, as the stage would live through it; cf_simulate takes this walk too,
    and reads from it what is held when. Then all lists against each other, run as far as they go: with every finished
-   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages. The
-   rules are said again here, in the validator's own words, so that a mistake in those of >>pipeline does not go unseen.
+   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages.
    ================================================================================================================ */
 
 /* ---- what a stage holds while it walks its list ---- */
@@ -7789,7 +7784,7 @@ static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
     int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     if ((uint64_t)(a->chunk - pipe->first_chunk) >= (uint64_t)pipe->n)
-        return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "not a chunk of this rank");
+        return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "this chunk is another rank's");
     if ((uint64_t)a->stage >= (uint64_t)pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", pipe->n_v - 1, a->stage, "there is no such virtual stage");
     if (cf__check_stage(k, a->stage) != k->stage)
@@ -8280,7 +8275,7 @@ static cf_result cf__simulate_span(const double *start, const double *end, int64
         if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
             return cf__fail_real(error, CF_ERROR_ARGUMENT, "start", i, start[i], "is not a finite time");
         if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
-            return cf__fail_real(error, CF_ERROR_ARGUMENT, "end", i, end[i], "is not finite, or before the start");
+            return cf__fail_real(error, CF_ERROR_ARGUMENT, "end", i, end[i], "is not finite, or is before the start");
         if (start[i] < *first) *first = start[i];
         if (end[i] > *last) *last = end[i];
     }
@@ -9850,7 +9845,7 @@ static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
     least = (2 + g->split) * n_stages;
     for (i = 0; i < g->n_steps; i++) {
         int64_t n = g->first[i + 1] - g->first[i];
-        CF__TRY(cf__graph_within(n, least, least + n_stages, "first", i + 1, "wrong number of nodes for a chunk",
+        CF__TRY(cf__graph_within(n, least, least + n_stages, "first", i + 1, "is the wrong number of nodes for a chunk",
                                        error)); /* more than the least: it is replayed on so many virtual stages */
     }
     for (i = 0; i < g->n_nodes; i++) {
@@ -10039,10 +10034,10 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
     if (ready == NULL) return cf__fail_null(error, "ready");
     if (n_ready == NULL) return cf__fail_null(error, "n_ready");
     if (node < 0 || node >= graph->n_nodes)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "no such node");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "there is no such node");
     if (waiting[node] != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, 0, waiting[node],
-                        waiting[node] < 0 ? "is complete already" : "is not ready; it waits for");
+                        waiting[node] < 0 ? "is complete already" : "is not ready, for it still waits for others");
     waiting[node] = -1;
     for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
         int32_t to = graph->edges[graph->out[i]].to;

@@ -1330,11 +1330,6 @@ static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batc
 
 /* ---- memory ---- */
 
-/* The virtual stage of a stage in one row of them. */
-static int64_t cft__stage_at(const cft__tuner *t, int64_t row, int64_t stage) {
-    return cf_placement_at(t->split->placement, t->split->pp, row, stage);
-}
-
 /* The report of one stage from the caller's bytes. Returns 0 where they do not fit in 64 bits. */
 static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
@@ -1342,8 +1337,9 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     int64_t row, i;
     memset(out, 0, sizeof *out);
     for (row = 0; row < t->split->n_virtual; row++) {
-        const cf_stage_bytes *b = &t->desc.bytes[cft__stage_at(t, row, stage)];
-        const cf_memory_load *load = &t->loads[cft__stage_at(t, row, stage)];
+        int64_t v = cf_placement_at(t->split->placement, t->split->pp, row, stage);
+        const cf_stage_bytes *b = &t->desc.bytes[v];
+        const cf_memory_load *load = &t->loads[v];
         int64_t working = 0;
         cft__add_product(&out->activations, load->live_tokens, b->held.per_token_activations);
         cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
@@ -1553,25 +1549,21 @@ typedef struct cft__scale {
     cf_error *error;
 } cft__scale;
 
-/* The virtual stage that lies on a stage in one row of them. */
-static int64_t cft__listed_at(const cf_schedule *schedule, int64_t row, int64_t stage) {
-    return cf_placement_at(schedule->placement, schedule->n_stages, row, stage);
-}
-
 /* Puts what is held during the heaviest pass of one stage into scale->loads; own: which pass it is. moments: what is
    held while each action of the stage's list runs. */
 static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_memory_load *moments,
                                cft__stage *own) {
     const cf_schedule *schedule = scale->schedule;
-    int64_t n_virtual = schedule->n_virtual, most = -1, passes = 0, id, j;
+    int64_t n_virtual = schedule->n_virtual, n_stages = schedule->n_stages, most = -1, passes = 0, id, j;
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
-    for (j = 0; j < n_virtual; j++) memset(&scale->loads[cft__listed_at(schedule, j, stage)], 0, sizeof *scale->loads);
+    for (j = 0; j < n_virtual; j++)
+        memset(&scale->loads[cf_placement_at(schedule->placement, n_stages, j, stage)], 0, sizeof *scale->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &scale->weights[cft__listed_at(schedule, j, stage)];
+            const cft__weights *w = &scale->weights[cf_placement_at(schedule->placement, n_stages, j, stage)];
             cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
             cft__add_product(&weight, moments[j].chunk_tokens, w->of[CFT__CHUNK]);
         }
@@ -1579,7 +1571,8 @@ static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_
             most = weight;
             own->before = passes;
             own->peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++) scale->loads[cft__listed_at(schedule, j, stage)] = moments[j];
+            for (j = 0; j < n_virtual; j++)
+                scale->loads[cf_placement_at(schedule->placement, n_stages, j, stage)] = moments[j];
         }
         passes++;
     }
@@ -1611,20 +1604,23 @@ static cf_result cft__report_schedule(const cf_memory_desc *desc, const cft__sca
 
 static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_schedule *schedule, int64_t n_reports,
                                       cf_error *error) {
-    cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
+    const cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
+    const cf_placement placement = schedule->placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    const struct {
+        const char *field;
+        int64_t wanted, got;
+    } members[] = {{"parallel.pp", schedule->n_stages, parallel.pp},
+                   {"parallel.n_virtual", schedule->n_virtual, parallel.n_virtual},
+                   {"parallel.placement", (int64_t)placement, (int64_t)parallel.placement},
+                   {"n_reports", schedule->n_stages, n_reports}};
+    int64_t i;
     if (desc->unfused_attention != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, 1, "is not supported here");
-    if (parallel.pp != schedule->n_stages)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.pp", -1, schedule->n_stages, parallel.pp,
-                         "is not that of the schedule");
-    if (parallel.n_virtual != schedule->n_virtual)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.n_virtual", -1, schedule->n_virtual, parallel.n_virtual,
-                         "is not that of the schedule");
-    if ((parallel.placement == CF_PLACEMENT_V) != (schedule->placement == CF_PLACEMENT_V))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parallel.placement", -1, (int)schedule->placement,
-                         (int)parallel.placement, "is not that of the schedule");
-    if (n_reports == parallel.pp) return CF_OK;
-    return cf_fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, parallel.pp, n_reports, "must be one for each stage");
+    for (i = 0; i < CFT__COUNT(members); i++)
+        if (members[i].got != members[i].wanted)
+            return cf_fail(error, CF_ERROR_ARGUMENT, members[i].field, -1, members[i].wanted, members[i].got,
+                           "is not that of the schedule");
+    return CF_OK;
 }
 
 static cft__weights *cft__lay_out_scale(cft__scale *scale, cft__carver *carver) {
