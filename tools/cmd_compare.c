@@ -2,6 +2,7 @@
 
 #include "json_write.h"
 #include "pipeline.h"
+#include "progress.h"
 #include "table.h"
 
 #include <stdlib.h>
@@ -196,19 +197,32 @@ static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     return CLI_OK;
 }
 
+static const char *row_name(const row *r) {
+    int turns = r->result == CF_OK && r->placement == CF_PLACEMENT_V && r->n_virtual > 1;
+
+    if (r->at_paper) return turns ? "best as paper, V" : "best as paper";
+    if (r->unsplit) return r->unsplit == PACKED ? "1f1b, packed" : "1f1b, unsplit";
+    if (r->what.split_backward) return turns ? "best, I + W, V" : "best, I + W";
+    if (turns) return r->what.kind == CF_SCHEDULE_BEST ? "best, V" : "zero-bubble, V";
+    return cf_schedule_kind_name(r->what.kind);
+}
+
 static int fill_table(comparison *t) {
     int64_t *k = NULL, n_k, i;
     int code = cli_take_numbers("compare", "--k", t->asked->k, 1, INT32_MAX, &k, &n_k);
 
     if (code == CLI_OK) code = add_rows(t, k, n_k);
     free(k);
+    progress_begin("comparing");
     for (i = 0; code == CLI_OK && i < t->n_rows; i++) {
         row *r = &t->rows[i];
+        progress_set(i, t->n_rows, row_name(r));
         if (r->unsplit) fill_baseline(t, r);
         else fill_case(t, t->packed.plan, r);
         if (r->result == CF_OK && !r->too_large && (t->best == 0 || r->makespan < t->best)) t->best = r->makespan;
         if (r->result == CF_ERROR_MEMORY) code = cli_failed("%s", r->why);
     }
+    progress_end();
     return code;
 }
 
@@ -218,16 +232,6 @@ static int fill_table(comparison *t) {
 
 static double ratio(double value, double to) {
     return to > 0 ? value / to : 1;
-}
-
-static const char *row_name(const row *r) {
-    int turns = r->result == CF_OK && r->placement == CF_PLACEMENT_V && r->n_virtual > 1;
-
-    if (r->at_paper) return turns ? "best as paper, V" : "best as paper";
-    if (r->unsplit) return r->unsplit == PACKED ? "1f1b, packed" : "1f1b, unsplit";
-    if (r->what.split_backward) return turns ? "best, I + W, V" : "best, I + W";
-    if (turns) return r->what.kind == CF_SCHEDULE_BEST ? "best, V" : "zero-bubble, V";
-    return cf_schedule_kind_name(r->what.kind);
 }
 
 static const table_column columns[] = {

@@ -2,6 +2,7 @@
 
 #include "chart.h"
 #include "graph_dot.h"
+#include "held.h"
 #include "pipeline.h"
 #include "schedule_csv.h"
 #include "svg.h"
@@ -123,6 +124,7 @@ typedef struct planned {
     packing packed;
     pipeline pipe;
     pipeline_run run;
+    int64_t *held; /* of held_make, where something needs it */
 } planned;
 
 /* The schedule of pipe->rank. */
@@ -444,7 +446,7 @@ static int print_all(const planned *made) {
     if (asked->tsv) return print_table(made);
     if (!asked->summary && !asked->no_list) code = print_list(made);
     if (!asked->summary && code == CLI_OK) {
-        code = chart_draw(made->run.schedule, made->run.timeline, &asked->chart);
+        code = chart_draw(&made->pipe, made->run.schedule, made->run.timeline, made->held, &asked->chart);
         putchar('\n');
     }
     if (code != CLI_OK) return code;
@@ -562,16 +564,14 @@ static int write_schedules(const planned *made, cli_output *to) {
     return code;
 }
 
+/* Where each virtual stage has its copy, a limit allows as many times the bytes. */
 static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
     const pipeline *pipe = &made->pipe;
-    int64_t *held = NULL, limit = pipe->estimates ? pipe->gpu.memory : pipe->limit_bytes;
-    cf_result result = held_make(pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &held, error);
+    int64_t n_virtual = made->run.schedule->n_virtual, limit = pipe->gpu.memory;
 
-    if (result == CF_OK)
-        result = svg_memory_write(made->run.schedule, made->run.timeline, held, held_unit_of(pipe), limit,
-                                  pipeline_unit(pipe->unit_cost), cli_write, to, error);
-    free(held);
-    return result;
+    if (!pipe->has_model) limit = pipe->limit_bytes < INT64_MAX / n_virtual ? pipe->limit_bytes * n_virtual : INT64_MAX;
+    return svg_memory_write(made->run.schedule, made->run.timeline, made->held, held_unit_of(pipe), limit,
+                            pipeline_unit(pipe->unit_cost), cli_write, to, error);
 }
 
 static int write_file(const planned *made, int which, cli_output *to) {
@@ -599,8 +599,8 @@ static int write_file(const planned *made, int which, cli_output *to) {
         break;
     case MEMORY_SVG: result = write_memory_svg(made, to, &error); break;
     default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
-        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
-                           made->pipe.unit_cost ? 1 : 1e6, to);
+        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline, made->held,
+                           held_unit_of(&made->pipe), made->pipe.unit_cost ? 1 : 1e6, to);
     }
     return cli_written(result, &error);
 }
@@ -652,6 +652,18 @@ static int order_microbatches(planned *made) {
     return cli_error(&error, NULL);
 }
 
+/* What stages hold over time takes a while to count, so only where it is shown. */
+static int make_held(planned *made) {
+    const plan_options *asked = made->asked;
+    int in_chart = !asked->summary && !asked->tsv && held_unit_of(&made->pipe) != HELD_TOKENS;
+    cf_error error;
+
+    if (!in_chart && !asked->paths[TRACE] && !asked->paths[MEMORY_SVG]) return CLI_OK;
+    if (held_make(&made->pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &made->held, &error) == CF_OK)
+        return CLI_OK;
+    return cli_error(&error, NULL);
+}
+
 static int run(const void *given, char **operands, int n_operands) {
     const plan_options *asked = (const plan_options *)given;
     planned made;
@@ -666,7 +678,9 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK) {
         code = make_run(asked, &made.pipe, made.packed.plan, &made.run);
         if (code == CLI_OK && asked->microbatch_order) code = order_microbatches(&made);
+        if (code == CLI_OK) code = make_held(&made);
         if (code == CLI_OK) code = write_all(&made);
+        free(made.held);
         pipeline_run_free(&made.run);
         packing_free(&made.packed);
     }
