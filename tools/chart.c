@@ -307,7 +307,7 @@ static const char *compact(double value) {
 
 /* The most that is held in each column; between two passes as much as in the one before. */
 static void fill_heights(canvas *c, int64_t stage) {
-    double scale = (double)c->width / c->timeline->makespan;
+    double makespan = c->timeline->makespan, width = (double)c->width;
     int64_t i, next, last = c->schedule->first[stage + 1];
 
     for (i = 0; i < c->width; i++) c->columns[i].most = 0;
@@ -316,8 +316,8 @@ static void fill_heights(canvas *c, int64_t stage) {
         int64_t at;
         for (next = i + 1; next < last && c->schedule->actions[next].pass >= CF_COMPUTE_PASS_COUNT; next++) {}
         if (c->schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue; /* runs beside the passes */
-        end = next < last ? c->timeline->start[next] : c->timeline->end[i];
-        for (at = (int64_t)(c->timeline->start[i] * scale); at < c->width && (double)at < end * scale; at++)
+        end = (next < last ? c->timeline->start[next] : c->timeline->end[i]) / makespan * width;
+        for (at = (int64_t)(c->timeline->start[i] / makespan * width); at < c->width && (double)at < end; at++)
             if (value > c->columns[at].most) c->columns[at].most = value;
     }
 }

@@ -131,9 +131,9 @@ static void print_record(const table *t, const table_cell *cells) {
 
 static int is_seen(const table *t, int column) { return t->columns[column].heading && !(t->hidden >> column & 1); }
 
-/* How much of a text stands before the decimal point, the whole of one that has none. */
+/* How much of a text stands before the decimal point, or where it would be. */
 static int before_point(const table_cell *cell, const char *text) {
-    return cell->kind == CELL_TEXT || cell->kind == CELL_NONE ? (int)strlen(text) : (int)strcspn(text, ".");
+    return cell->kind == CELL_TEXT || cell->kind == CELL_NONE ? (int)strlen(text) : (int)strcspn(text, ".e");
 }
 
 static void widen(table *t, int column, const table_cell *cell) {
