@@ -996,10 +996,11 @@ EOF
     same progress/done "0 lines erased" "$("$PYTHON" terminal.py 0 "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 \
         --budget 6000 long_list)"
     same progress/done/summary 1 "$(grep -c '^makespan ' said)"
+    cp said wanted
     same progress/quick "0 0 left" "$("$PYTHON" terminal.py 0 "$CHUNKFLOW" plan --chunk-size 2 --k 1 example)"
     "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 --budget 6000 long_list >out 2>err
     same progress/piped "0 0" "$? $(wc -c <err | tr -d ' ')"
-    same_files progress/same out said
+    same_files progress/same wanted out
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
