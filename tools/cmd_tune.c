@@ -4,14 +4,12 @@
 
 #include "modelling.h"
 #include "packing.h"
+#include "progress.h"
 #include "table.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
 
 typedef struct tune_options {
     modelling_options modelling;
@@ -213,37 +211,15 @@ static void note_interrupt(int number) {
     signal(number, SIG_DFL); /* a second one ends the program at once */
 }
 
-/* A line on standard error that is written over and over, where that is a terminal. */
-typedef struct progress_bar {
-    int shown;
-    clock_t last;
-} progress_bar;
-
-#define BAR_WIDTH 40
-
 static int show_progress(void *user, const cf_tune_progress *progress) {
-    progress_bar *bar = (progress_bar *)user;
-    clock_t now = clock();
-    int done = (int)(BAR_WIDTH * progress->done / progress->total);
+    char words[120] = "";
 
-    if (isatty(STDERR_FILENO) && (!bar->shown || now - bar->last > CLOCKS_PER_SEC / 20)) {
-        char text[BAR_WIDTH + 1];
-        memset(text, '.', BAR_WIDTH);
-        memset(text, '#', (size_t)done);
-        text[BAR_WIDTH] = '\0';
-        fprintf(stderr, "\r[%s] %3d %%", text, (int)(100 * progress->done / progress->total));
-        if (progress->best)
-            fprintf(stderr, "  best so far %.4g s: ChunkSize %s, K %s\033[K", progress->best->seconds,
-                    cli_commas(progress->best->chunk_size), cli_commas(progress->best->k));
-        fflush(stderr);
-        bar->shown = 1;
-        bar->last = now;
-    }
+    (void)user;
+    if (progress->best)
+        snprintf(words, sizeof words, "best so far %.4g s: ChunkSize %s, K %s", progress->best->seconds,
+                 cli_commas(progress->best->chunk_size), cli_commas(progress->best->k));
+    progress_set(progress->done, progress->total, words);
     return interrupted;
-}
-
-static void clear_progress(const progress_bar *bar) {
-    if (bar->shown) fputs("\r\033[K", stderr);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -761,16 +737,16 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
 
 /* Searches; the outcome is due to cf_tuning_free. */
 static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
-    progress_bar bar = {0, 0};
     cf_error error;
     cf_result result;
 
     job->desc.progress = show_progress;
-    job->desc.user = &bar;
     signal(SIGINT, note_interrupt);
+    progress_begin("tuning");
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
-    clear_progress(&bar);
+    progress_set(0, 0, "the baseline");
     if (result == CF_OK) *base = find_baseline(job);
+    progress_end();
     cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
