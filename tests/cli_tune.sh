@@ -189,19 +189,18 @@ name=tune_bar_on_a_terminal
 if wanted $name; then
     # shellcheck disable=SC2086
     if [ -z "$PYTHON" ] || ! "$PYTHON" -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
-    elif "$PYTHON" - "$CHUNKFLOW" tune lengths $seven --gpus 64 --batches 2000 --show 5000 --context 256K >why 2>&1 <<'END'
-import os, pty, signal, subprocess, sys, threading
+    elif "$PYTHON" - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 24 >why 2>&1 <<'END'
+import os, pty, subprocess, sys
 master, slave = pty.openpty()
 run = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=slave)
 os.close(slave)
-threading.Timer(4, run.send_signal, [signal.SIGINT]).start()
 seen = b""
 while True:
     try: piece = os.read(master, 4096)
     except OSError: break
     if not piece: break
     seen += piece
-assert run.wait() == 130
+assert run.wait() == 0
 assert b"[" in seen and b"%" in seen and b"#" in seen, seen[:200]
 assert seen.endswith(b"\r\x1b[K"), seen[-40:]
 END
