@@ -30,13 +30,14 @@ typedef struct chart_options {
 void chart_list(const cf_schedule *schedule, const chart_options *options);
 
 /* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. A pass begins
-   with its letter, which stands for its colour, too; its chunk's number follows where there is room for all of it. Lower
-   case: a virtual stage behind the stage's first. Transfers and copies, which run beside the passes, are left out.
+   with its letter, which stands for its colour, too; its chunk's number follows where there is room for all of it.
+   Lower case: a virtual stage behind the stage's first. Transfers and copies, which run beside the passes, are left
+   out.
 
    Below it, on the same axis, how much each stage holds, in whole stages' worth: the most that a column sees, with the
    stage's peak in front (of its limit, if it has one). Block elements where the locale has UTF-8, '.' to '@' elsewhere.
-   What is above the limit is red, or '!'. Bytes are counted where `held`, of held_make, has them, chunks elsewhere; only
-   then it may be NULL. Returns an exit code. */
+   What is above the limit is red, or '!'. Bytes are counted where `pipe` knows any, chunks elsewhere; then `held`, which
+   is of held_make, may be NULL. Returns an exit code. */
 int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                const chart_options *options);
 

@@ -398,8 +398,8 @@ static int print_table(const comparison *t) {
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
     printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
-           "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper: best,\n"
-           "                  each stage held to the chunks that paper keeps there%s\n\n",
+           "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
+           "                  best, each stage held to the chunks that paper keeps there%s\n\n",
            pipeline_unit(t->pipe.unit_cost), t->pipe.estimates ? ". GiB: of the fullest GPU; with !\n"
                                                                  "                  more than it has" : "");
     code = print_rows(t);

@@ -194,7 +194,8 @@ static void print_name(const char *name) {
 
 /* With --tsv. */
 static int print_table(const walk *w) {
-    const table_column columns[] = {{.name = w->asked->unit == WORDS ? "length_words" : "length_bytes"}, {.name = "name"}};
+    const char *length = w->asked->unit == WORDS ? "length_words" : "length_bytes";
+    const table_column columns[] = {{.name = length}, {.name = "name"}};
     table t;
     size_t i;
 

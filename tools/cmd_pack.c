@@ -126,7 +126,8 @@ static int print_input(packing *packed, int tsv) {
         qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
         printf("lengths           mean %.1f, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
                (double)packed->plan->n_tokens / (double)n, cli_commas(quantile(lengths, n, 500)),
-               cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)), cli_commas(lengths[n - 1]));
+               cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)),
+               cli_commas(lengths[n - 1]));
     }
     return n > 0 || tsv ? print_histogram(buckets, n, packed->plan->n_tokens, tsv) : CLI_OK;
 }

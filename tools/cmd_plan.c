@@ -659,9 +659,10 @@ static int make_held(planned *made) {
     cf_error error;
 
     if (!in_chart && !asked->paths[TRACE] && !asked->paths[MEMORY_SVG]) return CLI_OK;
-    if (held_make(&made->pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &made->held, &error) == CF_OK)
-        return CLI_OK;
-    return cli_error(&error, NULL);
+    if (held_make(&made->pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &made->held, &error) !=
+        CF_OK)
+        return cli_error(&error, NULL);
+    return CLI_OK;
 }
 
 static int run(const void *given, char **operands, int n_operands) {

@@ -64,7 +64,7 @@ static void format_number(const table_column *c, const table_cell *cell, char *o
 
     if (c->decimals > 0) format_fixed(c, value_of(c, cell), out);
     else if (cell->kind == CELL_SHARE) snprintf(out, CELL_BYTES, "%s", pipeline_share(cell->value, cell->of));
-    else if (cell->kind == CELL_REAL || c->scale != 0) snprintf(out, CELL_BYTES, "%s", pipeline_time(value_of(c, cell)));
+    else if (cell->kind == CELL_REAL) snprintf(out, CELL_BYTES, "%s", pipeline_time(value_of(c, cell)));
     else if (c->decimals == TABLE_PLAIN) snprintf(out, CELL_BYTES, "%lld", (long long)cell->value);
     else snprintf(out, CELL_BYTES, "%s", cli_commas(cell->value));
     n = strlen(out);
@@ -215,7 +215,8 @@ static void flush(table *t) {
     t->n_cells = t->n_text = 0;
 }
 
-/* The next cell, or NULL where there is no memory for it. What may still be appended to the row before is waited for. */
+/* The next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then its last
+   cell may grow. */
 static table_cell *add(table *t, cell_kind kind) {
     table_cell *cell;
 

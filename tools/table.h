@@ -1,7 +1,7 @@
 /* table.h - tables on standard output, for people or for scripts, from one set of rows.
 
-   For people: columns that line up, at the decimal point too, and numbers rounded to what one reads. For scripts (TSV): a
-   line of names, then a line for each row, tabs between the fields, nothing rounded, nothing left out. */
+   For people: columns that line up, at the decimal point too, and numbers rounded to what one reads. For scripts (TSV):
+   a line of names, then a line for each row, tabs between the fields, nothing rounded, nothing left out. */
 
 #ifndef CHUNKFLOW_TABLE_H
 #define CHUNKFLOW_TABLE_H
@@ -13,10 +13,10 @@ enum { TABLE_MOST_COLUMNS = 32, TABLE_PLAIN = -1 /* for decimals: whole numbers 
 /* Zero is the default in every member. */
 typedef struct table_column {
     const char *heading; /* for people; NULL: the column is for scripts only */
-    const char *name;    /* for scripts, with its unit; one that ends in _ gets the unit of time. NULL: for people only */
+    const char *name;    /* for scripts, with its unit; that of time comes behind a _ at its end. NULL: for people */
     int width;           /* for people: columns at least; below 0: as many, and justified to the left */
     int decimals;        /* for people: always so many; 0: as many as the number needs, with commas; or TABLE_PLAIN */
-    double scale;        /* people see so many times the number: 100 for per cent; 0: the number */
+    double scale;        /* people see so many times the number: 100 for per cent; with decimals only */
     int sign;            /* a plus where it is one */
     const char *suffix;  /* behind the number */
 } table_column;
