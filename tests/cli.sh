@@ -63,6 +63,9 @@ test_help() {
             same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
         done
     done
+    for command in lengths pack plan compare memory time tune; do
+        same "help/$command/--tsv" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  --tsv( |\$)")"
+    done
     same "help/pack/--metadata" 1 "$("$CHUNKFLOW" pack --help | grep -Ec "^  --metadata( |\$)")"
     refuses help/unknown 2 "unknown command 'nosuch'" help nosuch
     refuses unknown/command 2 "unknown command 'nosuch'" nosuch

@@ -31,7 +31,7 @@ test_help() {
         done
     done
     for option in --schedule --virtual --split-backward --lower --offload --width --color --no-list --csv \
-        --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks; do
+        --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
         same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --csv --buffered --chart --width --color --trace \
@@ -351,6 +351,8 @@ EOF
             "$(sed "s/$(printf '\033')\\[[0-9;]*m//g" out | sed -n '/^stage 0/p' | awk '{ print length }')"
         script -qec "export NO_COLOR=1; $on_terminal" /dev/null </dev/null 2>/dev/null >out
         same chart/terminal/no-color "4 0" "$(grep -c '^stage [0-3] |' out) $(grep -c "$(printf '\033')" out)"
+        script -qec "export TERM=dumb; $on_terminal" /dev/null </dev/null 2>/dev/null >out
+        same chart/terminal/dumb "4 0" "$(grep -c '^stage [0-3] |' out) $(grep -c "$(printf '\033')" out)"
     else
         skip chart/terminal "there is no script command"
     fi
