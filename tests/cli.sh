@@ -615,11 +615,13 @@ test_tsv() {
             b ? 2 ^ b - 1 : 0, n[b], n[b] / all, t[b], t[b] / sum }' drawn >want
     awk -F '\t' 'NR > 1 { printf "%d %d %d %.12g %d %.12g\n", $1, $2, $3, $4, $5, $6 }' out >got
     same_files tsv/pack want got
-    cf pack --chunk-size 1000 --chunks --tsv drawn
+    # More rows than a table looks at before it prints the first.
+    cf pack --chunk-size 100 --chunks --tsv drawn
+    between tsv/pack/chunks/rows "$(wc -l <out | tr -d ' ')" 1200 100000
     same tsv/pack/chunks/fields "11 11" "$(awk -F '\t' 'NR == 1 || NF < least { least = NF } NF > most { most = NF }
         END { print least, most }' out)"
     awk -F '\t' 'NR > 1 { for (i = 1; i <= NF; i++) printf "%s%s", $i == "" ? "-" : $i, i < NF ? " " : "\n" }' out >got
-    cf pack --chunk-size 1000 --chunks drawn
+    cf pack --chunk-size 100 --chunks drawn
     chunk_rows | awk '{ $1 = $1; print }' >want
     same_files tsv/pack/chunks want got
     refuses tsv/pack/stdout 2 '--tsv and --json - exclude each other' pack --chunk-size 8 --tsv --json - drawn

@@ -746,6 +746,14 @@ EOF
         --json s.json --trace t.json --summary many
     same python/trace/drift/passes 100000 "$(grep -c '"ph": "X"' t.json)"
     trace_holds python/trace/drift 1e6
+    # The checker sees a slice that is a nanosecond too long, and a counter that is one off.
+    awk '/"ph": "X"/ && ++n == 777 { match($0, /"dur": [0-9]*\.[0-9]*/); dur = substr($0, RSTART + 7, RLENGTH - 7)
+            $0 = substr($0, 1, RSTART + 6) sprintf("%.3f", dur + 0.001) substr($0, RSTART + RLENGTH) } { print }' t.json >d.json
+    same python/trace/damaged/slice 1 "$(cmp -s t.json d.json || "$PYTHON" "$(dirname "$HEADER")/tests/trace_check.py" \
+        p.json s.json d.json 1e6 2>&1 | grep -c -e ends -e drift -e overlap)"
+    sed 's/"args": {"chunks": 3}/"args": {"chunks": 2}/' t.json >d.json
+    same python/trace/damaged/counter 1 "$(cmp -s t.json d.json || "$PYTHON" "$(dirname "$HEADER")/tests/trace_check.py" \
+        p.json s.json d.json 1e6 2>&1 | grep -c 'kept chunks of stage')"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
