@@ -386,12 +386,12 @@ BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.
 $(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/search_lists.h tests/suite.h chunkflow.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -Itests $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
-BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/draw.c
+BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/progress.c tools/draw.c
 
 $(BUILD)/bench_tune: $(BENCH_TUNE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_TUNE_SOURCES) -o $@
 
-BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/packing.c tools/cli.c tools/cli_files.c tools/draw.c
+BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/packing.c tools/cli.c tools/cli_files.c tools/progress.c tools/draw.c
 
 $(BUILD)/bench_baseline: $(BENCH_BASELINE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_BASELINE_SOURCES) -o $@ $(LDLIBS)

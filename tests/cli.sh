@@ -63,6 +63,9 @@ test_help() {
             same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
         done
     done
+    for command in lengths pack plan compare memory time tune; do
+        same "help/$command/--tsv" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  --tsv( |\$)")"
+    done
     same "help/pack/--metadata" 1 "$("$CHUNKFLOW" pack --help | grep -Ec "^  --metadata( |\$)")"
     refuses help/unknown 2 "unknown command 'nosuch'" help nosuch
     refuses unknown/command 2 "unknown command 'nosuch'" nosuch
@@ -599,6 +602,47 @@ test_pack() {
         "$(sed -n 's/^lengths.*median \([0-9,]*\), 90 .*, 99 % \([0-9,]*\), longest \([0-9,]*\)$/\1 \2 \3/p' out | tr -d ,)"
 }
 
+# For scripts: awk on the list, on the table for people, and python on the JSON find the same numbers.
+test_tsv() {
+    "$CHUNKFLOW" gen lmsys --n 300 --seed 11 >drawn
+    printf '8192\n0\n1\n20000\n' >>drawn
+    cf pack --chunk-size 1000 --tsv drawn
+    same tsv/pack/names "shortest_tokens longest_tokens sequences share_of_sequences tokens share_of_tokens" \
+        "$(head -n 1 out | tr '\t' ' ')"
+    awk '{ b = 0; x = $1; while (x > 0) { b++; x = int(x / 2) } n[b]++; t[b] += $1; all++; sum += $1
+            if (NR == 1 || b < least) least = b; if (b > most) most = b }
+        END { for (b = least; b <= most; b++) printf "%d %d %d %.12g %d %.12g\n", b ? 2 ^ (b - 1) : 0,
+            b ? 2 ^ b - 1 : 0, n[b], n[b] / all, t[b], t[b] / sum }' drawn >want
+    awk -F '\t' 'NR > 1 { printf "%d %d %d %.12g %d %.12g\n", $1, $2, $3, $4, $5, $6 }' out >got
+    same_files tsv/pack want got
+    # More rows than a table looks at before it prints the first.
+    cf pack --chunk-size 100 --chunks --tsv drawn
+    between tsv/pack/chunks/rows "$(wc -l <out | tr -d ' ')" 1200 100000
+    same tsv/pack/chunks/fields "11 11" "$(awk -F '\t' 'NR == 1 || NF < least { least = NF } NF > most { most = NF }
+        END { print least, most }' out)"
+    awk -F '\t' 'NR > 1 { for (i = 1; i <= NF; i++) printf "%s%s", $i == "" ? "-" : $i, i < NF ? " " : "\n" }' out >got
+    cf pack --chunk-size 100 --chunks drawn
+    chunk_rows | awk '{ $1 = $1; print }' >want
+    same_files tsv/pack/chunks want got
+    refuses tsv/pack/stdout 2 '--tsv and --json - exclude each other' pack --chunk-size 8 --tsv --json - drawn
+    : >empty
+    cf pack --chunk-size 8 --chunks --tsv empty
+    same tsv/pack/empty "0 1" "$code $(wc -l <out | tr -d ' ')"
+
+    mkdir -p names
+    printf 'one two' >"names/a	b
+c"
+    printf 'x' >names/plain
+    cf lengths --unit words --tsv names
+    printf 'length_words\tname\n2\tnames/a?b?c\n1\tnames/plain\n' >want
+    same_files tsv/lengths want out
+    if [ -c /dev/full ]; then
+        code=0
+        "$CHUNKFLOW" pack --chunk-size 64 --chunks --tsv drawn >/dev/full 2>err || code=$?
+        same tsv/full "1 1" "$code $(grep -c 'cannot write.*: No space left on device$' err)"
+    fi
+}
+
 # ----------------------------------------------------------------------------------------------------------------------
 # plan
 # ----------------------------------------------------------------------------------------------------------------------
@@ -929,6 +973,7 @@ test_gen
 test_gen_python
 test_lists
 test_pack
+test_tsv
 test_plan
 test_outputs
 test_json

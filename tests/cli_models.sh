@@ -203,6 +203,35 @@ END
     fi
 fi
 
+# For scripts: what the JSON has, a line for each stage and pass, and for each stage.
+name=models_tsv
+if wanted $name; then
+    shape="--model qwen3-14b --tp 8 --pp 5 --chunk-size 4K --context 64K"
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run time $shape --gpu h200 --json time.json --tsv; then fail $name "$(cat err)"
+    elif ! mv out time.tsv || ! run memory $shape --k 3 --virtual 2 --json memory.json --tsv; then fail $name "$(cat err)"
+    elif mv out memory.tsv && "$PYTHON" - >why 2>&1 <<'END'
+import csv, json
+def table(name): return list(csv.DictReader(open(name), delimiter="\t", strict=True))
+stages, rows = json.load(open("time.json"))["stages"], table("time.tsv")
+assert [(int(r["stage"]), r["pass"]) for r in rows] == [(s, p) for s in range(5) for p in "FRBIW"]
+for r in rows:
+    c = stages[int(r["stage"])][r["pass"]]
+    assert [float(r[k]) for k in ("constant_s", "s_per_row", "s_per_pair")] == list(c.values()), r
+    for name, prefix in (("first_chunk_s", 0), ("last_chunk_s", 61440)):
+        pairs = 4096 * prefix + 4096 * 4097 // 2
+        want = c["constant"] + 4096 * c["per_token"] + pairs * c["per_pair"]
+        assert abs(float(r[name]) - want) <= 1e-12 * want, (r, want)
+stages, rows = json.load(open("memory.json"))["stages"], table("memory.tsv")
+assert len(rows) == len(stages) == 5
+for s, r in enumerate(rows):
+    names = {k + "_bytes" if k != "at_loss" else k: v for k, v in stages[s].items()}
+    assert {k: int(v) for k, v in r.items()} == dict(names, stage=s), (r, names)
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
 # Samples made of known terms, to six digits, give these terms back.
 awk 'BEGIN {
     for (t = 512; t <= 16384; t *= 2)
@@ -218,6 +247,15 @@ if wanted $name; then
     elif [ "$(awk '/^[FB] / { print $1, $2, $3, $4, $5 }' out)" = "F 30 0.001 2e-06 3e-11
 B 30 0.002 4e-06 6e-11" ]; then ok $name
     else fail $name "$(cat out)"; fi
+fi
+name=time_fit_tsv
+if wanted $name; then
+    run time --fit samples.txt --tsv
+    same $name "pass F B; 30 30; ok ok" "pass $(awk -F '\t' 'NR > 1 { print $1 }' out | xargs); $(
+        awk -F '\t' 'NR > 1 { print $2 }' out | xargs); $(awk -F '\t' '
+        function near(x, want) { return x > want * (1 - 1e-4) && x < want * (1 + 1e-4) }
+        NR > 1 { f = $1 == "F" ? 1 : 2; print near($3, 0.001 * f) && near($4, 2e-6 * f) && near($5, 3e-11 * f) &&
+            $9 * $9 < 1e-6 ? "ok" : $0 }' out | xargs)"
 fi
 name=time_fit_from_standard_input
 if wanted $name; then

@@ -119,6 +119,34 @@ if wanted $name; then
     else fail $name "$(cat why)"; fi
 fi
 
+# For scripts: all that was ranked, best first, and the baseline, with the numbers of the JSON.
+name=tune_tsv
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run tune short $seven --gpus 8 $small --json tuning2.json --tsv; then fail $name "$(cat err)"
+    elif "$PYTHON" - tuning2.json out >why 2>&1 <<'END'
+import csv, json, sys
+t = json.load(open(sys.argv[1]))
+rows = list(csv.DictReader(open(sys.argv[2]), delimiter="\t", strict=True))
+assert [r["rank"] for r in rows] == [str(i + 1) for i in range(len(t["ranking"]))] + ["base"], len(rows)
+best = t["candidates"][t["winner"]]["seconds"]
+def split(r): return [int(r[k]) for k in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
+def wants(s): return [s[k] for k in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
+for r, i in zip(rows, t["ranking"]):
+    c = t["candidates"][i]
+    assert (int(r["chunk_size_tokens"]), int(r["k"])) == (c["chunk_size"], c["k"]), r
+    assert (r["schedule"], r["replay"], r["offload"]) == (c["schedule"], c["replay"], "yes" if c["offload"] else "no"), r
+    assert (float(r["mean_s"]), float(r["mean_confidence_s"])) == (c["seconds"], c["confidence"]), r
+    assert abs(float(r["behind"]) - c["behind"] / best) < 1e-12 and float(r["bubble_useful"]) == c["bubble_useful"], r
+    assert int(r["memory_bytes"]) == c["bytes"] and split(r) == wants(t["splits"][c["split"]]), r
+base = t["baseline"]
+assert float(rows[-1]["mean_s"]) == base["seconds"] and split(rows[-1]) == wants(base), rows[-1]
+assert rows[-1]["chunk_size_tokens"] == "" and rows[-1]["micro_batches"] == ("packed" if base["packed"] else "unsplit")
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
 # The same seed gives the same bytes, another one others; nothing is said on a standard error that is no terminal.
 name=tune_same_seed
 if wanted $name; then
@@ -161,7 +189,7 @@ name=tune_bar_on_a_terminal
 if wanted $name; then
     # shellcheck disable=SC2086
     if [ -z "$PYTHON" ] || ! "$PYTHON" -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
-    elif "$PYTHON" - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K >why 2>&1 <<'END'
+    elif "$PYTHON" - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 24 >why 2>&1 <<'END'
 import os, pty, subprocess, sys
 master, slave = pty.openpty()
 run = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=slave)

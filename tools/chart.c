@@ -2,7 +2,7 @@
 
 #define _DEFAULT_SOURCE /* ioctl, isatty */
 #include "chart.h"
-#include "pipeline.h"
+#include "held.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -26,7 +26,18 @@ static int choose_colour(const chart_options *options) {
 
     if (options->colour == CHART_ALWAYS) return 1;
     if (options->colour == CHART_NEVER || (forbidden && *forbidden)) return 0;
-    return isatty(STDOUT_FILENO);
+    return cli_is_terminal(STDOUT_FILENO);
+}
+
+/* The command stays in the C locale, so the environment is asked which characters the terminal has. */
+static int has_blocks(void) {
+    static const char *const variables[] = {"LC_ALL", "LC_CTYPE", "LANG"};
+    const char *locale = NULL;
+    int i;
+
+    for (i = 0; i < 3 && (!locale || !*locale); i++) locale = getenv(variables[i]);
+    return locale && (strstr(locale, "UTF-8") || strstr(locale, "utf8") || strstr(locale, "UTF8") ||
+                      strstr(locale, "utf-8"));
 }
 
 /* Columns of "stage 12 " for the largest stage number. */
@@ -85,9 +96,14 @@ typedef struct column {
 typedef struct canvas {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
+    const int64_t *held; /* (n_actions) bytes; NULL: chunks are counted */
+    int64_t copies;      /* of these that make a whole one: virtual stages, where each has its own */
+    int64_t limit;       /* of whole bytes; 0: none. Limits of chunks are the schedule's */
     column *columns;
     int64_t width;
     int colour;
+    int at;    /* of words below the chart: the column behind the last one */
+    int blank; /* and whether a blank is due before the next one */
 } canvas;
 
 static void cover(canvas *c, int64_t action) {
@@ -178,46 +194,191 @@ double chart_step(double x) {
     return i < 3 ? power * steps[i] : power * 10;
 }
 
-/* The time below the chart, a mark at least every dozen columns. */
+/* The time below the chart, a mark every dozen columns or so. A number that would touch the one before it or leave the
+   chart is left out. */
 static void draw_axis(const canvas *c) {
     double makespan = c->timeline->makespan, step = chart_step(makespan * 12 / (double)c->width);
-    int64_t at = 0, mark;
+    int64_t at = -1, mark;
 
     if (!(makespan > 0)) return;
     printf("%*s", label_width(c->schedule) + 1, "");
     for (mark = 0; (double)mark * step <= makespan; mark++) {
         int64_t place = (int64_t)((double)mark * step / makespan * (double)c->width + 0.5);
-        if (place >= c->width) break;
-        printf("%*s", (int)(place - at), "");
-        at = place + printf("%s", pipeline_time((double)mark * step));
+        const char *text = pipeline_time((double)mark * step);
+        int64_t n = (int64_t)strlen(text);
+        if (place + n > c->width + 1) break;
+        if (place <= at) continue;
+        printf("%*s%s", (int)(place - (at < 0 ? 0 : at)), "", text);
+        at = place + n;
     }
     putchar('\n');
 }
 
+/* Words below the chart: what has no room on its line begins the next one. */
+static void begin_words(canvas *c) {
+    c->at = label_width(c->schedule) + 1;
+    c->blank = 0;
+    printf("%*s", c->at, "");
+}
+
+static void make_room(canvas *c, int n) {
+    if (c->blank && c->at + 1 + n > label_width(c->schedule) + 2 + c->width) {
+        putchar('\n');
+        begin_words(c);
+    }
+    if (c->blank) putchar(' ');
+    c->at += c->blank + n;
+    c->blank = 0;
+}
+
+static void put_words(canvas *c, const char *text) {
+    while (*text) {
+        int n = (int)strcspn(text, " ");
+        if (n > 0) make_room(c, n);
+        printf("%.*s", n, text);
+        text += n;
+        c->blank |= *text == ' ';
+        text += *text == ' ';
+    }
+}
+
 /* What the letters mean, of those that are there. */
-static void draw_legend(const canvas *c) {
-    static const char *const meanings[CF_COMPUTE_PASS_COUNT] = {"forward", "replay", "backward", "input gradient",
-                                                                "weight gradient"};
+static void draw_legend(canvas *c) {
+    static const char *const meanings[CF_COMPUTE_PASS_COUNT] = {" forward, ", " replay, ", " backward, ",
+                                                                " input gradient, ", " weight gradient, "};
     int seen[CF_COMPUTE_PASS_COUNT] = {0}, pass;
     int64_t i;
 
     for (i = 0; i < c->schedule->n_actions; i++)
         if (c->schedule->actions[i].pass < CF_COMPUTE_PASS_COUNT) seen[c->schedule->actions[i].pass] = 1;
-    printf("%*s", label_width(c->schedule) + 1, "");
+    begin_words(c);
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
-        const char *before = c->colour ? colour_of(pass) : "", *after = c->colour ? "\033[0m" : "";
-        if (seen[pass]) printf("%s%s%s %s, ", before, cf_pass_name((cf_pass)pass), after, meanings[pass]);
+        if (!seen[pass]) continue;
+        make_room(c, 1);
+        printf("%s%s%s", c->colour ? colour_of(pass) : "", cf_pass_name((cf_pass)pass), c->colour ? "\033[0m" : "");
+        put_words(c, meanings[pass]);
     }
-    printf("%s idle%s\n", c->colour ? "blank" : ".",
-           c->schedule->n_virtual > 1 ? "; lower case: the stage's later virtual stages" : "");
+    put_words(c, c->colour ? "blank idle" : ". idle");
+    if (c->schedule->n_virtual > 1) put_words(c, "; lower case: the stage's later virtual stages");
+    putchar('\n');
 }
 
-int chart_draw(const cf_schedule *schedule, const cf_timeline *timeline, const chart_options *options) {
+/* ----------------------------------------------------------------------------------------------------------------
+   Memory below the chart
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* What a stage holds while an action runs. */
+static double held_by(const canvas *c, int64_t action) {
+    return (double)(c->held ? c->held[action] : c->timeline->live[action]) / (double)c->copies;
+}
+
+static double limit_of(const canvas *c, int64_t stage) {
+    if (c->held) return (double)c->limit;
+    return c->schedule->limits ? (double)c->schedule->limits[stage] / (double)c->copies : 0;
+}
+
+static double peak_of(const canvas *c, int64_t stage) {
+    double peak = 0;
+    int64_t i;
+
+    for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++)
+        if (held_by(c, i) > peak) peak = held_by(c, i);
+    return peak;
+}
+
+/* A number in five characters at most: 3, 3.5, 24.6K, 79.6G. */
+static const char *compact(double value) {
+    static const char units[] = " KMGTPEZY";
+    char *text = cli_scratch();
+    int i = 0;
+
+    while (value >= 999.5 && units[i + 1]) {
+        value /= 1024;
+        i++;
+    }
+    snprintf(text, CLI_SCRATCH_BYTES, value < 1 && i > 0 ? "%.2f" : "%.3g", value);
+    if (i > 0) {
+        size_t n = strlen(text);
+        text[n] = units[i];
+        text[n + 1] = '\0';
+    }
+    return text;
+}
+
+/* The most that is held in each column; between two passes as much as in the one before. */
+static void fill_heights(canvas *c, int64_t stage) {
+    double makespan = c->timeline->makespan, width = (double)c->width;
+    int64_t i, next, last = c->schedule->first[stage + 1];
+
+    for (i = 0; i < c->width; i++) c->columns[i].most = 0;
+    for (i = c->schedule->first[stage]; i < last; i = next) {
+        double value = held_by(c, i), end;
+        int64_t at;
+        for (next = i + 1; next < last && c->schedule->actions[next].pass >= CF_COMPUTE_PASS_COUNT; next++) {}
+        if (c->schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue; /* runs beside the passes */
+        end = (next < last ? c->timeline->start[next] : c->timeline->end[i]) / makespan * width;
+        for (at = (int64_t)(c->timeline->start[i] / makespan * width); at < c->width && (double)at < end; at++)
+            if (value > c->columns[at].most) c->columns[at].most = value;
+    }
+}
+
+/* height: 0 nothing, 8 a full column. */
+static void put_height(const canvas *c, int height, int above, int blocks) {
+    if (above && !c->colour) putchar('!');
+    else if (height == 0) putchar(' ');
+    else if (!blocks) putchar(".:-=+*#@"[height - 1]);
+    else printf("%s\342\226%c%s", above ? "\033[38;5;196m" : "", 0x80 + height, above ? "\033[0m" : "");
+}
+
+static void draw_memory_of(canvas *c, int64_t stage, double top) {
+    double limit = limit_of(c, stage);
+    char text[32];
+    int64_t i;
+
+    snprintf(text, sizeof text, "%s/%s", compact(peak_of(c, stage)), compact(limit));
+    if (c->held || limit == 0 || strlen(text) > 5)
+        snprintf(text, sizeof text, "%s", compact(peak_of(c, stage)));
+    printf("%*lld %5s |", label_width(c->schedule) - 7, (long long)stage, text);
+    fill_heights(c, stage);
+    for (i = 0; i < c->width; i++) {
+        double value = c->columns[i].most;
+        int height = (int)(value / top * 8 + 0.999999);
+        put_height(c, height < 8 ? height : 8, limit > 0 && value > limit, has_blocks());
+    }
+    fputs("|\n", stdout);
+}
+
+static void draw_memory(canvas *c) {
+    const char *unit = c->held ? "bytes" : "chunks";
+    double top = 0;
+    char text[160];
+    int64_t stage;
+
+    for (stage = 0; stage < c->schedule->n_stages; stage++)
+        if (peak_of(c, stage) > top) top = peak_of(c, stage);
+    if (!(top > 0) || !(c->timeline->makespan > 0)) return;
+    begin_words(c);
+    snprintf(text, sizeof text, "%s that each stage holds: the most%s, and over time; a full column is %s%s%s", unit,
+             c->held || !c->schedule->limits ? "" : "/limit", compact(top),
+             c->held && c->limit > 0 ? ", the limit " : "",
+             c->held && c->limit > 0 ? compact((double)c->limit) : "");
+    put_words(c, text);
+    putchar('\n');
+    for (stage = 0; stage < c->schedule->n_stages && !cli_stdout_failed(); stage++) draw_memory_of(c, stage, top);
+}
+
+int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
+               const chart_options *options) {
+    held_unit unit = held_unit_of(pipe);
     canvas c;
     int64_t stage;
 
+    memset(&c, 0, sizeof c);
     c.schedule = schedule;
     c.timeline = timeline;
+    c.held = unit == HELD_TOKENS ? NULL : held;
+    c.copies = unit == HELD_GPU_BYTES ? 1 : schedule->n_virtual;
+    c.limit = pipe->estimates ? pipe->gpu.memory : pipe->limit_bytes;
     c.colour = choose_colour(options);
     c.width = choose_width(options) - label_width(schedule) - 2; /* two bars */
     if (c.width < 1) c.width = 1;
@@ -229,6 +390,7 @@ int chart_draw(const cf_schedule *schedule, const cf_timeline *timeline, const c
     }
     draw_axis(&c);
     draw_legend(&c);
+    draw_memory(&c);
     free(c.columns);
     return CLI_OK;
 }

@@ -3,7 +3,7 @@
 #ifndef CHUNKFLOW_CHART_H
 #define CHUNKFLOW_CHART_H
 
-#include "cli.h"
+#include "pipeline.h"
 
 #define CHART_MIN_WIDTH 20
 #define CHART_MAX_WIDTH 10000
@@ -22,17 +22,24 @@ typedef struct chart_options {
      .help = "of the chart and the list; default: the terminal's, or 100"},                                        \
     {.name = "--color", .value = "auto|always|never", .kind = CLI_CHOICE,                                          \
      .offset = offsetof(type, member.colour),                                                                      \
-     .help = "colour the chart; auto, the default: on a terminal, unless\n"                                        \
-     "NO_COLOR is set"}
+     .help = "colour the chart; auto, the default: on a terminal that has\n"                                       \
+     "colours, unless NO_COLOR is set"}
 
 /* Each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, with the chunk
    behind it; "-" behind F: nothing is kept. With virtual stages, their number stands in front. */
 void chart_list(const cf_schedule *schedule, const chart_options *options);
 
-/* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. Lower case: a
-   virtual stage behind the stage's first. Transfers and copies, which run beside the passes, are left out. Returns an
-   exit code. */
-int chart_draw(const cf_schedule *schedule, const cf_timeline *timeline, const chart_options *options);
+/* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. A pass begins
+   with its letter, which stands for its colour, too; its chunk's number follows where there is room for all of it.
+   Lower case: a virtual stage behind the stage's first. Transfers and copies, which run beside the passes, are left
+   out.
+
+   Below it, on the same axis, how much each stage holds, in whole stages' worth: the most that a column sees, with the
+   stage's peak in front (of its limit, if it has one). Block elements where the locale has UTF-8, '.' to '@' elsewhere.
+   What is above the limit is red, or '!'. Bytes are counted where `pipe` knows any, chunks elsewhere; then `held`, which
+   is of held_make, may be NULL. Returns an exit code. */
+int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
+               const chart_options *options);
 
 /* For an axis: the first of 1, 2, 5, 10, 20, 50, ... times a power of ten that is not below x. */
 double chart_step(double x);

@@ -1,6 +1,7 @@
 /* cli.c - messages, numbers, options and help of the chunkflow command. */
 
 #include "cli.h"
+#include "progress.h"
 
 #include <ctype.h>
 #include <float.h>
@@ -21,6 +22,7 @@ const cli_exit_code cli_exit_codes[] = {
    ---------------------------------------------------------------------------------------------------------------- */
 
 static void say(const char *format, va_list arguments) {
+    progress_clear();
     fputs("chunkflow: ", stderr);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
@@ -45,6 +47,7 @@ int cli_wrong(const char *format, ...) {
 int cli_usage(const char *command, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
+    progress_clear();
     fprintf(stderr, "chunkflow%s%s: ", command ? " " : "", command ? command : "");
     vfprintf(stderr, format, arguments);
     fprintf(stderr, " (see chunkflow %s%s--help)\n", command ? command : "", command ? " " : "");
@@ -55,6 +58,7 @@ int cli_usage(const char *command, const char *format, ...) {
 int cli_at_line(const char *path, int64_t line, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
+    progress_clear();
     fprintf(stderr, "%s:%lld: ", cli_input_name(path), (long long)line);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);

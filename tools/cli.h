@@ -56,6 +56,9 @@ int cli_wrong(const char *format, ...) CLI_FORMAT(1, 2);
 int cli_usage(const char *command, const char *format, ...) CLI_FORMAT(2, 3);
 int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FORMAT(3, 4);
 
+/* Whether a file descriptor is a terminal that can do more than print lines. */
+int cli_is_terminal(int fd);
+
 /* A file's name for people: "-" becomes "standard input". */
 const char *cli_input_name(const char *path);
 

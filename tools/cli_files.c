@@ -4,6 +4,7 @@
 #define _DEFAULT_SOURCE   /* flock, on Linux */
 #define _DARWIN_C_SOURCE  /* and elsewhere */
 #include "cli.h"
+#include "progress.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +14,11 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+int cli_is_terminal(int fd) {
+    const char *kind = getenv("TERM");
+    return isatty(fd) && !(kind && strcmp(kind, "dumb") == 0);
+}
 
 void *cli_grow(void *array, size_t *capacity, size_t size) {
     size_t more = *capacity > 0 ? *capacity * 2 : 64;
@@ -285,6 +291,7 @@ static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP};
 
 static void remove_temporaries(int number) {
     int i;
+    progress_clear();
     for (i = 0; i < MAX_TEMPORARIES; i++)
         if (temporaries[i]) unlink(temporaries[i]);
     raise(number); /* SA_RESETHAND has put the default back: the program ends as if there were no handler */

@@ -1,7 +1,9 @@
 /* cmd_check.c - chunkflow check: whether a written plan or schedule is sound; draws a schedule that has times. */
 
 #include "chart.h"
+#include "held.h"
 #include "pipeline.h"
+#include "progress.h"
 #include "saved.h"
 #include "schedule_csv.h"
 #include "trace.h"
@@ -99,6 +101,7 @@ static int parse_source(source *file) {
 }
 
 static int breaks(const source *file, const char *why) {
+    progress_clear();
     fprintf(stderr, "%s: breaks a rule: %s\n", cli_input_name(file->path), why);
     return CLI_FAILED;
 }
@@ -171,6 +174,7 @@ static int validate_schedule(const check_options *asked, const pipeline *pipe, c
     int64_t *scaled;
     int code = pipeline_limits(pipe, schedule->n_virtual > 0 ? schedule->n_virtual : 1, &desc, &scaled);
 
+    progress_begin("checking");
     if (code == CLI_OK) {
         result = cf_schedule_validate(plan, schedule, &desc, NULL, &error);
         if (result == CF_ERROR_MEMORY) code = cli_failed("%s", error.text);
@@ -178,6 +182,7 @@ static int validate_schedule(const check_options *asked, const pipeline *pipe, c
     }
     if (code == CLI_OK && saved)
         code = check_times(file, plan, saved, asked->skew.value[0], pipe->counts_bytes ? &pipe->bytes : NULL);
+    progress_end();
     free(scaled);
     return code;
 }
@@ -223,11 +228,11 @@ static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_ti
     return 1;
 }
 
-static int print_chart(const check_options *asked, const timed *t) {
+static int print_chart(const check_options *asked, const timed *t, const int64_t *held) {
     int code;
 
     putchar('\n');
-    code = chart_draw(t->schedule, t->timeline, &asked->chart);
+    code = chart_draw(t->pipe, t->schedule, t->timeline, held, &asked->chart);
     putchar('\n');
     return code;
 }
@@ -236,19 +241,26 @@ static int print_chart(const check_options *asked, const timed *t) {
    no time, becomes a microsecond. */
 static int show_schedule(const check_options *asked, const source *file, const timed *t) {
     cli_output trace;
+    int64_t *held = NULL;
+    cf_error error;
     int code;
 
     memset(&trace, 0, sizeof trace);
+    if (wants_drawing(asked) &&
+        held_make(t->pipe, t->plan, t->schedule, CF_RECOMPUTE_DEFAULT, &held, &error) != CF_OK)
+        return cli_error(&error, NULL);
     code = cli_output_open(&trace, asked->trace);
     if (code == CLI_OK && trace.stream)
-        code = trace_write(t->plan, t->schedule, t->timeline, t->unit_cost ? 1 : 1e6, &trace);
+        code = trace_write(t->plan, t->schedule, t->timeline, held, held_unit_of(t->pipe), t->unit_cost ? 1 : 1e6,
+                           &trace);
     if (code == CLI_OK && trace.stream != stdout) {
         say_schedule(file, t->schedule, t->timeline && !t->run ? "; its times hold" : "");
-        if (asked->draw_chart) code = print_chart(asked, t);
+        if (asked->draw_chart) code = print_chart(asked, t, held);
         if (t->run) pipeline_print_setting(t->pipe);
         if (asked->draw_chart || t->run) pipeline_print_times(t->timeline, t->unit_cost);
         if (t->run) pipeline_print_memory(t->pipe, t->run);
     }
+    free(held);
     return cli_outputs_finish(&trace, 1, code);
 }
 

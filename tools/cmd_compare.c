@@ -2,6 +2,8 @@
 
 #include "json_write.h"
 #include "pipeline.h"
+#include "progress.h"
+#include "table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,7 @@ typedef struct compare_options {
     int64_t n_virtual;
     int64_t placement;
     int64_t replay;
+    int tsv;
     const char *json;
 } compare_options;
 
@@ -39,6 +42,7 @@ static const cli_option options[] = {
     PIPELINE_OPTIONS(compare_options, pipeline),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(compare_options, json),
      .help = "write the table as JSON; with - nothing else is printed"},
+    TABLE_OPTION(compare_options, tsv, "the table"),
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -51,6 +55,7 @@ enum { UNSPLIT = 1, PACKED };
 typedef struct row {
     pipeline_case what;
     int unsplit;          /* the baseline: UNSPLIT or PACKED, else 0 */
+    int at_paper;         /* best, held on every stage to the chunks that paper keeps there, from the row of paper */
     cf_result result;
     char why[200];        /* where it failed */
     int64_t n_virtual;    /* from here on: where it did not */
@@ -64,16 +69,18 @@ typedef struct row {
     int replays;
 } row;
 
-typedef struct table {
+typedef struct comparison {
     const compare_options *asked;
     pipeline pipe;
     packing packed;
     row *rows;
     int64_t n_rows;
     double best; /* the least makespan of what fits; 0: no row has one */
-} table;
+    const row *paper;     /* its last row */
+    int64_t *paper_peaks; /* (n_stages) the chunks that it keeps */
+} comparison;
 
-static void measure(const table *t, const pipeline_run *run, row *r) {
+static void measure(const comparison *t, const pipeline_run *run, row *r) {
     const cf_timeline *timeline = run->timeline;
     int64_t i;
 
@@ -97,20 +104,39 @@ static void measure(const table *t, const pipeline_run *run, row *r) {
     r->too_large = !pipeline_fits(&t->pipe, run);
 }
 
-static void fill_case(const table *t, const cf_plan *plan, row *r) {
+/* The options, with the limits of chunks that the row has. */
+static pipeline pipe_of(const comparison *t, const row *r) {
+    pipeline pipe = t->pipe;
+
+    if (!r->at_paper) return pipe;
+    pipe.limit = 0;
+    pipe.limits = t->paper_peaks;
+    return pipe;
+}
+
+static void fill_case(comparison *t, const cf_plan *plan, row *r) {
+    pipeline pipe = pipe_of(t, r);
     pipeline_run run;
     cf_error error;
 
-    r->result = pipeline_run_make(&t->pipe, plan, &r->what, &run, &error);
+    if (r->what.kind == CF_SCHEDULE_PAPER) t->paper = r;
+    if (r->at_paper && t->paper->result != CF_OK) {
+        r->result = t->paper->result;
+        memcpy(r->why, t->paper->why, sizeof r->why);
+        return;
+    }
+    r->result = pipeline_run_make(&pipe, plan, &r->what, &run, &error);
     if (r->result == CF_OK) {
         measure(t, &run, r);
+        if (t->paper == r)
+            memcpy(t->paper_peaks, run.timeline->peak_live, (size_t)t->pipe.n_stages * sizeof *t->paper_peaks);
         pipeline_run_free(&run);
     } else {
         memcpy(r->why, error.text, sizeof r->why);
     }
 }
 
-static void fill_baseline(const table *t, row *r) {
+static void fill_baseline(const comparison *t, row *r) {
     cf_plan *plan = NULL;
     pipeline_run run;
     cf_error error;
@@ -136,15 +162,30 @@ static void place_row(const compare_options *asked, row *r) {
         r->what.placement = CF_PLACEMENT_V;
 }
 
-/* Every kind, with every K and form of replay; best twice, with whole backwards and with cut ones. */
-static int add_rows(table *t, const int64_t *k, int64_t n_k) {
+/* What add_rows counts to: the kinds, best once more with cut backwards, and once more at paper's peaks. */
+enum { BEST_SPLIT = CF_SCHEDULE_COUNT, BEST_AT_PAPER, ROW_KINDS };
+
+static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
+    row *r = &t->rows[t->n_rows++];
+
+    r->what.kind = (cf_schedule_kind)(kind < CF_SCHEDULE_COUNT ? kind : CF_SCHEDULE_BEST);
+    r->what.replay = (cf_replay)replay;
+    r->what.k = k;
+    r->what.split_backward = kind == BEST_SPLIT;
+    r->at_paper = kind == BEST_AT_PAPER;
+    place_row(t->asked, r);
+}
+
+/* Every kind, with every K and form of replay. */
+static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
     int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
     int64_t last = asked == REPLAY_PIPELINE ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     int64_t i, replay, kind;
 
-    t->rows = (row *)calloc((size_t)(n_k * 2 * (CF_SCHEDULE_COUNT + 1) + 2), sizeof *t->rows);
-    if (!t->rows) return cli_failed("out of memory");
+    t->rows = (row *)calloc((size_t)(n_k * 2 * ROW_KINDS + 2), sizeof *t->rows);
+    t->paper_peaks = (int64_t *)calloc((size_t)t->pipe.n_stages, sizeof *t->paper_peaks);
+    if (!t->rows || !t->paper_peaks) return cli_failed("out of memory");
     for (t->n_rows = 0; t->n_rows < 2; t->n_rows++) {
         row *r = &t->rows[t->n_rows];
         r->unsplit = t->n_rows == 0 ? UNSPLIT : PACKED;
@@ -152,30 +193,36 @@ static int add_rows(table *t, const int64_t *k, int64_t n_k) {
     }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
-            for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_COUNT; kind++) {
-                row *r = &t->rows[t->n_rows++];
-                r->what.kind = (cf_schedule_kind)(kind < CF_SCHEDULE_COUNT ? kind : CF_SCHEDULE_BEST);
-                r->what.replay = (cf_replay)replay;
-                r->what.k = k[i];
-                r->what.split_backward = kind == CF_SCHEDULE_COUNT;
-                place_row(t->asked, r);
-            }
+            for (kind = CF_SCHEDULE_PAPER; kind < ROW_KINDS; kind++) add_row(t, kind, replay, k[i]);
     return CLI_OK;
 }
 
-static int fill_table(table *t) {
+static const char *row_name(const row *r) {
+    int turns = r->result == CF_OK && r->placement == CF_PLACEMENT_V && r->n_virtual > 1;
+
+    if (r->at_paper) return turns ? "best as paper, V" : "best as paper";
+    if (r->unsplit) return r->unsplit == PACKED ? "1f1b, packed" : "1f1b, unsplit";
+    if (r->what.split_backward) return turns ? "best, I + W, V" : "best, I + W";
+    if (turns) return r->what.kind == CF_SCHEDULE_BEST ? "best, V" : "zero-bubble, V";
+    return cf_schedule_kind_name(r->what.kind);
+}
+
+static int fill_table(comparison *t) {
     int64_t *k = NULL, n_k, i;
     int code = cli_take_numbers("compare", "--k", t->asked->k, 1, INT32_MAX, &k, &n_k);
 
     if (code == CLI_OK) code = add_rows(t, k, n_k);
     free(k);
+    progress_begin("comparing");
     for (i = 0; code == CLI_OK && i < t->n_rows; i++) {
         row *r = &t->rows[i];
+        progress_set(i, t->n_rows, row_name(r));
         if (r->unsplit) fill_baseline(t, r);
         else fill_case(t, t->packed.plan, r);
         if (r->result == CF_OK && !r->too_large && (t->best == 0 || r->makespan < t->best)) t->best = r->makespan;
         if (r->result == CF_ERROR_MEMORY) code = cli_failed("%s", r->why);
     }
+    progress_end();
     return code;
 }
 
@@ -187,37 +234,103 @@ static double ratio(double value, double to) {
     return to > 0 ? value / to : 1;
 }
 
-static const char *row_name(const row *r) {
-    int turns = r->result == CF_OK && r->placement == CF_PLACEMENT_V && r->n_virtual > 1;
+static const table_column columns[] = {
+    {.heading = "schedule", .name = "row", .width = -16},
+    {.name = "schedule"},
+    {.name = "unsplit"},
+    {.name = "split_backward"},
+    {.name = "at_paper_peaks"},
+    {.heading = "K", .name = "k", .width = 4, .decimals = TABLE_PLAIN},
+    {.heading = "replay", .name = "replay", .width = -8},
+    {.name = "virtual_stages"},
+    {.name = "placement"},
+    {.heading = "makespan", .name = "makespan_", .width = 14},
+    {.heading = "x best", .name = "ratio", .width = 7, .decimals = 4},
+    {.heading = "waste %", .name = "bubble_useful", .width = 7, .decimals = 2, .scale = 100},
+    {.heading = "busy %", .name = "bubble_busy", .width = 7, .decimals = 2, .scale = 100},
+    {.heading = "kept", .name = "peak_chunk_copies", .width = 9},
+    {.heading = "kept tokens", .name = "peak_token_copies", .width = 14},
+    {.heading = "bytes", .name = "peak_byte_copies", .width = 20},
+    {.heading = "recompute", .name = "recompute", .width = -9},
+    {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
+    {.name = "memory_stage"},
+    {.name = "fits"},
+    {.heading = "bound", .name = "bound_", .width = 14},
+    {.heading = "gap %", .width = 8, .decimals = 2, .scale = 100},
+    {.heading = "by", .name = "bound_name", .width = -2},
+    {.name = "why"}};
+enum { COLUMN_BYTES = 15, COLUMN_RECOMPUTE, COLUMN_GIB, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
-    if (r->unsplit) return r->unsplit == PACKED ? "1f1b, packed" : "1f1b, unsplit";
-    if (r->what.split_backward) return turns ? "best, I + W, V" : "best, I + W";
-    if (turns) return r->what.kind == CF_SCHEDULE_BEST ? "best, V" : "zero-bubble, V";
-    return cf_schedule_kind_name(r->what.kind);
+/* Which case it is. */
+static void add_case(table *to, const row *r) {
+    table_text(to, row_name(r));
+    table_text(to, cf_schedule_kind_name(r->what.kind));
+    table_integer(to, r->unsplit != 0);
+    table_integer(to, r->what.split_backward);
+    table_integer(to, r->at_paper);
+    if (r->unsplit) {
+        table_none(to);
+        table_none(to);
+    } else {
+        table_integer(to, r->what.k);
+        table_text(to, cf_replay_name(r->what.replay));
+    }
 }
 
-static void print_row(const table *t, const row *r) {
-    char k[24] = "-", bytes[48] = "", gib[48] = "";
+static void add_memory(table *to, const comparison *t, const row *r) {
+    int i;
 
-    if (!r->unsplit) snprintf(k, sizeof k, "%lld", (long long)r->what.k);
-    printf("%-16s %4s %-8s ", row_name(r), k,
-           r->unsplit ? "-" : cf_replay_name(r->what.replay));
-    if (r->result != CF_OK) {
-        printf("%14s  %s\n", "-", r->why);
-        return;
+    if (t->pipe.counts_bytes) table_share(to, r->peak_bytes, r->n_virtual);
+    else table_none(to);
+    for (i = 0; i < 4 && !t->pipe.has_model; i++) table_none(to);
+    if (!t->pipe.has_model) return;
+    table_text(to, cf_recompute_name(r->recompute));
+    table_integer(to, r->memory);
+    table_mark(to, r->too_large ? '!' : ' ');
+    table_integer(to, r->stage);
+    table_integer(to, !r->too_large);
+}
+
+/* add_case has the first cells. */
+static void add_result(table *to, const comparison *t, const row *r) {
+    table_integer(to, r->n_virtual);
+    table_text(to, cf_placement_name(r->placement));
+    table_real(to, r->makespan);
+    table_real(to, ratio(r->makespan, t->best));
+    table_real(to, r->bubble_useful);
+    table_real(to, r->bubble_busy);
+    table_share(to, r->peak_live, r->n_virtual);
+    table_share(to, r->peak_tokens, r->n_virtual);
+    add_memory(to, t, r);
+    table_real(to, r->bound);
+    table_real(to, ratio(r->makespan, r->bound) - 1);
+    table_text(to, r->strongest);
+    table_none(to);
+}
+
+static int print_rows(const comparison *t) {
+    table to;
+    int64_t i;
+
+    table_begin(&to, columns, N_COLUMNS, t->asked->tsv, t->pipe.unit_cost);
+    to.hidden = (t->pipe.counts_bytes ? 0u : 1u << COLUMN_BYTES) |
+                (t->pipe.has_model ? 0u : 1u << COLUMN_RECOMPUTE | 1u << COLUMN_GIB);
+    for (i = 0; i < t->n_rows && !cli_stdout_failed(); i++) {
+        add_case(&to, &t->rows[i]);
+        if (t->rows[i].result == CF_OK) {
+            add_result(&to, t, &t->rows[i]);
+        } else {
+            table_none(&to);
+            table_none(&to);
+            table_none(&to);
+            table_note(&to, t->rows[i].why);
+        }
     }
-    if (t->pipe.counts_bytes) snprintf(bytes, sizeof bytes, " %20s", pipeline_share(r->peak_bytes, r->n_virtual));
-    if (t->pipe.has_model)
-        snprintf(gib, sizeof gib, " %-9s %7.2f%s", cf_recompute_name(r->recompute), modelling_gib(r->memory),
-                 r->too_large ? "!" : " ");
-    printf("%14s %7.4f %7.2f %7.2f %9s %14s%s%s %14s %8.2f  %s\n", pipeline_time(r->makespan),
-           ratio(r->makespan, t->best), 100 * r->bubble_useful, 100 * r->bubble_busy,
-           pipeline_share(r->peak_live, r->n_virtual), pipeline_share(r->peak_tokens, r->n_virtual), bytes, gib,
-           pipeline_time(r->bound), 100 * (ratio(r->makespan, r->bound) - 1), r->strongest);
+    return table_end(&to);
 }
 
 /* The shortest row of what fits, of the baseline or of the chunks; NULL if there is none. */
-static const row *shortest(const table *t, int unsplit) {
+static const row *shortest(const comparison *t, int unsplit) {
     const row *found = NULL;
     int64_t i;
 
@@ -229,7 +342,7 @@ static const row *shortest(const table *t, int unsplit) {
     return found;
 }
 
-static void print_held(const table *t, const row *r) {
+static void print_held(const comparison *t, const row *r) {
     printf("%s %s", pipeline_time(r->makespan), pipeline_unit(t->pipe.unit_cost));
     if (t->pipe.has_model)
         printf(", %.2f GiB, recompute %s", modelling_gib(r->memory), cf_recompute_name(r->recompute));
@@ -237,7 +350,7 @@ static void print_held(const table *t, const row *r) {
 }
 
 /* Why no form of the baseline can be had. */
-static void print_no_baseline(const table *t) {
+static void print_no_baseline(const comparison *t) {
     const row *r = &t->rows[0];
 
     if (r->result != CF_OK) printf("baseline          cannot be made: %s\n", r->why);
@@ -247,7 +360,7 @@ static void print_no_baseline(const table *t) {
 }
 
 /* The baseline against the best row of chunks, in words. */
-static void print_verdict(const table *t) {
+static void print_verdict(const comparison *t) {
     const row *base = shortest(t, 1), *ours = shortest(t, 0);
     const cf_plan *plan = t->packed.plan;
     cf_plan_stats stats;
@@ -274,35 +387,35 @@ static void print_verdict(const table *t) {
                                ours->replays));
 }
 
-static void print_table(const table *t) {
-    const char *bytes = t->pipe.counts_bytes ? "                bytes" : "";
-    const char *gib = t->pipe.has_model ? " recompute     GiB " : "";
+static int print_table(const comparison *t) {
     const cf_plan *plan = t->packed.plan;
-    int64_t i;
+    int code;
 
+    if (t->asked->tsv) return print_rows(t);
     packing_print_input(&t->packed);
     pipeline_print_setting(&t->pipe);
     printf("plan              %s chunks of at most %s tokens, %s groups; rank %s of %s, %s stages\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
     printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
-           "                  and tokens on a stage. bound: the strongest lower bound for that row%s\n\n",
-           pipeline_unit(t->pipe.unit_cost),
-           t->pipe.estimates ? ". GiB: of the fullest\n                  GPU; with ! more than it has" : "");
-    printf("%-16s %4s %-8s %14s %7s %7s %7s %9s %14s%s%s %14s %8s\n", "schedule", "K", "replay", "makespan", "x best",
-           "waste %", "busy %", "kept", "kept tokens", bytes, gib, "bound", "gap %");
-    for (i = 0; i < t->n_rows && !cli_stdout_failed(); i++) print_row(t, &t->rows[i]);
-    print_verdict(t);
+           "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
+           "                  best, each stage held to the chunks that paper keeps there%s\n\n",
+           pipeline_unit(t->pipe.unit_cost), t->pipe.estimates ? ". GiB: of the fullest GPU; with !\n"
+                                                                 "                  more than it has" : "");
+    code = print_rows(t);
+    if (code == CLI_OK) print_verdict(t);
+    return code;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
    As JSON
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void write_row(json_writer *w, const table *t, const row *r) {
+static void write_row(json_writer *w, const comparison *t, const row *r) {
     json_open(w, NULL, '{');
     json_text_member(w, "schedule", cf_schedule_kind_name(r->what.kind));
     json_bool_member(w, "unsplit", r->unsplit != 0);
+    json_bool_member(w, "at_paper_peaks", r->at_paper);
     if (r->unsplit) json_bool_member(w, "packed", r->unsplit == PACKED);
     if (!r->unsplit) {
         json_integer_member(w, "k", r->what.k);
@@ -334,7 +447,7 @@ static void write_row(json_writer *w, const table *t, const row *r) {
     json_close(w, '}');
 }
 
-static void write_json(const table *t, cli_output *to) {
+static void write_json(const comparison *t, cli_output *to) {
     json_writer w;
     int64_t i;
 
@@ -354,29 +467,31 @@ static void write_json(const table *t, cli_output *to) {
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
-static int compare(table *t) {
+static int compare(comparison *t) {
     cli_output json = {0};
     int code = fill_table(t);
 
     if (code == CLI_OK) code = cli_output_open(&json, t->asked->json);
     if (code == CLI_OK && json.stream) write_json(t, &json);
-    if (code == CLI_OK && json.stream != stdout) print_table(t);
+    if (code == CLI_OK && json.stream != stdout) code = print_table(t);
     return cli_outputs_finish(&json, 1, code);
 }
 
 static int run(const void *given, char **operands, int n_operands) {
-    table t;
+    comparison t;
     int code;
 
     (void)n_operands;
     memset(&t, 0, sizeof t);
     t.asked = (const compare_options *)given;
-    code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
+    code = table_check("compare", t.asked->tsv, t.asked->json);
+    if (code == CLI_OK) code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
     if (code != CLI_OK) return code;
     code = packing_make(&t.asked->packing, operands[0], &t.packed);
     if (code == CLI_OK) {
         code = compare(&t);
         free(t.rows);
+        free(t.paper_peaks);
         packing_free(&t.packed);
     }
     pipeline_close(&t.pipe);

@@ -1,7 +1,7 @@
 /* cmd_lengths.c - chunkflow lengths: the sizes of documents as a list of lengths. */
 
 #define _POSIX_C_SOURCE 200809L
-#include "cli.h"
+#include "table.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,6 +16,7 @@ typedef struct lengths_options {
     int lines;
     int all;
     int names;
+    int tsv;
 } lengths_options;
 
 static const lengths_options defaults = {.unit = BYTES};
@@ -30,6 +31,7 @@ static const cli_option options[] = {
      .help = "inside directories, also names that start with a dot"},
     {.name = "--names", .kind = CLI_FLAG, .offset = offsetof(lengths_options, names),
      .help = "add the file's name as a comment"},
+    TABLE_OPTION(lengths_options, tsv, "lengths and names"),
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -190,13 +192,31 @@ static void print_name(const char *name) {
     for (; *name; name++) putchar((unsigned char)*name < 32 || *name == 127 ? '?' : *name);
 }
 
-static void print_documents(const walk *w) {
+/* With --tsv. */
+static int print_table(const walk *w) {
+    const char *length = w->asked->unit == WORDS ? "length_words" : "length_bytes";
+    const table_column columns[] = {{.name = length}, {.name = "name"}};
+    table t;
     size_t i;
+
+    table_begin(&t, columns, 2, 1, 0);
+    for (i = 0; i < w->n_documents && !cli_stdout_failed(); i++) {
+        table_integer(&t, w->documents[i].length);
+        table_text(&t, w->names[w->documents[i].file]);
+    }
+    return table_end(&t);
+}
+
+static int print_documents(const walk *w) {
+    size_t i;
+
+    if (w->asked->tsv) return print_table(w);
     for (i = 0; i < w->n_documents; i++) {
         printf("%lld", (long long)w->documents[i].length);
         if (w->asked->names) print_name(w->names[w->documents[i].file]);
         putchar('\n');
     }
+    return CLI_OK;
 }
 
 static int run(const void *given, char **operands, int n_operands) {
@@ -205,7 +225,7 @@ static int run(const void *given, char **operands, int n_operands) {
 
     w.asked = (const lengths_options *)given;
     for (i = 0; i < n_operands && code == CLI_OK; i++) code = visit(&w, operands[i], 0);
-    if (code == CLI_OK) print_documents(&w);
+    if (code == CLI_OK) code = print_documents(&w);
     free(w.documents);
     free_names(w.names, w.n_names);
     return code;

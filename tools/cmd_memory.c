@@ -1,6 +1,7 @@
 /* cmd_memory.c - chunkflow memory: what a training set-up needs on each GPU, term by term. */
 
 #include "modelling.h"
+#include "table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@ typedef struct memory_options {
     term_options terms;
     int unfused_attention;
     const char *gpu;
+    int tsv;
     const char *json;
 } memory_options;
 
@@ -38,6 +40,7 @@ static const cli_option options[] = {
      .help = "attention that writes out its scores"},
     {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(memory_options, gpu),
      .help = "compare with this GPU's memory"},
+    TABLE_OPTION(memory_options, tsv, "the terms, a line for each stage"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(memory_options, json),
      .help = "write the report as JSON; with - nothing else is printed"},
     {.name = NULL}};
@@ -102,6 +105,7 @@ static int is_shown(int64_t stage, int64_t n, int64_t fullest) {
     return n <= MOST_COLUMNS || stage == 0 || stage == n - 1 || stage == fullest;
 }
 
+/* A term is a line; stages are columns, all of them as wide. */
 static void print_term(const char *text, size_t offset, const cf_memory_report *reports, int64_t n) {
     int64_t s, value, fullest = fullest_stage(reports, n);
     printf("%-24s", text);
@@ -130,19 +134,52 @@ static void print_reports(const cf_memory_report *reports, int64_t n) {
            reports[fullest].at_loss ? "at the loss" : "in a layer's backward");
 }
 
-static void print_token_bytes(const cf_memory_desc *desc) {
-    int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
-    cf_token_bytes bytes;
+/* The same for scripts, with a line for each stage. */
+static int print_table(const cf_memory_report *reports, int64_t n) {
+#define TERM_COLUMN(term, text) {.name = #term "_bytes"},
+    static const table_column columns[] = {{.name = "stage"}, CF_MEMORY_TERMS(TERM_COLUMN) {.name = "total_bytes"},
+                                           {.name = "host_bytes"}, {.name = "at_loss"}};
+#undef TERM_COLUMN
+    table t;
+    int64_t s;
 
-    puts("\nbytes a token\n"
-         "stage   activations        state  state gradient    boundary      logits     working     buffers");
+    table_begin(&t, columns, (int)(sizeof columns / sizeof columns[0]), 1, 0);
     for (s = 0; s < n; s++) {
-        if (n > MOST_COLUMNS && s > 1 && s < n - 1) continue;
-        if (cf_memory_token_bytes(desc, s, &bytes, NULL) != CF_OK) return;
-        printf("%5lld %13s %12s %15s %11s %11s %11s %11s\n", (long long)s, cli_commas(bytes.activations),
-               cli_commas(bytes.state), cli_commas(bytes.state_gradient), cli_commas(bytes.boundary),
-               cli_commas(bytes.logits), cli_commas(bytes.working), cli_commas(bytes.buffers));
+        table_integer(&t, s);
+#define ADD_TERM(name, text) table_integer(&t, reports[s].name);
+        CF_MEMORY_TERMS(ADD_TERM)
+#undef ADD_TERM
+        table_integer(&t, reports[s].total);
+        table_integer(&t, reports[s].host);
+        table_integer(&t, reports[s].at_loss);
     }
+    return table_end(&t);
+}
+
+static int print_token_bytes(const cf_memory_desc *desc) {
+    static const table_column columns[] = {
+        {.heading = "stage", .width = 5}, {.heading = "activations", .width = 13}, {.heading = "state", .width = 12},
+        {.heading = "state gradient", .width = 15}, {.heading = "boundary", .width = 11},
+        {.heading = "logits", .width = 11}, {.heading = "working", .width = 11}, {.heading = "buffers", .width = 11}};
+    int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
+    table t;
+
+    puts("\nbytes a token");
+    table_begin(&t, columns, (int)(sizeof columns / sizeof columns[0]), 0, 0);
+    for (s = 0; s < n; s++) {
+        cf_token_bytes bytes;
+        if (n > MOST_COLUMNS && s > 1 && s < n - 1) continue;
+        if (cf_memory_token_bytes(desc, s, &bytes, NULL) != CF_OK) break;
+        table_integer(&t, s);
+        table_integer(&t, bytes.activations);
+        table_integer(&t, bytes.state);
+        table_integer(&t, bytes.state_gradient);
+        table_integer(&t, bytes.boundary);
+        table_integer(&t, bytes.logits);
+        table_integer(&t, bytes.working);
+        table_integer(&t, bytes.buffers);
+    }
+    return table_end(&t);
 }
 
 static void write_reports(cli_output *to, const memory_options *asked, const modelling *m,
@@ -176,6 +213,17 @@ static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest)
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 
+static int print_all(const memory_options *asked, const modelling *m, const cf_gpu *gpu, const cf_memory_desc *desc,
+                     const cf_memory_report *reports) {
+    int64_t n = m->parallel.pp;
+
+    if (asked->tsv) return print_table(reports, n);
+    modelling_print(m);
+    print_reports(reports, n);
+    if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, n)]);
+    return print_token_bytes(desc);
+}
+
 static int report(const memory_options *asked, const modelling *m, const cf_gpu *gpu, cf_memory_load *loads,
                   cf_memory_report *reports) {
     int64_t s, n = m->parallel.pp * m->parallel.n_virtual;
@@ -190,12 +238,7 @@ static int report(const memory_options *asked, const modelling *m, const cf_gpu 
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
     if (code == CLI_OK && json.stream) write_reports(&json, asked, m, reports);
-    if (code == CLI_OK && json.stream != stdout) {
-        modelling_print(m);
-        print_reports(reports, m->parallel.pp);
-        if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, m->parallel.pp)]);
-        print_token_bytes(&desc);
-    }
+    if (code == CLI_OK && json.stream != stdout) code = print_all(asked, m, gpu, &desc, reports);
     return cli_outputs_finish(&json, 1, code);
 }
 
@@ -210,7 +253,8 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)operands;
     (void)n_operands;
     if (asked->gpu && !(gpu = modelling_gpu("memory", asked->gpu))) return CLI_WRONG;
-    code = modelling_make("memory", &asked->modelling, &m);
+    code = table_check("memory", asked->tsv, asked->json);
+    if (code == CLI_OK) code = modelling_make("memory", &asked->modelling, &m);
     if (code != CLI_OK) return code;
     loads = (cf_memory_load *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *loads);
     reports = (cf_memory_report *)calloc((size_t)m.parallel.pp, sizeof *reports);

@@ -1,6 +1,7 @@
 /* cmd_pack.c - chunkflow pack: pack a list of lengths into chunks and say how well that went. */
 
 #include "packing.h"
+#include "table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 typedef struct pack_options {
     packing_options packing;
     int chunks;
+    int tsv;
     const char *json;
     int metadata;
 } pack_options;
@@ -18,6 +20,7 @@ static const cli_option options[] = {
     PACKING_OPTIONS(pack_options, packing),
     {.name = "--chunks", .kind = CLI_FLAG, .offset = offsetof(pack_options, chunks),
      .help = "also print a line for each chunk"},
+    TABLE_OPTION(pack_options, tsv, "the lengths or, with --chunks, the chunks"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(pack_options, json),
      .help = "write the plan as JSON; with - nothing else is printed"},
     {.name = "--metadata", .kind = CLI_FLAG, .offset = offsetof(pack_options, metadata),
@@ -49,28 +52,50 @@ static double percent(int64_t part, int64_t whole) {
     return whole > 0 ? 100.0 * (double)part / (double)whole : 0.0;
 }
 
-static void print_bar(double share) {
-    int i, n = (int)(share * 0.3 + 0.5);
-    for (i = 0; i < n; i++) putchar('#');
+/* A share of all as a bar. */
+static const char *bar(double share) {
+    static const char marks[] = "##############################";
+    int n = (int)(share * 30 + 0.5);
+    return marks + sizeof marks - 1 - (n < 30 ? n : 30);
 }
 
-static void print_histogram(const bucket *buckets, int64_t n_sequences, int64_t n_tokens) {
+static const table_column length_columns[] = {
+    {.heading = "length", .width = 31},
+    {.name = "shortest_tokens"},
+    {.name = "longest_tokens"},
+    {.heading = "sequences", .name = "sequences", .width = 17},
+    {.heading = "", .name = "share_of_sequences", .width = 8, .decimals = 2, .scale = 100, .suffix = " %"},
+    {.heading = "tokens", .name = "tokens", .width = 20},
+    {.heading = "", .name = "share_of_tokens", .width = 8, .decimals = 2, .scale = 100, .suffix = " %"},
+    {.heading = "", .width = -30}};
+
+static double share_of(int64_t part, int64_t whole) { return whole > 0 ? (double)part / (double)whole : 0; }
+
+static void add_bucket(table *t, int i, const bucket *b, int64_t n_sequences, int64_t n_tokens) {
+    int64_t low = i > 0 ? (int64_t)1 << (i - 1) : 0, high = i > 0 ? low * 2 - 1 : 0;
+    double share = share_of(b->sequences, n_sequences);
+    char range[40];
+
+    snprintf(range, sizeof range, "%14s .. %13s", cli_commas(low), cli_commas(high));
+    table_text(t, i > 1 ? range : cli_commas(low));
+    table_integer(t, low);
+    table_integer(t, high);
+    table_integer(t, b->sequences);
+    table_real(t, share);
+    table_integer(t, b->tokens);
+    table_real(t, share_of(b->tokens, n_tokens));
+    table_text(t, t->tsv ? "" : bar(share));
+}
+
+static int print_histogram(const bucket *buckets, int64_t n_sequences, int64_t n_tokens, int tsv) {
     int first = 0, last = N_BUCKETS - 1, i;
+    table t;
 
     while (first < N_BUCKETS && buckets[first].sequences == 0) first++;
     while (last >= 0 && buckets[last].sequences == 0) last--;
-    printf("%31s %17s %8s %20s %8s\n", "length", "sequences", "", "tokens", "");
-    for (i = first; i <= last; i++) {
-        int64_t low = i > 0 ? (int64_t)1 << (i - 1) : 0;
-        int64_t high = i > 0 ? low * 2 - 1 : 0;
-        double share = percent(buckets[i].sequences, n_sequences);
-        if (i > 1) printf("%14s .. %13s", cli_commas(low), cli_commas(high));
-        else printf("%31s", cli_commas(low));
-        printf(" %17s %6.2f %% %20s %6.2f %%  ", cli_commas(buckets[i].sequences), share, cli_commas(buckets[i].tokens),
-               percent(buckets[i].tokens, n_tokens));
-        print_bar(share);
-        putchar('\n');
-    }
+    table_begin(&t, length_columns, (int)(sizeof length_columns / sizeof length_columns[0]), tsv, 0);
+    for (i = first; i <= last; i++) add_bucket(&t, i, &buckets[i], n_sequences, n_tokens);
+    return table_end(&t);
 }
 
 static int compare_lengths(const void *a, const void *b) {
@@ -85,7 +110,7 @@ static int64_t quantile(const int64_t *sorted, int64_t n, int64_t per_mille) {
 }
 
 /* Sorts packed->lengths: to be called last of those that use them. */
-static void print_input(packing *packed) {
+static int print_input(packing *packed, int tsv) {
     int64_t *lengths = packed->lengths;
     int64_t n = packed->list.n_sequences, i;
     bucket buckets[N_BUCKETS];
@@ -96,13 +121,15 @@ static void print_input(packing *packed) {
         b->sequences++;
         b->tokens += lengths[i];
     }
-    packing_print_input(packed);
-    if (n == 0) return;
-    qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
-    printf("lengths           mean %.1f, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
-           (double)packed->plan->n_tokens / (double)n, cli_commas(quantile(lengths, n, 500)),
-           cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)), cli_commas(lengths[n - 1]));
-    print_histogram(buckets, n, packed->plan->n_tokens);
+    if (!tsv) packing_print_input(packed);
+    if (n > 0 && !tsv) {
+        qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
+        printf("lengths           mean %.1f, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
+               (double)packed->plan->n_tokens / (double)n, cli_commas(quantile(lengths, n, 500)),
+               cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)),
+               cli_commas(lengths[n - 1]));
+    }
+    return n > 0 || tsv ? print_histogram(buckets, n, packed->plan->n_tokens, tsv) : CLI_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -169,33 +196,70 @@ static void print_plan(const cf_plan *plan) {
     print_ranks(plan, &stats);
 }
 
+static const table_column chunk_columns[] = {
+    {.heading = "chunk", .name = "chunk", .width = 9, .decimals = TABLE_PLAIN},
+    {.heading = "rank", .name = "rank", .width = 6, .decimals = TABLE_PLAIN},
+    {.heading = "kind", .name = "kind", .width = -10},
+    {.heading = "group", .name = "group", .width = 7, .decimals = TABLE_PLAIN},
+    {.heading = "index", .name = "index_in_group", .width = 6, .decimals = TABLE_PLAIN},
+    {.heading = "prefix", .name = "prefix_tokens", .width = 14, .decimals = TABLE_PLAIN},
+    {.heading = "tokens", .name = "tokens", .width = 10, .decimals = TABLE_PLAIN},
+    {.heading = "padded", .name = "padded_tokens", .width = 10, .decimals = TABLE_PLAIN},
+    {.heading = "pairs", .name = "attention_pairs", .width = 18, .decimals = TABLE_PLAIN},
+    {.heading = "slices", .name = "n_slices", .width = 7, .decimals = TABLE_PLAIN},
+    {.heading = "slices", .name = "slices", .width = -6}};
+
 /* One slice as SEQUENCE[BEGIN..END), END excluded; a whole sequence as its number alone. */
-static void print_slice(const cf_slice *slice, int64_t sequence_tokens) {
-    printf(" %lld", (long long)slice->sequence);
+static void add_slice(table *t, const cf_slice *slice, int64_t sequence_tokens) {
+    char text[80];
+    int n = snprintf(text, sizeof text, "%lld", (long long)slice->sequence);
+
     if (slice->begin > 0 || slice->length < sequence_tokens)
-        printf("[%lld..%lld)", (long long)slice->begin, (long long)(slice->begin + slice->length));
+        snprintf(text + n, sizeof text - (size_t)n, "[%lld..%lld)", (long long)slice->begin,
+                 (long long)(slice->begin + slice->length));
+    table_more(t, text);
 }
 
-static void print_chunks(const cf_plan *plan, const int64_t *lengths) {
-    int64_t i, j;
+static void add_chunk(table *t, const cf_plan *plan, int64_t id, const int64_t *lengths) {
+    const cf_chunk *chunk = &plan->chunks[id];
+    int64_t j;
 
-    printf("%9s %6s %-10s %7s %6s %14s %10s %10s %18s %7s  slices\n", "chunk", "rank", "kind", "group", "index",
-           "prefix", "tokens", "padded", "pairs", "slices");
-    for (i = 0; i < plan->n_chunks && !cli_stdout_failed(); i++) {
-        const cf_chunk *chunk = &plan->chunks[i];
-        char group[24] = "-";
-        if (chunk->group >= 0) snprintf(group, sizeof group, "%lld", (long long)chunk->group);
-        printf("%9lld %6lld %-10s %7s %6lld %14lld %10lld %10lld %18lld %7lld ", (long long)i, (long long)chunk->rank,
-               packing_chunk_kind(chunk), group, (long long)chunk->index, (long long)chunk->prefix,
-               (long long)chunk->tokens, (long long)chunk->padded, (long long)chunk->pairs,
-               (long long)chunk->n_slices);
-        for (j = 0; j < chunk->n_slices; j++) {
-            const cf_slice *slice = &plan->slices[chunk->first_slice + j];
-            print_slice(slice, lengths[slice->sequence]);
-        }
-        putchar('\n');
+    table_integer(t, id);
+    table_integer(t, chunk->rank);
+    table_text(t, packing_chunk_kind(chunk));
+    if (chunk->group >= 0) table_integer(t, chunk->group);
+    else table_none(t);
+    table_integer(t, chunk->index);
+    table_integer(t, chunk->prefix);
+    table_integer(t, chunk->tokens);
+    table_integer(t, chunk->padded);
+    table_integer(t, chunk->pairs);
+    table_integer(t, chunk->n_slices);
+    table_text(t, "");
+    for (j = 0; j < chunk->n_slices; j++) {
+        const cf_slice *slice = &plan->slices[chunk->first_slice + j];
+        if (j > 0) table_more(t, " ");
+        add_slice(t, slice, lengths[slice->sequence]);
     }
-    putchar('\n');
+}
+
+static int print_chunks(const cf_plan *plan, const int64_t *lengths, int tsv) {
+    table t;
+    int64_t i;
+
+    table_begin(&t, chunk_columns, (int)(sizeof chunk_columns / sizeof chunk_columns[0]), tsv, 0);
+    for (i = 0; i < plan->n_chunks && !cli_stdout_failed(); i++) add_chunk(&t, plan, i, lengths);
+    return table_end(&t);
+}
+
+static int print_all(const pack_options *asked, packing *packed) {
+    int code = asked->chunks ? print_chunks(packed->plan, packed->lengths, asked->tsv) : CLI_OK;
+
+    if (asked->tsv && asked->chunks) return code;
+    if (asked->chunks) putchar('\n');
+    if (code == CLI_OK) code = print_input(packed, asked->tsv);
+    if (!asked->tsv) print_plan(packed->plan);
+    return code;
 }
 
 static int run(const void *given, char **operands, int n_operands) {
@@ -208,18 +272,15 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)n_operands;
     if (asked->metadata && !asked->json) return cli_usage("pack", "--metadata wants --json");
-    code = packing_make(&asked->packing, operands[0], &packed);
+    code = table_check("pack", asked->tsv, asked->json);
+    if (code == CLI_OK) code = packing_make(&asked->packing, operands[0], &packed);
     if (code != CLI_OK) return code;
     code = cli_output_open(&json, asked->json);
     memset(&desc, 0, sizeof desc);
     desc.metadata = asked->metadata;
     if (code == CLI_OK && json.stream)
         code = cli_written(cf_write_plan_json(packed.plan, &desc, cli_write, &json, &error), &error);
-    if (code == CLI_OK && json.stream != stdout) {
-        if (asked->chunks) print_chunks(packed.plan, packed.lengths);
-        print_input(&packed);
-        print_plan(packed.plan);
-    }
+    if (code == CLI_OK && json.stream != stdout) code = print_all(asked, &packed);
     code = cli_outputs_finish(&json, 1, code);
     packing_free(&packed);
     return code;

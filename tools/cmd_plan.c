@@ -2,9 +2,11 @@
 
 #include "chart.h"
 #include "graph_dot.h"
+#include "held.h"
 #include "pipeline.h"
 #include "schedule_csv.h"
 #include "svg.h"
+#include "table.h"
 #include "trace.h"
 
 #include <stdlib.h>
@@ -29,6 +31,7 @@ typedef struct plan_options {
     int offload;
     int no_list;
     int summary;
+    int tsv;
     int csv_extensions;
     const char *torch; /* a version */
     int microbatch_order;
@@ -74,6 +77,7 @@ static const cli_option options[] = {
      .help = "print the chart and the summary, not the passes"},
     {.name = "--summary", .kind = CLI_FLAG, .offset = offsetof(plan_options, summary),
      .help = "print only the summary"},
+    TABLE_OPTION(plan_options, tsv, "the passes or, with --summary, the stages"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[JSON]),
      .help = "write the simulated schedule as JSON. With - for any of\n"
      "these files nothing else is printed"},
@@ -120,6 +124,7 @@ typedef struct planned {
     packing packed;
     pipeline pipe;
     pipeline_run run;
+    int64_t *held; /* of held_make, where something needs it */
 } planned;
 
 /* The schedule of pipe->rank. */
@@ -143,52 +148,122 @@ static int make_run(const plan_options *asked, const pipeline *pipe, const cf_pl
    The action list of one stage, printed by a dry run of the interpreter: what it counts is what a trainer will see
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void print_action_header(void) {
-    printf("%9s  %-4s  %9s  %-10s  %-16s %12s %14s %7s %6s %14s\n", "position", "pass", "chunk", "kind",
-           "part of group", "tokens", "prefix", "slot", "live", "state tokens");
+static const table_column action_columns[] = {
+    {.name = "stage"},
+    {.heading = "position", .name = "position", .width = 9, .decimals = TABLE_PLAIN},
+    {.name = "virtual_stage"},
+    {.heading = "pass", .width = -4},
+    {.name = "pass"},
+    {.name = "keep"},
+    {.name = "start_"},
+    {.name = "end_"},
+    {.heading = "chunk", .name = "chunk", .width = 9, .decimals = TABLE_PLAIN},
+    {.heading = "kind", .name = "kind", .width = -10},
+    {.heading = "part of group", .width = -16},
+    {.name = "group"},
+    {.name = "index_in_group"},
+    {.heading = "tokens", .name = "tokens", .width = 12, .decimals = TABLE_PLAIN},
+    {.heading = "prefix", .name = "prefix_tokens", .width = 14, .decimals = TABLE_PLAIN},
+    {.heading = "slot", .name = "slot", .width = 7, .decimals = TABLE_PLAIN},
+    {.heading = "live", .name = "kept_chunk_copies", .width = 6, .decimals = TABLE_PLAIN},
+    {.heading = "state tokens", .name = "state_token_copies", .width = 14, .decimals = TABLE_PLAIN}};
+
+/* Where the passes of a dry run go, and with what times. */
+typedef struct action_list {
+    table table;
+    const cf_timeline *timeline;
+    int64_t stage, first; /* its first action */
+} action_list;
+
+static void add_integer_or_none(table *t, int64_t value) {
+    if (value >= 0) table_integer(t, value);
+    else table_none(t);
 }
 
-static int print_action(void *user, const cf_progress *progress) {
-    const cf_step *step = progress->step;
-    const cf_chunk *chunk = step->chunk;
-    const char *keep = step->action.pass > CF_R ? "" : step->action.keep ? "+" : "-";
-    char part[56] = "-", slot[24] = "-";
+/* "F+" where the activations are kept, "F-" where they are dropped; and the group that the chunk is a part of. */
+static void add_pass(action_list *list, const cf_step *step) {
+    const char *name = cf_pass_name((cf_pass)step->action.pass);
+    int keeps = step->action.pass <= CF_R;
+    char text[32];
 
-    (void)user;
+    snprintf(text, sizeof text, "%s%s", name, !keeps ? "" : step->action.keep ? "+" : "-");
+    table_text(&list->table, text);
+    table_text(&list->table, name);
+    add_integer_or_none(&list->table, keeps ? step->action.keep : -1);
+    table_real(&list->table, list->timeline->start[list->first + step->position]);
+    table_real(&list->table, list->timeline->end[list->first + step->position]);
+}
+
+static void add_chunk(action_list *list, const cf_step *step) {
+    const cf_chunk *chunk = step->chunk;
+    char part[56] = "-";
+
     if (chunk->group >= 0)
         snprintf(part, sizeof part, "%lld: %lld/%lld", (long long)chunk->group, (long long)chunk->index + 1,
                  (long long)step->plan->groups[chunk->group].n_chunks);
-    if (step->slot >= 0) snprintf(slot, sizeof slot, "%lld", (long long)step->slot);
-    printf("%9lld  %s%-3s  %9lld  %-10s  %-16s %12lld %14lld %7s %6lld %14lld\n", (long long)step->position,
-           cf_pass_name((cf_pass)step->action.pass), keep, (long long)step->action.chunk, packing_chunk_kind(chunk),
-           part, (long long)chunk->tokens, (long long)chunk->prefix, slot, (long long)progress->live_slots,
-           (long long)progress->live_state_tokens);
+    table_integer(&list->table, step->action.chunk);
+    table_text(&list->table, packing_chunk_kind(chunk));
+    table_text(&list->table, part);
+    add_integer_or_none(&list->table, chunk->group);
+    add_integer_or_none(&list->table, chunk->group >= 0 ? chunk->index : -1);
+    table_integer(&list->table, chunk->tokens);
+    table_integer(&list->table, chunk->prefix);
+}
+
+static int add_action(void *user, const cf_progress *progress) {
+    action_list *list = (action_list *)user;
+    const cf_step *step = progress->step;
+
+    table_integer(&list->table, list->stage);
+    table_integer(&list->table, step->position);
+    table_integer(&list->table, step->action.stage);
+    add_pass(list, step);
+    add_chunk(list, step);
+    add_integer_or_none(&list->table, step->slot);
+    table_integer(&list->table, progress->live_slots);
+    table_integer(&list->table, progress->live_state_tokens);
     return cli_stdout_failed();
 }
 
 /* Runs a stage of a schedule without doing anything. A cancelled run met a failing standard output, which is reported
    when that is closed. */
-static int dry_run(const planned *made, const cf_schedule *schedule, int64_t stage, int print, cf_run_stats *stats) {
+static int dry_run(const planned *made, int64_t stage, action_list *list, cf_run_stats *stats) {
     cf_run_desc dry;
     cf_error error;
 
     memset(&dry, 0, sizeof dry);
-    if (print) dry.progress = print_action;
-    if (cf_run(made->packed.plan, schedule, stage, &dry, stats, &error) == CF_OK) return CLI_OK;
+    if (list) {
+        list->stage = stage;
+        list->first = made->run.schedule->first[stage];
+        dry.progress = add_action;
+        dry.user = list;
+    }
+    if (cf_run(made->packed.plan, made->run.schedule, stage, &dry, stats, &error) == CF_OK) return CLI_OK;
     return error.code == CF_ERROR_CANCELLED ? CLI_OK : cli_error(&error, NULL);
 }
 
-/* One stage: a line per pass, with the books of the interpreter. More: a paragraph per stage. */
-static int print_list(const planned *made) {
+/* A line per pass, with the books of the interpreter: one stage after the other. */
+static int print_actions(const planned *made) {
+    action_list list;
     cf_run_stats stats;
+    int64_t stage;
+    int code = CLI_OK, ended;
+
+    table_begin(&list.table, action_columns, (int)(sizeof action_columns / sizeof action_columns[0]), made->asked->tsv,
+                made->pipe.unit_cost);
+    list.timeline = made->run.timeline;
+    for (stage = 0; stage < made->run.schedule->n_stages && code == CLI_OK && !cli_stdout_failed(); stage++)
+        code = dry_run(made, stage, &list, &stats);
+    ended = table_end(&list.table);
+    return code == CLI_OK ? ended : code;
+}
+
+/* One stage: a line per pass. More: a paragraph per stage. */
+static int print_list(const planned *made) {
     int code = CLI_OK;
 
-    if (made->run.schedule->n_stages == 1 && made->run.schedule->n_virtual == 1) {
-        print_action_header();
-        code = dry_run(made, made->run.schedule, 0, 1, &stats);
-    } else {
-        chart_list(made->run.schedule, &made->asked->chart);
-    }
+    if (made->run.schedule->n_stages == 1 && made->run.schedule->n_virtual == 1) code = print_actions(made);
+    else chart_list(made->run.schedule, &made->asked->chart);
     putchar('\n');
     return code;
 }
@@ -278,56 +353,100 @@ static double stage_busy(const planned *made, int64_t stage) {
     return timeline->makespan > 0 ? busy / timeline->makespan : 1;
 }
 
-static void print_stage(const planned *made, int64_t stage, const cf_run_stats *stats) {
-    int64_t n_virtual = made->run.schedule->n_virtual;
+/* What a stage holds: people see whole stages' worth, files have every virtual stage's copy. */
+static const table_column stage_columns[] = {
+    {.heading = "stage", .name = "stage", .width = 9},
+    {.heading = "idle %", .name = "idle", .width = 8, .decimals = 2, .scale = 100},
+    {.name = "virtual_stages"},
+    {.heading = "kept", .name = "peak_chunk_copies", .width = 10},
+    {.name = "limit_chunk_copies"},
+    {.heading = "kept tokens", .name = "peak_token_copies", .width = 16},
+    {.heading = "state tokens", .name = "peak_state_token_copies", .width = 16},
+    {.heading = "bytes", .name = "peak_byte_copies", .width = 20},
+    {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0}};
+enum { STAGE_BYTES = 7, STAGE_GIB, STAGE_COLUMNS };
 
-    printf("%9lld %8.2f %10s %16s %16s", (long long)stage, 100 * (1 - stage_busy(made, stage)),
-           pipeline_share(stats->peak_slots, n_virtual), pipeline_share(stats->peak_tokens, n_virtual),
-           pipeline_share(stats->peak_state_tokens, n_virtual));
-    if (made->pipe.counts_bytes)
-        printf(" %20s", pipeline_share(made->run.timeline->peak_bytes[stage], n_virtual));
-    if (made->run.memory) printf(" %8.2f", modelling_gib(made->run.memory[stage].total));
-    putchar('\n');
+static void add_stage(table *t, const planned *made, int64_t stage, const cf_run_stats *stats) {
+    const cf_schedule *schedule = made->run.schedule;
+    int64_t n_virtual = schedule->n_virtual;
+
+    table_integer(t, stage);
+    table_real(t, 1 - stage_busy(made, stage));
+    table_integer(t, n_virtual);
+    table_share(t, stats->peak_slots, n_virtual);
+    add_integer_or_none(t, schedule->limits && schedule->limits[stage] > 0 ? schedule->limits[stage] : -1);
+    table_share(t, stats->peak_tokens, n_virtual);
+    table_share(t, stats->peak_state_tokens, n_virtual);
+    if (made->pipe.counts_bytes) table_share(t, made->run.timeline->peak_bytes[stage], n_virtual);
+    else table_none(t);
+    add_integer_or_none(t, made->run.memory ? made->run.memory[stage].total : -1);
+}
+
+static int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* A line per stage where there are several, or for scripts. *most: the most of any stage. */
+static int print_stages(const planned *made, cf_run_stats *most, int64_t *bytes) {
+    table t;
+    cf_run_stats stats;
+    int64_t stage, n_stages = made->run.schedule->n_stages;
+    int code = CLI_OK, shown = n_stages > 1 || made->asked->tsv, ended = CLI_OK;
+
+    table_begin(&t, stage_columns, STAGE_COLUMNS, made->asked->tsv, made->pipe.unit_cost);
+    t.hidden = (made->pipe.counts_bytes ? 0u : 1u << STAGE_BYTES) | (made->run.memory ? 0u : 1u << STAGE_GIB);
+    for (stage = 0; stage < n_stages && code == CLI_OK && !cli_stdout_failed(); stage++) {
+        code = dry_run(made, stage, NULL, &stats);
+        if (code != CLI_OK) break;
+        if (shown) add_stage(&t, made, stage, &stats);
+        most->peak_slots = greater(most->peak_slots, stats.peak_slots);
+        most->peak_tokens = greater(most->peak_tokens, stats.peak_tokens);
+        most->peak_states = greater(most->peak_states, stats.peak_states);
+        most->peak_state_tokens = greater(most->peak_state_tokens, stats.peak_state_tokens);
+        *bytes = greater(*bytes, made->run.timeline->peak_bytes[stage]);
+    }
+    if (shown) ended = table_end(&t);
+    return code == CLI_OK ? ended : code;
 }
 
 /* What each stage holds at most, and after it the most of them. */
 static int print_peaks(const planned *made) {
-    const cf_schedule *schedule = made->run.schedule;
-    cf_run_stats most, stats;
-    int64_t stage, bytes = 0;
-    int code = CLI_OK;
+    int64_t n_virtual = made->run.schedule->n_virtual, bytes = 0;
+    cf_run_stats most;
+    int code;
 
     memset(&most, 0, sizeof most);
-    if (schedule->n_stages > 1)
-        printf("\n%9s %8s %10s %16s %16s%s%s\n", "stage", "idle %", "kept", "kept tokens", "state tokens",
-               made->pipe.counts_bytes ? "                bytes" : "", made->run.memory ? "      GiB" : "");
-    for (stage = 0; stage < schedule->n_stages && code == CLI_OK && !cli_stdout_failed(); stage++) {
-        code = dry_run(made, schedule, stage, 0, &stats);
-        if (code != CLI_OK) return code;
-        if (schedule->n_stages > 1) print_stage(made, stage, &stats);
-        if (stats.peak_slots > most.peak_slots) most.peak_slots = stats.peak_slots;
-        if (stats.peak_tokens > most.peak_tokens) most.peak_tokens = stats.peak_tokens;
-        if (stats.peak_states > most.peak_states) most.peak_states = stats.peak_states;
-        if (stats.peak_state_tokens > most.peak_state_tokens) most.peak_state_tokens = stats.peak_state_tokens;
-        if (made->run.timeline->peak_bytes[stage] > bytes) bytes = made->run.timeline->peak_bytes[stage];
-    }
-    if (schedule->n_stages > 1) putchar('\n');
-    printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.peak_slots, schedule->n_virtual),
-           pipeline_share(most.peak_tokens, schedule->n_virtual));
-    printf("peak state        %s groups, %s tokens\n", pipeline_share(most.peak_states, schedule->n_virtual),
-           pipeline_share(most.peak_state_tokens, schedule->n_virtual));
-    if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(bytes, schedule->n_virtual));
+    if (made->run.schedule->n_stages > 1) putchar('\n');
+    code = print_stages(made, &most, &bytes);
+    if (code != CLI_OK) return code;
+    if (made->run.schedule->n_stages > 1) putchar('\n');
+    printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.peak_slots, n_virtual),
+           pipeline_share(most.peak_tokens, n_virtual));
+    printf("peak state        %s groups, %s tokens\n", pipeline_share(most.peak_states, n_virtual),
+           pipeline_share(most.peak_state_tokens, n_virtual));
+    if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(bytes, n_virtual));
+    if (n_virtual > 1)
+        printf("                  in whole stages: a copy on one of %s virtual stages is 1/%s (files count copies)\n",
+               cli_commas(n_virtual), cli_commas(n_virtual));
     pipeline_print_memory(&made->pipe, &made->run);
-    return code;
+    return CLI_OK;
+}
+
+/* What --tsv prints in place of all that. */
+static int print_table(const planned *made) {
+    cf_run_stats most;
+    int64_t bytes = 0;
+
+    memset(&most, 0, sizeof most);
+    return made->asked->summary ? print_stages(made, &most, &bytes) : print_actions(made);
 }
 
 static int print_all(const planned *made) {
     const plan_options *asked = made->asked;
     int code = CLI_OK;
 
+    if (asked->tsv) return print_table(made);
     if (!asked->summary && !asked->no_list) code = print_list(made);
     if (!asked->summary && code == CLI_OK) {
-        code = chart_draw(made->run.schedule, made->run.timeline, &asked->chart);
+        code = chart_draw(&made->pipe, made->run.schedule, made->run.timeline, made->held, &asked->chart);
         putchar('\n');
     }
     if (code != CLI_OK) return code;
@@ -445,16 +564,14 @@ static int write_schedules(const planned *made, cli_output *to) {
     return code;
 }
 
+/* Where each virtual stage has its copy, a limit allows as many times the bytes. */
 static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
     const pipeline *pipe = &made->pipe;
-    int64_t *held = NULL, limit = pipe->estimates ? pipe->gpu.memory : pipe->limit_bytes;
-    cf_result result = held_make(pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &held, error);
+    int64_t n_virtual = made->run.schedule->n_virtual, limit = pipe->gpu.memory;
 
-    if (result == CF_OK)
-        result = svg_memory_write(made->run.schedule, made->run.timeline, held, held_unit_of(pipe), limit,
-                                  pipeline_unit(pipe->unit_cost), cli_write, to, error);
-    free(held);
-    return result;
+    if (!pipe->has_model) limit = pipe->limit_bytes < INT64_MAX / n_virtual ? pipe->limit_bytes * n_virtual : INT64_MAX;
+    return svg_memory_write(made->run.schedule, made->run.timeline, made->held, held_unit_of(pipe), limit,
+                            pipeline_unit(pipe->unit_cost), cli_write, to, error);
 }
 
 static int write_file(const planned *made, int which, cli_output *to) {
@@ -482,8 +599,8 @@ static int write_file(const planned *made, int which, cli_output *to) {
         break;
     case MEMORY_SVG: result = write_memory_svg(made, to, &error); break;
     default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
-        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline,
-                           made->pipe.unit_cost ? 1 : 1e6, to);
+        return trace_write(made->packed.plan, made->run.schedule, made->run.timeline, made->held,
+                           held_unit_of(&made->pipe), made->pipe.unit_cost ? 1 : 1e6, to);
     }
     return cli_written(result, &error);
 }
@@ -506,6 +623,9 @@ static int check_outputs(const plan_options *asked) {
     schedule_csv_torch torch;
     int i, j;
 
+    for (i = 0; i < N_OUTPUTS; i++)
+        if (asked->tsv && asked->paths[i] && strcmp(asked->paths[i], "-") == 0)
+            return cli_usage("plan", "--tsv and %s - exclude each other", output_options[i]);
     if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
     if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json");
     if (asked->all_ranks && asked->microbatch_order)
@@ -532,6 +652,19 @@ static int order_microbatches(planned *made) {
     return cli_error(&error, NULL);
 }
 
+/* What stages hold over time takes a while to count, so only where it is shown. */
+static int make_held(planned *made) {
+    const plan_options *asked = made->asked;
+    int in_chart = !asked->summary && !asked->tsv && held_unit_of(&made->pipe) != HELD_TOKENS;
+    cf_error error;
+
+    if (!in_chart && !asked->paths[TRACE] && !asked->paths[MEMORY_SVG]) return CLI_OK;
+    if (held_make(&made->pipe, made->packed.plan, made->run.schedule, CF_RECOMPUTE_DEFAULT, &made->held, &error) !=
+        CF_OK)
+        return cli_error(&error, NULL);
+    return CLI_OK;
+}
+
 static int run(const void *given, char **operands, int n_operands) {
     const plan_options *asked = (const plan_options *)given;
     planned made;
@@ -546,7 +679,9 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK) {
         code = make_run(asked, &made.pipe, made.packed.plan, &made.run);
         if (code == CLI_OK && asked->microbatch_order) code = order_microbatches(&made);
+        if (code == CLI_OK) code = make_held(&made);
         if (code == CLI_OK) code = write_all(&made);
+        free(made.held);
         pipeline_run_free(&made.run);
         packing_free(&made.packed);
     }

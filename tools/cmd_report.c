@@ -1,5 +1,6 @@
 /* cmd_report.c - chunkflow report: a batch, its chunks and its schedules as one HTML file. */
 
+#include "progress.h"
 #include "report.h"
 #include "saved.h"
 
@@ -374,7 +375,9 @@ static int run(const void *given, char **operands, int n_operands) {
     code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
     if (code != CLI_OK) return code;
     code = packing_make(&m.asked->packing, operands[0], &m.packed);
+    progress_begin("reporting");
     if (code == CLI_OK) code = make(&m);
+    progress_end();
     if (code == CLI_OK) code = write_files(&m);
     free_all(&m);
     return code;

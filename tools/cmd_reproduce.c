@@ -6,6 +6,7 @@
 #include "chunkflow_tune.h"
 #include "draw.h"
 #include "modelling.h"
+#include "progress.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -253,6 +254,7 @@ static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][T
     int64_t lengths[BATCH], i, j;
     cf_tuning *tuning = NULL;
     cf_error error;
+    cf_result result;
 
     draw_batch(seed, CONTEXT_LONG, 1, lengths);
     desc.chunk_sizes = chunk_sizes;
@@ -261,7 +263,10 @@ static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][T
     desc.n_chunk_sizes = desc.n_ks = TRADE_OFFS;
     desc.n_kinds = 1;
     desc.n_exact = CF_MAX_CANDIDATES;
-    if (cf_tune(lengths, BATCH, &desc, &tuning, &error) != CF_OK) return cli_error(&error, NULL);
+    progress_begin("reproducing");
+    result = cf_tune(lengths, BATCH, &desc, &tuning, &error);
+    progress_end();
+    if (result != CF_OK) return cli_error(&error, NULL);
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
         double seconds = tuning->candidates[c->same_as >= 0 ? c->same_as : i].seconds;
@@ -406,12 +411,15 @@ static int find_speedups(const setting *at, double launch, const reproduce_optio
     int64_t lengths[BATCH], seed;
     int code = CLI_OK;
 
+    progress_begin("reproducing");
     for (seed = 1; seed <= asked->batches && code == CLI_OK; seed++) {
+        progress_set(seed - 1, asked->batches, at->model);
         draw_batch((uint64_t)seed, at->context, asked->with_longest, lengths);
         code = add_unsplit(at, &gpu, lengths, &unsplit);
         if (code == CLI_OK) code = add_chunked(at, &gpu, CF_SCHEDULE_PAPER, lengths, &paper);
         if (code == CLI_OK) code = add_chunked(at, &gpu, CF_SCHEDULE_BEST, lengths, &best);
     }
+    progress_end();
     ratios[0] = unsplit / paper;
     ratios[1] = unsplit / best;
     return code;

@@ -1,6 +1,7 @@
 /* cmd_time.c - chunkflow time: seconds of the passes, from a GPU's numbers or from measured samples. */
 
 #include "modelling.h"
+#include "table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@ typedef struct time_options {
     gpu_options gpu;
     int64_t chunk_size, context;
     const char *fit;
+    int tsv;
     const char *json;
 } time_options;
 
@@ -24,6 +26,7 @@ static const cli_option options[] = {
      .max = CF_MAX_LENGTH, .help = "longest sequence: shows its last chunk too"},
     {.name = "--fit", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, fit),
      .help = "fit the three terms to measured samples instead"},
+    TABLE_OPTION(time_options, tsv, "the terms"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, json),
      .help = "write the terms as JSON; with - nothing else is printed"},
     {.name = NULL}};
@@ -160,21 +163,42 @@ static double median_error(const sample_list *list, int pass, const cf_pass_cost
     return median;
 }
 
-static void print_fit(const sample_list *list, const cf_stage_cost *cost, const cf_fit *fits) {
-    int pass;
+static const table_column fit_columns[] = {
+    {.heading = "pass", .name = "pass", .width = -5},
+    {.heading = "samples", .name = "samples", .width = 8},
+    {.heading = "constant s", .name = "constant_s", .width = 13},
+    {.heading = "s a row", .name = "s_per_row", .width = 13},
+    {.heading = "s a pair", .name = "s_per_pair", .width = 13},
+    {.heading = "mean", .name = "mean_error", .width = 10, .decimals = 2, .scale = 100, .sign = 1, .suffix = "%"},
+    {.heading = "absolute", .name = "mean_absolute_error", .width = 9, .decimals = 2, .scale = 100, .suffix = "%"},
+    {.heading = "median", .name = "median_absolute_error", .width = 9, .decimals = 2, .scale = 100, .suffix = "%"},
+    {.heading = "worst", .name = "worst_error", .width = 9, .decimals = 2, .scale = 100, .sign = 1, .suffix = "%"},
+    {.heading = "in line", .name = "worst_line", .width = 8, .decimals = TABLE_PLAIN}};
 
-    printf("samples           %s\n\n", cli_commas(list->n));
-    printf("%-5s %8s %13s %13s %13s  %9s %9s %9s %9s  %s\n", "pass", "samples", "constant s", "s a row", "s a pair",
-           "mean", "absolute", "median", "worst", "in line");
-    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
-        const cf_pass_cost *c = cost_of(cost, pass);
-        if (fits[pass].n_samples == 0) continue;
-        printf("%-5s %8s %13.4g %13.4g %13.4g  %+8.2f%% %8.2f%% %8.2f%% %+8.2f%%  %lld\n", cf_pass_name((cf_pass)pass),
-               cli_commas(fits[pass].n_samples), c->constant, c->per_token, c->per_pair, 100 * fits[pass].mean_error,
-               100 * fits[pass].mean_absolute, 100 * median_error(list, pass, c), 100 * fits[pass].worst_error,
-               (long long)list->lines[fits[pass].worst_sample]);
-    }
-    puts("\nErrors are predicted / measured - 1. A pass that was not measured follows from the others.");
+static void add_fit(table *t, const sample_list *list, int pass, const cf_pass_cost *cost, const cf_fit *fit) {
+    table_text(t, cf_pass_name((cf_pass)pass));
+    table_integer(t, fit->n_samples);
+    table_real(t, cost->constant);
+    table_real(t, cost->per_token);
+    table_real(t, cost->per_pair);
+    table_real(t, fit->mean_error);
+    table_real(t, fit->mean_absolute);
+    table_real(t, median_error(list, pass, cost));
+    table_real(t, fit->worst_error);
+    table_integer(t, list->lines[fit->worst_sample]);
+}
+
+static int print_fit(const sample_list *list, const cf_stage_cost *cost, const cf_fit *fits, int tsv) {
+    table t;
+    int pass, code;
+
+    if (!tsv) printf("samples           %s\n\n", cli_commas(list->n));
+    table_begin(&t, fit_columns, (int)(sizeof fit_columns / sizeof fit_columns[0]), tsv, 0);
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (fits[pass].n_samples > 0) add_fit(&t, list, pass, cost_of(cost, pass), &fits[pass]);
+    code = table_end(&t);
+    if (!tsv) puts("\nErrors are predicted / measured - 1. A pass that was not measured follows from the others.");
+    return code;
 }
 
 static void write_fit(cli_output *to, const cf_stage_cost *cost, const cf_fit *fits) {
@@ -204,7 +228,7 @@ static int fit_error(const sample_list *list, const char *path, const cf_error *
                      about_pass ? ": " : "", error->text);
 }
 
-static int fit(const time_options *asked) {
+static int fit_samples(const time_options *asked) {
     sample_list list = {0};
     cli_output json = {0};
     cf_stage_cost cost;
@@ -217,7 +241,7 @@ static int fit(const time_options *asked) {
     if (code == CLI_OK) {
         code = cli_output_open(&json, asked->json);
         if (code == CLI_OK && json.stream) write_fit(&json, &cost, fits);
-        if (code == CLI_OK && json.stream != stdout) print_fit(&list, &cost, fits);
+        if (code == CLI_OK && json.stream != stdout) code = print_fit(&list, &cost, fits, asked->tsv);
         code = cli_outputs_finish(&json, 1, code);
     }
     free_samples(&list);
@@ -228,34 +252,61 @@ static int fit(const time_options *asked) {
    From a GPU's numbers
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void print_stage(int64_t stage, const cf_stage_cost *cost, const time_options *asked) {
-    int64_t c = asked->chunk_size, context = asked->context, prefix = context > c ? context - c : 0;
-    int pass;
+static const table_column cost_columns[] = {
+    {.heading = "stage", .width = 5},
+    {.name = "stage"},
+    {.heading = "pass", .name = "pass", .width = -4},
+    {.heading = "constant ms", .name = "constant_s", .width = 12, .decimals = 4, .scale = 1e3},
+    {.heading = "us a row", .name = "s_per_row", .width = 14, .decimals = 5, .scale = 1e6},
+    {.heading = "ns a pair", .name = "s_per_pair", .width = 14, .decimals = 6, .scale = 1e9},
+    {.heading = "first chunk ms", .name = "first_chunk_s", .width = 14, .decimals = 3, .scale = 1e3},
+    {.heading = "last chunk ms", .name = "last_chunk_s", .width = 14, .decimals = 3, .scale = 1e3}};
+enum { COST_LAST = 7, COST_COLUMNS };
 
-    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
-        const cf_pass_cost *p = cost_of(cost, pass);
-        if (pass == 0) printf("%5lld", (long long)stage);
-        else printf("%5s", "");
-        printf("  %-4s %12.4f %14.5f %14.6f %14.3f", cf_pass_name((cf_pass)pass), 1e3 * p->constant, 1e6 * p->per_token,
-               1e9 * p->per_pair, 1e3 * cf_cost_seconds(p, c, cf_slice_pairs(0, c)));
-        if (prefix > 0) printf(" %14.3f", 1e3 * cf_cost_seconds(p, c, cf_slice_pairs(prefix, c)));
-        putchar('\n');
-    }
+/* People see the number of a stage once. */
+static void add_cost(table *t, int64_t stage, int pass, const cf_pass_cost *p, const time_options *asked) {
+    int64_t c = asked->chunk_size, prefix = asked->context > c ? asked->context - c : 0;
+    char text[24] = "";
+
+    if (pass == 0) snprintf(text, sizeof text, "%lld", (long long)stage);
+    table_text(t, text);
+    table_integer(t, stage);
+    table_text(t, cf_pass_name((cf_pass)pass));
+    table_real(t, p->constant);
+    table_real(t, p->per_token);
+    table_real(t, p->per_pair);
+    table_real(t, cf_cost_seconds(p, c, cf_slice_pairs(0, c)));
+    table_real(t, cf_cost_seconds(p, c, cf_slice_pairs(prefix, c)));
 }
 
-static void print_estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing,
-                           double step) {
-    int64_t s, n = m->parallel.pp * m->parallel.n_virtual;
+/* People see four stages at most: the first two and the last of more. */
+static int print_costs(const time_options *asked, const cf_timing *timing, int64_t n) {
+    table t;
+    int64_t s;
+    int pass;
 
+    table_begin(&t, cost_columns, COST_COLUMNS, asked->tsv, 0);
+    t.hidden = asked->context > asked->chunk_size ? 0 : 1u << COST_LAST;
+    for (s = 0; s < n; s++)
+        for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+            if (asked->tsv || n <= 4 || s < 2 || s == n - 1)
+                add_cost(&t, s, pass, cost_of(&timing->stages[s], pass), asked);
+    return table_end(&t);
+}
+
+static int print_estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing,
+                          double step) {
+    int64_t n = m->parallel.pp * m->parallel.n_virtual;
+    int code;
+
+    if (asked->tsv) return print_costs(asked, timing, n);
     modelling_print(m);
     printf("GPU               %s\n\n", gpu->name);
-    printf("stage  pass  constant ms    us a row        ns a pair    chunk ms, first%s\n",
-           asked->context > asked->chunk_size ? " and last" : "");
-    for (s = 0; s < n; s++)
-        if (n <= 4 || s == 0 || s == 1 || s == n - 1) print_stage(s, &timing->stages[s], asked);
+    code = print_costs(asked, timing, n);
     printf("\nstage to stage    %.1f us and %.5f us a row\n", 1e6 * timing->latency, 1e6 * timing->seconds_per_token);
     printf("state to host     %.5f us a token\n", 1e6 * timing->offload_seconds_per_token);
     printf("once a step       %.3f ms: gradient exchange and optimizer\n", 1e3 * step);
+    return code;
 }
 
 static void write_estimate(cli_output *to, const time_options *asked, const modelling *m, const cf_gpu *gpu,
@@ -303,7 +354,7 @@ static int estimate(const time_options *asked, const modelling *m, const cf_gpu 
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
     if (code == CLI_OK && json.stream) write_estimate(&json, asked, m, gpu, &timing, step);
-    if (code == CLI_OK && json.stream != stdout) print_estimate(asked, m, gpu, &timing, step);
+    if (code == CLI_OK && json.stream != stdout) code = print_estimate(asked, m, gpu, &timing, step);
     return cli_outputs_finish(&json, 1, code);
 }
 
@@ -316,7 +367,9 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)operands;
     (void)n_operands;
-    if (asked->fit) return fit(asked);
+    code = table_check("time", asked->tsv, asked->json);
+    if (code != CLI_OK) return code;
+    if (asked->fit) return fit_samples(asked);
     if (!asked->gpu.name) return cli_usage("time", "--gpu NAME or --fit FILE is missing");
     if (asked->chunk_size == 0) return cli_usage("time", "--chunk-size N is missing");
     if (asked->context > 0 && cf_slice_pairs(asked->context, asked->chunk_size) < 0)

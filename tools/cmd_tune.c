@@ -4,13 +4,12 @@
 
 #include "modelling.h"
 #include "packing.h"
+#include "progress.h"
+#include "table.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
 
 typedef struct tune_options {
     modelling_options modelling;
@@ -26,6 +25,7 @@ typedef struct tune_options {
     int no_tails;
     int64_t align;
     int64_t show;
+    int tsv;
     const char *json;
 } tune_options;
 
@@ -72,6 +72,7 @@ static const cli_option options[] = {
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
+    TABLE_OPTION(tune_options, tsv, "the best of them, and the baseline"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, json),
      .help = "write everything as JSON; with - nothing else is printed"},
     {.name = NULL}};
@@ -210,37 +211,15 @@ static void note_interrupt(int number) {
     signal(number, SIG_DFL); /* a second one ends the program at once */
 }
 
-/* A line on standard error that is written over and over, where that is a terminal. */
-typedef struct progress_bar {
-    int shown;
-    clock_t last;
-} progress_bar;
-
-#define BAR_WIDTH 40
-
 static int show_progress(void *user, const cf_tune_progress *progress) {
-    progress_bar *bar = (progress_bar *)user;
-    clock_t now = clock();
-    int done = (int)(BAR_WIDTH * progress->done / progress->total);
+    char words[120] = "";
 
-    if (isatty(STDERR_FILENO) && (!bar->shown || now - bar->last > CLOCKS_PER_SEC / 20)) {
-        char text[BAR_WIDTH + 1];
-        memset(text, '.', BAR_WIDTH);
-        memset(text, '#', (size_t)done);
-        text[BAR_WIDTH] = '\0';
-        fprintf(stderr, "\r[%s] %3d %%", text, (int)(100 * progress->done / progress->total));
-        if (progress->best)
-            fprintf(stderr, "  best so far %.4g s: ChunkSize %s, K %s\033[K", progress->best->seconds,
-                    cli_commas(progress->best->chunk_size), cli_commas(progress->best->k));
-        fflush(stderr);
-        bar->shown = 1;
-        bar->last = now;
-    }
+    (void)user;
+    if (progress->best)
+        snprintf(words, sizeof words, "best so far %.4g s: ChunkSize %s, K %s", progress->best->seconds,
+                 cli_commas(progress->best->chunk_size), cli_commas(progress->best->k));
+    progress_set(progress->done, progress->total, words);
     return interrupted;
-}
-
-static void clear_progress(const progress_bar *bar) {
-    if (bar->shown) fputs("\r\033[K", stderr);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -422,19 +401,62 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const t
                                    longest_of(job) > c->chunk_size * c->k));
 }
 
-static void print_columns(int splits) {
-    printf("%4s%s %10s %4s %-12s %-9s %-7s %11s %9s %10s %9s %8s %8s\n", "", splits ? "  split        " : "",
-           "ChunkSize", "K", "schedule", "replay", "offload", "ms", "+-", "behind %", "+-", "waste %", "GiB");
+static const table_column ranking_columns[] = {
+    {.heading = "", .name = "rank", .width = 4},
+    {.heading = " split", .width = -14},
+    {.name = "tensor_parallel"},
+    {.name = "pipeline_parallel"},
+    {.name = "data_parallel"},
+    {.heading = "ChunkSize", .width = 10},
+    {.name = "micro_batches"},
+    {.name = "chunk_size_tokens"},
+    {.heading = "K", .name = "k", .width = 4},
+    {.heading = "schedule", .name = "schedule", .width = -12},
+    {.heading = "replay", .name = "replay", .width = -9},
+    {.heading = "offload", .name = "offload", .width = -7},
+    {.heading = "ms", .name = "mean_s", .width = 11, .decimals = 1, .scale = 1e3},
+    {.heading = "+-", .name = "mean_confidence_s", .width = 9, .decimals = 1, .scale = 1e3},
+    {.heading = "behind %", .name = "behind", .width = 10, .decimals = 2, .scale = 100},
+    {.heading = "+-", .name = "behind_confidence", .width = 9, .decimals = 2, .scale = 100},
+    {.heading = "waste %", .name = "bubble_useful", .width = 8, .decimals = 1, .scale = 100},
+    {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
+    {.name = "memory_stage"}};
+enum { COLUMN_SPLIT = 1, RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0] };
+
+/* whole: the micro-batches of the baseline, which has neither ChunkSize nor K; NULL for chunks. */
+static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
+                        const char *whole) {
+    char text[CLI_SCRATCH_BYTES];
+
+    snprintf(text, sizeof text, " %lld x %lld x %lld", (long long)split->tp, (long long)split->pp,
+             (long long)split->dp);
+    table_text(t, rank);
+    table_text(t, text);
+    table_integer(t, split->tp);
+    table_integer(t, split->pp);
+    table_integer(t, split->dp);
+    table_text(t, whole ? whole : cli_commas(c->chunk_size));
+    table_text(t, whole ? whole : "chunks");
+    if (whole) table_none(t);
+    else table_integer(t, c->chunk_size);
+    if (whole) table_none(t);
+    else table_integer(t, c->k);
+    table_text(t, cf_schedule_kind_name(c->kind));
+    if (whole) table_none(t);
+    else table_text(t, cf_replay_name(c->replay));
+    table_text(t, c->offload ? "yes" : "no");
 }
 
-static void print_row(const cf_tuning *tuning, int64_t rank, const cf_tune_candidate *c, int splits) {
-    double winner = tuning->candidates[tuning->winner].seconds;
-    printf("%4lld", (long long)rank);
-    if (splits) printf("  %-13s", split_text(tuning, c));
-    printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9.2f %8.1f %8.2f\n", cli_commas(c->chunk_size),
-           cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), c->offload ? "yes" : "no",
-           1e3 * c->seconds, 1e3 * c->confidence, 100 * c->behind / winner, 100 * c->behind_confidence / winner,
-           100 * c->bubble, modelling_gib(c->bytes));
+/* winner: its seconds. */
+static void add_times(table *t, const cf_tune_candidate *c, double winner, const char *whole) {
+    table_real(t, c->seconds);
+    table_real(t, c->confidence);
+    table_real(t, whole ? c->seconds / winner - 1 : c->behind / winner);
+    if (whole) table_none(t);
+    else table_real(t, c->behind_confidence / winner);
+    table_real(t, c->bubble);
+    table_integer(t, c->bytes);
+    table_integer(t, c->stage);
 }
 
 /* Candidates that take the same time as one before them with the same ChunkSize and split are not worth a line. */
@@ -448,32 +470,39 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
-static void print_baseline_row(const cf_tuning *tuning, const tune_baseline *base, int splits) {
-    const cf_tune_candidate *c = &base->best;
-    double winner = tuning->candidates[tuning->winner].seconds;
-    char text[CLI_SCRATCH_BYTES];
+/* People see a few of them, scripts all. *same: those that are not worth a line. */
+static int print_rows(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base, int64_t *same) {
+    double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
+    int64_t i, shown = 0;
+    const char *whole = base->packed ? "packed" : "unsplit";
+    table t;
 
-    if (c->status != CF_TUNE_OK) return;
-    snprintf(text, sizeof text, "%lld x %lld x %lld", (long long)base->split.tp, (long long)base->split.pp,
-             (long long)base->split.dp);
-    printf("base");
-    if (splits) printf("  %-13s", text);
-    printf(" %10s %4s %-12s %-9s %-7s %11.1f %9.1f %10.2f %9s %8.1f %8.2f\n", base->packed ? "packed" : "unsplit", "-",
-           cf_schedule_kind_name(c->kind), "-", "no", 1e3 * c->seconds, 1e3 * c->confidence,
-           100 * (c->seconds - winner) / winner, "", 100 * c->bubble, modelling_gib(c->bytes));
+    table_begin(&t, ranking_columns, RANKING_COLUMNS, job->asked->tsv, 0);
+    t.hidden = tuning->n_splits > 1 ? 0 : 1u << COLUMN_SPLIT;
+    for (i = 0; i < tuning->n_ranked && (job->asked->tsv || shown < job->asked->show); i++) {
+        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
+        if (!job->asked->tsv && repeats_earlier(tuning, i)) {
+            (*same)++;
+            continue;
+        }
+        add_setting(&t, cli_commas(++shown), &tuning->splits[c->split], c, NULL);
+        add_times(&t, c, winner, NULL);
+    }
+    if (base->best.status == CF_TUNE_OK) {
+        add_setting(&t, "base", &base->split, &base->best, whole);
+        add_times(&t, &base->best, winner, whole);
+    }
+    return table_end(&t);
 }
 
-static void print_ranking(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
-    int64_t i, shown = 0, same = 0;
+static int print_ranking(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+    int64_t same = 0;
+    int code;
 
     puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, replays)");
-    print_columns(tuning->n_splits > 1);
-    for (i = 0; i < tuning->n_ranked && shown < job->asked->show; i++) {
-        if (repeats_earlier(tuning, i)) same++;
-        else print_row(tuning, ++shown, &tuning->candidates[tuning->ranking[i]], tuning->n_splits > 1);
-    }
-    print_baseline_row(tuning, base, tuning->n_splits > 1);
+    code = print_rows(job, tuning, base, &same);
     if (same > 0) printf("      %s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
+    return code;
 }
 
 /* The best that is known of each split. */
@@ -574,12 +603,16 @@ static void print_infeasible(const cf_tuning *tuning) {
     if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
 }
 
-static void print_tuning(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static int print_tuning(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+    int64_t same = 0;
+    int code = CLI_OK;
+
+    if (job->asked->tsv) return print_rows(job, tuning, base, &same);
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
         print_winner(tuning);
         print_baseline(job, tuning, base);
-        print_ranking(job, tuning, base);
+        code = print_ranking(job, tuning, base);
         print_neighbours(tuning);
     } else if (tuning->interrupted) {
         puts("best              nothing was known yet");
@@ -593,6 +626,7 @@ static void print_tuning(const tune_job *job, const cf_tuning *tuning, const tun
     print_infeasible(tuning);
     puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are assumptions:\n"
          "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.");
+    return code;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -703,16 +737,16 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
 
 /* Searches; the outcome is due to cf_tuning_free. */
 static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
-    progress_bar bar = {0, 0};
     cf_error error;
     cf_result result;
 
     job->desc.progress = show_progress;
-    job->desc.user = &bar;
     signal(SIGINT, note_interrupt);
+    progress_begin("tuning");
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
-    clear_progress(&bar);
+    progress_set(0, 0, "the baseline");
     if (result == CF_OK) *base = find_baseline(job);
+    progress_end();
     cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
@@ -722,7 +756,7 @@ static int report(const tune_job *job, const cf_tuning *tuning, const tune_basel
     int code = cli_output_open(&json, job->asked->json);
 
     if (code == CLI_OK && json.stream) write_tuning(&json, job, tuning, base);
-    if (code == CLI_OK && json.stream != stdout) print_tuning(job, tuning, base);
+    if (code == CLI_OK && json.stream != stdout) code = print_tuning(job, tuning, base);
     code = cli_outputs_finish(&json, 1, code);
     if (code != CLI_OK) return code;
     if (tuning->interrupted) return CLI_INTERRUPTED;
@@ -738,6 +772,8 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)n_operands;
     if (!asked->gpu.name) return cli_usage("tune", "--gpu NAME is missing");
+    code = table_check("tune", asked->tsv, asked->json);
+    if (code != CLI_OK) return code;
     memset(&job, 0, sizeof job);
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);

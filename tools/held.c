@@ -1,6 +1,7 @@
 /* held.c - memory over time. */
 
 #include "held.h"
+#include "progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -98,8 +99,10 @@ cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *s
     c.loads = (cf_memory_load *)calloc(n_stages * (size_t)schedule->n_virtual, sizeof *c.loads);
     c.reports = (cf_memory_report *)calloc(n_stages, sizeof *c.reports);
     c.held = (int64_t *)calloc((size_t)schedule->n_actions + 1, sizeof *c.held);
+    progress_begin("counting memory");
     if (c.moments && c.loads && c.reports && c.held) result = count(&c, error);
     else result = cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
+    progress_end();
     close_counter(&c);
     if (result == CF_OK) *out = c.held;
     else free(c.held);

@@ -1,6 +1,7 @@
 /* packing.c - from a list of lengths to a plan. */
 
 #include "packing.h"
+#include "progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +15,13 @@ static void announce_memory(const packing *p, const cf_pack_desc *desc) {
 
     if (cf_pack_size(p->lengths, p->list.n_sequences, desc, &working, &error) != CF_OK) return; /* cf_pack will say */
     bytes += (double)working;
-    if (bytes >= gib)
-        fprintf(stderr, "chunkflow: packing %s sequences takes up to %.1f GiB of memory\n",
-                cli_commas(p->list.n_sequences), bytes / gib);
+    if (bytes < gib) return;
+    progress_clear();
+    fprintf(stderr, "chunkflow: packing %s sequences takes up to %.1f GiB of memory\n",
+            cli_commas(p->list.n_sequences), bytes / gib);
 }
 
-int packing_make(const packing_options *asked, const char *path, packing *out) {
+static int make(const packing_options *asked, const char *path, packing *out) {
     packing fresh = {{0}, NULL, NULL};
     cf_pack_desc desc;
     cf_error error;
@@ -46,6 +48,15 @@ int packing_make(const packing_options *asked, const char *path, packing *out) {
         code = cli_error(&error, &fresh.list);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
+    return code;
+}
+
+int packing_make(const packing_options *asked, const char *path, packing *out) {
+    int code;
+
+    progress_begin("packing");
+    code = make(asked, path, out);
+    progress_end();
     return code;
 }
 

@@ -2,6 +2,7 @@
 
 #include "pipeline.h"
 #include "json_read.h"
+#include "progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -514,7 +515,9 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.split_backward = what->split_backward;
     desc.budget = p->budget;
     desc.report = &fresh.report;
+    progress_begin("scheduling");
     result = make(p, plan, what, &desc, &fresh, error);
+    progress_end();
     free(limits);
     pipeline_costs_free(&costs);
     if (result == CF_ERROR_INFEASIBLE) explain_limit(error, n_virtual);

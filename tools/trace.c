@@ -11,6 +11,8 @@ typedef struct trace {
     const cf_plan *plan;
     const cf_schedule *schedule;
     const cf_timeline *timeline;
+    const int64_t *held;
+    held_unit what;
     double nanoseconds; /* of a unit of time */
     FILE *to;
 } trace;
@@ -88,24 +90,39 @@ static void print_pass(const trace *t, int64_t stage, int64_t id) {
     fputs("}}", t->to);
 }
 
-static void print_counter(const trace *t, int64_t stage, int64_t nanoseconds, int64_t kept) {
-    fprintf(t->to, ",\n  {\"name\": \"kept chunks\", \"ph\": \"C\", \"pid\": %lld, ", (long long)stage + 1);
-    print_microseconds(t, "ts", nanoseconds);
-    fprintf(t->to, ", \"args\": {\"chunks\": %lld}}", (long long)kept);
+static void print_counter(const trace *t, const char *name, const char *unit, int64_t stage, double time,
+                          int64_t value) {
+    fprintf(t->to, ",\n  {\"name\": \"%s\", \"ph\": \"C\", \"pid\": %lld, ", name, (long long)stage + 1);
+    print_microseconds(t, "ts", to_nanoseconds(t, time));
+    fprintf(t->to, ", \"args\": {\"%s\": %lld}}", unit, (long long)value);
 }
 
-/* The counter is written where it changes, and at the end, where nothing is kept. */
+static void print_kept(const trace *t, int64_t stage, double time, int64_t chunks) {
+    print_counter(t, "kept chunks", "chunks", stage, time, chunks);
+}
+
+static void print_held(const trace *t, int64_t stage, double time, int64_t held) {
+    int tokens = t->what == HELD_TOKENS;
+    print_counter(t, tokens ? "kept tokens" : "memory", tokens ? "tokens" : "bytes", stage, time, held);
+}
+
+/* A counter is written where it changes, and at the end, where nothing is kept. */
 static void print_stage(const trace *t, int64_t stage) {
-    int64_t first = t->schedule->first[stage], end = t->schedule->first[stage + 1], i, kept = -1;
+    int64_t first = t->schedule->first[stage], end = t->schedule->first[stage + 1], i, kept = -1, held = -1;
+    double last = 0;
 
     print_names(t, stage);
     for (i = first; i < end && !ferror(t->to); i++) {
         print_pass(t, stage, i);
-        if (t->timeline->live[i] != kept)
-            print_counter(t, stage, to_nanoseconds(t, t->timeline->start[i]), t->timeline->live[i]);
+        if (t->timeline->live[i] != kept) print_kept(t, stage, t->timeline->start[i], t->timeline->live[i]);
+        if (t->held[i] != held) print_held(t, stage, t->timeline->start[i], t->held[i]);
         kept = t->timeline->live[i];
+        held = t->held[i];
+        if (t->timeline->end[i] > last) last = t->timeline->end[i];
     }
-    if (end > first) print_counter(t, stage, to_nanoseconds(t, t->timeline->end[end - 1]), 0);
+    if (end == first) return;
+    print_kept(t, stage, last, 0);
+    if (t->what != HELD_GPU_BYTES) print_held(t, stage, last, 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -219,8 +236,8 @@ static int print_flows(const trace *t) {
     return CLI_OK;
 }
 
-int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline, double microseconds,
-                cli_output *to) {
+int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
+                held_unit what, double microseconds, cli_output *to) {
     trace t;
     int64_t stage;
     int code;
@@ -228,6 +245,8 @@ int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timel
     t.plan = plan;
     t.schedule = schedule;
     t.timeline = timeline;
+    t.held = held;
+    t.what = what;
     t.nanoseconds = microseconds * 1000;
     t.to = to->stream;
     if (!(timeline->makespan * t.nanoseconds < 9e18))

@@ -1,0 +1,20 @@
+/* progress.h - a line on standard error that says how far a command is. It is there only where standard error is a
+   terminal and the work takes longer than a second, and it is gone before anything else is printed. */
+
+#ifndef CHUNKFLOW_PROGRESS_H
+#define CHUNKFLOW_PROGRESS_H
+
+#include <stdint.h>
+
+/* From here on a timer writes the line, so that it moves inside one long call of the library, too. what: "packing".
+   Where work is part of other work that has begun, only the latter is shown. progress_end is due. */
+void progress_begin(const char *what);
+
+/* How far it is: a bar, where total is above 0, and a few words behind it. */
+void progress_set(int64_t done, int64_t total, const char *words);
+
+/* Erases the line for good; for now, because something else is printed. The latter may be called by signal handlers. */
+void progress_end(void);
+void progress_clear(void);
+
+#endif /* CHUNKFLOW_PROGRESS_H */

@@ -1,0 +1,303 @@
+/* table.c - tables for people or for scripts. */
+
+#include "table.h"
+#include "pipeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows that are looked at before the first of them is printed. Later ones keep to their columns as far as they can, so
+   that a table of any length takes little memory. */
+#define PAGE_ROWS 1000
+
+typedef enum cell_kind { CELL_NONE, CELL_TEXT, CELL_INTEGER, CELL_REAL, CELL_SHARE, CELL_SKIPPED, CELL_NOTE } cell_kind;
+
+struct table_cell {
+    cell_kind kind;
+    char mark;        /* 0: none */
+    int64_t value;    /* of whole numbers and shares */
+    int64_t of;       /* shares: of so many */
+    double real;
+    size_t at;        /* texts: in table.text */
+};
+
+int table_check(const char *command, int tsv, const char *json) {
+    if (tsv && json && strcmp(json, "-") == 0) return cli_usage(command, "--tsv and --json - exclude each other");
+    return CLI_OK;
+}
+
+void table_begin(table *t, const table_column *columns, int n_columns, int tsv, int unit_cost) {
+    memset(t, 0, sizeof *t);
+    t->columns = columns;
+    t->n_columns = n_columns;
+    t->tsv = tsv;
+    t->unit = unit_cost ? "token_times" : "s";
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Cells as text
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { CELL_BYTES = 96 };
+
+/* With a fixed number of decimals; what these would make longer than anybody reads has an exponent. */
+static void format_fixed(const table_column *c, double value, char *out) {
+    const char *plus = c->sign ? "+" : "";
+    char format[16];
+
+    snprintf(format, sizeof format, value > -1e15 && value < 1e15 ? "%%%s.*f" : "%%%s.6g", plus);
+    if (value > -1e15 && value < 1e15) snprintf(out, CELL_BYTES, format, c->decimals, value);
+    else snprintf(out, CELL_BYTES, format, value);
+}
+
+static double value_of(const table_column *c, const table_cell *cell) {
+    double value = cell->kind == CELL_REAL ? cell->real : (double)cell->value;
+
+    if (cell->kind == CELL_SHARE) value /= (double)cell->of;
+    return c->scale != 0 ? value * c->scale : value;
+}
+
+/* A number as people read it. */
+static void format_number(const table_column *c, const table_cell *cell, char *out) {
+    char mark[2] = {cell->mark, 0};
+    size_t n;
+
+    if (c->decimals > 0) format_fixed(c, value_of(c, cell), out);
+    else if (cell->kind == CELL_SHARE) snprintf(out, CELL_BYTES, "%s", pipeline_share(cell->value, cell->of));
+    else if (cell->kind == CELL_REAL) snprintf(out, CELL_BYTES, "%s", pipeline_time(value_of(c, cell)));
+    else if (c->decimals == TABLE_PLAIN) snprintf(out, CELL_BYTES, "%lld", (long long)cell->value);
+    else snprintf(out, CELL_BYTES, "%s", cli_commas(cell->value));
+    n = strlen(out);
+    snprintf(out + n, CELL_BYTES - n, "%s%s", c->suffix ? c->suffix : "", mark);
+}
+
+/* What people see of a cell: in `buffer`, or in the table's texts. */
+static const char *seen(const table *t, int column, const table_cell *cell, char buffer[CELL_BYTES]) {
+    if (cell->kind == CELL_TEXT || cell->kind == CELL_NOTE) return t->text + cell->at;
+    if (cell->kind == CELL_NONE) return "-";
+    format_number(&t->columns[column], cell, buffer);
+    return buffer;
+}
+
+/* The fewest digits that are read back as the same number. */
+static void print_exactly(double value) {
+    char text[40];
+    int digits = 15;
+
+    do snprintf(text, sizeof text, "%.*g", digits, value);
+    while (++digits <= 17 && strtod(text, NULL) != value);
+    fputs(text, stdout);
+}
+
+/* A tab or a line end in a name would make another field of it. */
+static void print_field(const char *text) {
+    for (; *text; text++) putchar((unsigned char)*text < 32 || *text == 127 ? '?' : *text);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   For scripts
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void print_names(const table *t) {
+    int i, n = 0;
+
+    for (i = 0; i < t->n_columns; i++) {
+        const char *name = t->columns[i].name;
+        if (!name) continue;
+        printf("%s%s%s", n++ > 0 ? "\t" : "", name, name[strlen(name) - 1] == '_' ? t->unit : "");
+    }
+    putchar('\n');
+}
+
+static void print_record(const table *t, const table_cell *cells) {
+    int i, n = 0;
+
+    for (i = 0; i < t->n_columns; i++) {
+        if (!t->columns[i].name) continue;
+        if (n++ > 0) putchar('\t');
+        switch (cells[i].kind) {
+        case CELL_TEXT: case CELL_NOTE: print_field(t->text + cells[i].at); break;
+        case CELL_INTEGER: case CELL_SHARE: printf("%lld", (long long)cells[i].value); break;
+        case CELL_REAL: print_exactly(cells[i].real); break;
+        default: break;
+        }
+    }
+    putchar('\n');
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   For people
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int is_seen(const table *t, int column) { return t->columns[column].heading && !(t->hidden >> column & 1); }
+
+/* How much of a text stands before the decimal point, or where it would be. */
+static int before_point(const table_cell *cell, const char *text) {
+    return cell->kind == CELL_TEXT || cell->kind == CELL_NONE ? (int)strlen(text) : (int)strcspn(text, ".e");
+}
+
+static void widen(table *t, int column, const table_cell *cell) {
+    char buffer[CELL_BYTES];
+    const char *text;
+    int before;
+
+    if (cell->kind == CELL_SKIPPED || cell->kind == CELL_NOTE) return;
+    text = seen(t, column, cell, buffer);
+    before = before_point(cell, text);
+    if (before > t->before[column]) t->before[column] = before;
+    if ((int)strlen(text) - before > t->after[column]) t->after[column] = (int)strlen(text) - before;
+}
+
+static void widen_all(table *t) {
+    size_t i;
+    int column;
+
+    for (i = 0; i < t->n_cells; i++) {
+        column = (int)(i % (size_t)t->n_columns);
+        if (is_seen(t, column)) widen(t, column, &t->cells[i]);
+    }
+    for (column = 0; column < t->n_columns; column++) {
+        const table_column *c = &t->columns[column];
+        int least = abs(c->width), heading = c->heading ? (int)strlen(c->heading) : 0;
+        if (heading > least) least = heading;
+        if (t->before[column] + t->after[column] < least) t->before[column] = least - t->after[column];
+    }
+}
+
+/* Prints a text, and returns the blanks behind it, which are due only if more follows on the line. */
+static int put_text(const table *t, int column, const char *text, int before, int blanks) {
+    int n = (int)strlen(text), width = t->before[column] + t->after[column], left = t->columns[column].width < 0;
+    int gap = left ? 0 : t->before[column] - before;
+
+    if (n == 0) return blanks + width;
+    if (gap < 0) gap = 0;
+    printf("%*s%s", blanks + gap, "", text);
+    return width - gap - n > 0 ? width - gap - n : 0;
+}
+
+static void print_headings(const table *t) {
+    int i, blanks = 0, n = 0;
+
+    for (i = 0; i < t->n_columns; i++) {
+        const char *heading = t->columns[i].heading;
+        if (!is_seen(t, i)) continue;
+        blanks = put_text(t, i, heading, (int)strlen(heading) - t->after[i], blanks + (n++ > 0));
+    }
+    putchar('\n');
+}
+
+static void print_row(const table *t, const table_cell *cells) {
+    char buffer[CELL_BYTES];
+    int i, blanks = 0, n = 0;
+
+    for (i = 0; i < t->n_columns && cells[i].kind < CELL_SKIPPED; i++) {
+        const char *text;
+        if (!is_seen(t, i)) continue;
+        text = seen(t, i, &cells[i], buffer);
+        blanks = put_text(t, i, text, before_point(&cells[i], text), blanks + (n++ > 0));
+    }
+    if (i < t->n_columns) printf("  %s", t->text + cells[t->n_columns - 1].at);
+    putchar('\n');
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Rows
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void flush(table *t) {
+    size_t i;
+
+    if (!t->tsv && !t->started) widen_all(t);
+    if (!t->started) (t->tsv ? print_names : print_headings)(t);
+    t->started = 1;
+    for (i = 0; i + (size_t)t->n_columns <= t->n_cells && !cli_stdout_failed(); i += (size_t)t->n_columns)
+        (t->tsv ? print_record : print_row)(t, &t->cells[i]);
+    t->n_cells = t->n_text = 0;
+}
+
+/* The next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then its last
+   cell may grow. */
+static table_cell *add(table *t, cell_kind kind) {
+    table_cell *cell;
+
+    if (t->failed) return NULL;
+    if (t->at == 0 && t->n_cells >= (t->tsv ? 1 : PAGE_ROWS) * (size_t)t->n_columns) flush(t);
+    if (t->n_cells == t->cells_room) {
+        cell = (table_cell *)cli_grow(t->cells, &t->cells_room, sizeof *cell);
+        t->failed = !cell;
+        if (!cell) return NULL;
+        t->cells = cell;
+    }
+    t->at = (t->at + 1) % t->n_columns;
+    cell = &t->cells[t->n_cells++];
+    memset(cell, 0, sizeof *cell);
+    cell->kind = kind;
+    return cell;
+}
+
+void table_integer(table *t, int64_t value) {
+    table_cell *cell = add(t, CELL_INTEGER);
+    if (cell) cell->value = value;
+}
+
+void table_real(table *t, double value) {
+    table_cell *cell = add(t, CELL_REAL);
+    if (cell) cell->real = value;
+}
+
+void table_share(table *t, int64_t copies, int64_t n_virtual) {
+    table_cell *cell = add(t, CELL_SHARE);
+    if (!cell) return;
+    cell->value = copies;
+    cell->of = n_virtual;
+}
+
+void table_none(table *t) { (void)add(t, CELL_NONE); }
+
+static void append(table *t, const char *text) {
+    size_t n = strlen(text) + 1;
+
+    while (!t->failed && t->text_room - t->n_text < n) {
+        char *grown = (char *)cli_grow(t->text, &t->text_room, 1);
+        t->failed = !grown;
+        if (grown) t->text = grown;
+    }
+    if (t->failed) return;
+    memcpy(t->text + t->n_text, text, n);
+    t->n_text += n;
+}
+
+void table_text(table *t, const char *text) {
+    table_cell *cell = add(t, CELL_TEXT);
+
+    if (!cell) return;
+    cell->at = t->n_text;
+    append(t, text);
+}
+
+void table_more(table *t, const char *text) {
+    if (t->failed) return;
+    t->n_text--; /* over the zero of what stands there */
+    append(t, text);
+}
+
+void table_mark(table *t, char mark) {
+    if (!t->failed) t->cells[t->n_cells - 1].mark = mark;
+}
+
+void table_note(table *t, const char *text) {
+    table_cell *cell;
+
+    while (!t->failed && t->at < t->n_columns - 1) (void)add(t, CELL_SKIPPED);
+    cell = add(t, CELL_NOTE);
+    if (!cell) return;
+    cell->at = t->n_text;
+    append(t, text);
+}
+
+int table_end(table *t) {
+    if (!t->failed) flush(t);
+    free(t->cells);
+    free(t->text);
+    return t->failed ? CLI_FAILED : CLI_OK; /* cli_grow has said so */
+}
