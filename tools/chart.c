@@ -272,9 +272,11 @@ static double held_by(const canvas *c, int64_t action) {
     return (double)(c->held ? c->held[action] : c->timeline->live[action]) / (double)c->copies;
 }
 
+/* 0: none. */
 static double limit_of(const canvas *c, int64_t stage) {
     if (c->held) return (double)c->limit;
-    return c->schedule->limits ? (double)c->schedule->limits[stage] / (double)c->copies : 0;
+    if (!c->schedule->limits || c->schedule->limits[stage] <= 0) return 0;
+    return (double)c->schedule->limits[stage] / (double)c->copies;
 }
 
 static double peak_of(const canvas *c, int64_t stage) {
@@ -324,10 +326,12 @@ static void fill_heights(canvas *c, int64_t stage) {
 
 /* height: 0 nothing, 8 a full column. */
 static void put_height(const canvas *c, int height, int above, int blocks) {
+    if (above && c->colour) fputs("\033[38;5;196m", stdout);
     if (above && !c->colour) putchar('!');
     else if (height == 0) putchar(' ');
-    else if (!blocks) putchar(".:-=+*#@"[height - 1]);
-    else printf("%s\342\226%c%s", above ? "\033[38;5;196m" : "", 0x80 + height, above ? "\033[0m" : "");
+    else if (blocks) printf("\342\226%c", 0x80 + height);
+    else putchar(".:-=+*#@"[height - 1]);
+    if (above && c->colour) fputs("\033[0m", stdout);
 }
 
 static void draw_memory_of(canvas *c, int64_t stage, double top) {
