@@ -2,8 +2,7 @@
 
 #define _POSIX_C_SOURCE 200809L
 
-#include "modelling.h"
-#include "packing.h"
+#include "baseline.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -239,95 +238,14 @@ static int show_progress(void *user, const cf_tune_progress *progress) {
     return interrupted;
 }
 
-static void clear_progress(const progress_bar *bar) {
-    if (bar->shown) fputs("\r\033[K", stderr);
-}
-
-/* ----------------------------------------------------------------------------------------------------------------
-   The baseline: 1f1b that splits no sequence, on the same batches, GPUs and memory
-   ---------------------------------------------------------------------------------------------------------------- */
-
-typedef struct tune_baseline {
-    cf_tune_candidate best; /* the fastest that fits; best.status is CF_TUNE_OK if there is one */
-    cf_parallel split;
-    int packed;             /* micro-batches as long as the longest sequence; else a sequence each */
-    int64_t least;          /* where none fits: bytes that the thriftiest needs; 0: it cannot be made */
-    char why[200];          /* where it cannot be made */
-} tune_baseline;
-
 static int stop_if_interrupted(void *user, const cf_tune_progress *progress) {
     (void)user;
     (void)progress;
     return interrupted;
 }
 
-static int64_t longest_of(const tune_job *job) {
-    int64_t longest = 1, i;
-
-    for (i = 0; i < job->n; i++)
-        if (job->lengths[i] > longest) longest = job->lengths[i];
-    return longest;
-}
-
-static void note_least(tune_baseline *base, int64_t bytes) {
-    if (bytes > 0 && (base->least == 0 || bytes < base->least)) base->least = bytes;
-}
-
-static void note_baseline(const cf_tuning *tuning, int packed, tune_baseline *base) {
-    const cf_tune_candidate *c;
-
-    if (tuning->winner < 0) {
-        note_least(base, tuning->smallest_limit);
-        return;
-    }
-    c = &tuning->candidates[tuning->winner];
-    if (base->best.status == CF_TUNE_OK && !(c->seconds < base->best.seconds)) return;
-    base->best = *c;
-    base->split = tuning->splits[c->split];
-    base->packed = packed;
-}
-
-/* One form of it with one level of recomputation. */
-static void try_baseline(const tune_job *job, int64_t chunk_size, int packed, cf_recompute level, tune_baseline *base) {
-    static const int64_t k = 1;
-    static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
-    static const cf_replay replay = CF_REPLAY_PIPELINE;
-    cf_tune_desc desc = job->desc;
-    cf_tuning *tuning = NULL;
-    cf_error error;
-    cf_result result;
-
-    if (desc.parallel.n_virtual > 1) desc.parallel.layers = NULL;
-    desc.parallel.n_virtual = 1;
-    desc.parallel.recompute = level;
-    desc.pack.max_slices = packed ? 0 : 1;
-    desc.chunk_sizes = &chunk_size;
-    desc.ks = &k;
-    desc.kinds = &kind;
-    desc.replays = &replay;
-    desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
-    desc.no_offload = 1;
-    desc.split_backward = 0;
-    desc.progress = stop_if_interrupted;
-    result = cf_tune(job->lengths, job->n, &desc, &tuning, &error);
-    if (result == CF_OK) note_baseline(tuning, packed, base);
-    else if (result == CF_ERROR_LIMIT && strcmp(error.field, "limit_bytes") == 0) note_least(base, error.wanted);
-    else memcpy(base->why, error.text, sizeof base->why);
-    cf_tuning_free(tuning);
-}
-
-/* The fastest form that fits, which recomputes no more than it must. */
-static tune_baseline find_baseline(const tune_job *job) {
-    int64_t align = job->asked->align > 0 ? job->asked->align : 1;
-    int64_t chunk_size = (longest_of(job) + align - 1) / align * align;
-    tune_baseline base;
-    int level, packed;
-
-    memset(&base, 0, sizeof base);
-    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
-        for (packed = 0; packed < 2 && !interrupted; packed++)
-            try_baseline(job, chunk_size, packed, (cf_recompute)level, &base);
-    return base;
+static void clear_progress(const progress_bar *bar) {
+    if (bar->shown) fputs("\r\033[K", stderr);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -400,8 +318,16 @@ static void print_winner(const cf_tuning *tuning) {
 #undef PRINT_TERM
 }
 
+static int64_t longest_of(const tune_job *job) {
+    int64_t longest = 1, i;
+
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > longest) longest = job->lengths[i];
+    return longest;
+}
+
 /* The baseline in words, beside the winner if there is one. */
-static void print_baseline(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static void print_baseline(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
 
     printf("\nbaseline          1f1b that splits no sequence");
@@ -448,7 +374,7 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
-static void print_baseline_row(const cf_tuning *tuning, const tune_baseline *base, int splits) {
+static void print_baseline_row(const cf_tuning *tuning, const baseline_tuned *base, int splits) {
     const cf_tune_candidate *c = &base->best;
     double winner = tuning->candidates[tuning->winner].seconds;
     char text[CLI_SCRATCH_BYTES];
@@ -463,7 +389,7 @@ static void print_baseline_row(const cf_tuning *tuning, const tune_baseline *bas
            100 * (c->seconds - winner) / winner, "", 100 * c->bubble, modelling_gib(c->bytes));
 }
 
-static void print_ranking(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static void print_ranking(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     int64_t i, shown = 0, same = 0;
 
     puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, replays)");
@@ -574,7 +500,7 @@ static void print_infeasible(const cf_tuning *tuning) {
     if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
 }
 
-static void print_tuning(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static void print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
         print_winner(tuning);
@@ -647,7 +573,7 @@ static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64
     json_close(w, ']');
 }
 
-static void write_baseline(json_writer *w, const tune_baseline *base) {
+static void write_baseline(json_writer *w, const baseline_tuned *base) {
     json_open(w, "baseline", '{');
     json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
     if (base->best.status != CF_TUNE_OK) {
@@ -666,7 +592,7 @@ static void write_baseline(json_writer *w, const tune_baseline *base) {
     json_close(w, '}');
 }
 
-static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     json_writer w;
     int64_t i;
 
@@ -702,7 +628,7 @@ static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *t
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 /* Searches; the outcome is due to cf_tuning_free. */
-static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
+static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     progress_bar bar = {0, 0};
     cf_error error;
     cf_result result;
@@ -712,12 +638,13 @@ static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
     signal(SIGINT, note_interrupt);
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
     clear_progress(&bar);
-    if (result == CF_OK) *base = find_baseline(job);
+    job->desc.progress = stop_if_interrupted;
+    if (result == CF_OK) *base = baseline_tune(job->lengths, job->n, &job->desc);
     cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
-static int report(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static int report(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     cli_output json = {0};
     int code = cli_output_open(&json, job->asked->json);
 
@@ -732,7 +659,7 @@ static int report(const tune_job *job, const cf_tuning *tuning, const tune_basel
 static int run(const void *given, char **operands, int n_operands) {
     const tune_options *asked = (const tune_options *)given;
     cf_tuning *tuning = NULL;
-    tune_baseline base;
+    baseline_tuned base;
     tune_job job;
     int code;
 

@@ -387,6 +387,7 @@ static void write_setting(json_writer *w, const report *r) {
 
     cf_plan_measure(plan, NULL, &stats);
     json_text_member(w, "source", cli_input_name(r->packed->list.path));
+    if (r->part[0]) json_text_member(w, "part", r->part);
     json_integer_member(w, "n_sequences", plan->n_sequences);
     json_integer_member(w, "n_empty", plan->n_empty);
     json_integer_member(w, "n_tokens", plan->n_tokens);
@@ -485,12 +486,31 @@ void report_write_json(const report *r, cli_output *to) {
     json_write_end(&w);
 }
 
+/* ----------------------------------------------------------------------------------------------------------------
+   The page
+   ---------------------------------------------------------------------------------------------------------------- */
+
 static void write_lines(const char *const *lines, cli_output *to) {
     for (; *lines; lines++) (void)cli_write(*lines, strlen(*lines), to);
 }
 
-void report_write_page(const report *r, cli_output *to) {
-    write_lines(report_page_head, to);
-    report_write_json(r, to);
-    write_lines(report_page_tail, to);
+void report_write_page(const report_data parts[REPORT_PAGE_PARTS], cli_output *to) {
+    int i;
+
+    for (i = 0; i < REPORT_PAGE_PARTS; i++) {
+        write_lines(report_page_pieces[i], to);
+        if (parts[i].write) parts[i].write(parts[i].of, to);
+        else (void)cli_write("null\n", 5, to);
+    }
+    write_lines(report_page_pieces[i], to);
+}
+
+static void write_data(const void *of, cli_output *to) { report_write_json((const report *)of, to); }
+
+void report_write_report(const report *r, cli_output *to) {
+    report_data parts[REPORT_PAGE_PARTS] = {{0}};
+
+    parts[REPORT_PAGE_REPORT].write = write_data;
+    parts[REPORT_PAGE_REPORT].of = r;
+    report_write_page(parts, to);
 }
