@@ -2,31 +2,13 @@
 
 #define _POSIX_C_SOURCE 200809L
 
-#include "baseline.h"
+#include "tune.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-
-typedef struct tune_options {
-    modelling_options modelling;
-    gpu_options gpu;
-    int64_t gpus;
-    int64_t context, batch, batches, seed;
-    const char *chunk_sizes, *ks, *schedules;
-    int64_t replay; /* of the choice pipeline|local|both */
-    int no_offload, split_backward;
-    int64_t budget;
-    int64_t limit;
-    term_options terms;
-    int no_tails;
-    int64_t align;
-    int64_t show;
-    const char *json;
-} tune_options;
 
 static const tune_options defaults = {.gpu = GPU_DEFAULTS, .batch = 256, .batches = 16, .seed = 1, .replay = 3,
                                       .terms = TERM_DEFAULTS, .show = 10};
@@ -73,26 +55,13 @@ static const cli_option options[] = {
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, json),
      .help = "write everything as JSON; with - nothing else is printed"},
+    {.name = "--html", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, html),
+     .help = "write a page with a map of ChunkSize and K, and with a report of\nthe best; it loads nothing"},
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    What to search
    ---------------------------------------------------------------------------------------------------------------- */
-
-/* The search, and what its description points to. */
-typedef struct tune_job {
-    const tune_options *asked;
-    modelling model;
-    cf_gpu gpu;
-    cf_tune_desc desc;
-    int64_t *chunk_sizes, *ks; /* of the options, or NULL */
-    cf_schedule_kind kinds[CF_SCHEDULE_COUNT];
-    cf_replay replays[2];
-    cli_list list;
-    int64_t *lengths;
-    int64_t n;                      /* of them within the context */
-    int64_t left_out, left_out_tokens, tokens;
-} tune_job;
 
 static int parse_schedules(const char *text, cf_schedule_kind *kinds, int64_t *count) {
     *count = 0;
@@ -522,110 +491,8 @@ static void print_tuning(const tune_job *job, const cf_tuning *tuning, const bas
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
-   JSON
+   The command
    ---------------------------------------------------------------------------------------------------------------- */
-
-static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id) {
-    const cf_tune_candidate *c = &tuning->candidates[id];
-    int64_t i;
-
-    json_open(w, NULL, '{');
-    json_integer_member(w, "id", id);
-    json_integer_member(w, "split", c->split);
-    json_integer_member(w, "chunk_size", c->chunk_size);
-    json_integer_member(w, "k", c->k);
-    json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
-    json_text_member(w, "replay", cf_replay_name(c->replay));
-    json_integer_member(w, "offload", c->offload);
-    json_text_member(w, "status", cf_tune_status_name(c->status));
-    if (c->why[0]) json_text_member(w, "why", c->why);
-    if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
-    json_number_member(w, "bound", c->bound);
-    if (c->status == CF_TUNE_INFEASIBLE) {
-        json_integer_member(w, "bytes", c->bytes);
-        json_integer_member(w, "stage", c->stage);
-    }
-    if (c->status == CF_TUNE_OK) {
-        json_integer_member(w, "limited", c->limited);
-        json_number_member(w, "seconds", c->seconds);
-        json_number_member(w, "confidence", c->confidence);
-        json_number_member(w, "behind", c->behind);
-        json_number_member(w, "behind_confidence", c->behind_confidence);
-        json_number_member(w, "bubble_useful", c->bubble);
-        json_number_member(w, "chunks", c->chunks);
-        json_integer_member(w, "bytes", c->bytes);
-        json_integer_member(w, "stage", c->stage);
-        json_open(w, "memory", '{');
-        modelling_write_terms(w, &c->memory);
-        json_close(w, '}');
-        json_open(w, "batches", '[');
-        for (i = 0; i < tuning->n_batches; i++)
-            json_number_member(w, NULL, tuning->seconds[id * tuning->n_batches + i]);
-        json_close(w, ']');
-    }
-    json_close(w, '}');
-}
-
-static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64_t n) {
-    int64_t i;
-    json_open(w, key, '[');
-    for (i = 0; i < n; i++) json_integer_member(w, NULL, ids[i]);
-    json_close(w, ']');
-}
-
-static void write_baseline(json_writer *w, const baseline_tuned *base) {
-    json_open(w, "baseline", '{');
-    json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
-    if (base->best.status != CF_TUNE_OK) {
-        json_integer_member(w, "bytes", base->least);
-        if (base->why[0]) json_text_member(w, "why", base->why);
-    } else {
-        json_bool_member(w, "packed", base->packed);
-        json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
-        modelling_write_split(w, &base->split);
-        json_number_member(w, "seconds", base->best.seconds);
-        json_number_member(w, "confidence", base->best.confidence);
-        json_number_member(w, "bubble_useful", base->best.bubble);
-        json_integer_member(w, "bytes", base->best.bytes);
-        json_integer_member(w, "stage", base->best.stage);
-    }
-    json_close(w, '}');
-}
-
-static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
-    json_writer w;
-    int64_t i;
-
-    json_write_begin(&w, to, "chunkflow-tuning");
-    json_text_member(&w, "model", job->model.model.name);
-    json_text_member(&w, "gpu", job->gpu.name);
-    json_integer_member(&w, "seed", job->asked->seed);
-    json_integer_member(&w, "sequences", job->n);
-    json_integer_member(&w, "left_out", job->left_out);
-    json_integer_member(&w, "left_out_tokens", job->left_out_tokens);
-    json_integer_member(&w, "limit_bytes", tuning->limit_bytes);
-    json_integer_member(&w, "smallest_limit", tuning->smallest_limit);
-    json_integer_member(&w, "simulated", tuning->n_simulated);
-    json_integer_member(&w, "interrupted", tuning->interrupted);
-    json_integer_member(&w, "winner", tuning->winner);
-    write_ids(&w, "ranking", tuning->ranking, tuning->n_ranked);
-    write_ids(&w, "neighbours", tuning->neighbours, tuning->n_neighbours);
-    write_ids(&w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
-    write_baseline(&w, base);
-    json_open(&w, "splits", '[');
-    for (i = 0; i < tuning->n_splits; i++) {
-        json_open(&w, NULL, '{');
-        modelling_write_split(&w, &tuning->splits[i]);
-        json_close(&w, '}');
-    }
-    json_close(&w, ']');
-    json_open(&w, "candidates", '[');
-    for (i = 0; i < tuning->n_candidates; i++) write_candidate(&w, tuning, i);
-    json_close(&w, ']');
-    json_write_end(&w);
-}
-
-/* ---------------------------------------------------------------------------------------------------------------- */
 
 /* Searches; the outcome is due to cf_tuning_free. */
 static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
@@ -644,37 +511,54 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
-static int report(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
-    cli_output json = {0};
-    int code = cli_output_open(&json, job->asked->json);
+static int write_files(const tune_outcome *o) {
+    const tune_options *asked = o->job->asked;
+    cli_output outputs[2] = {{0}, {0}};
+    cli_output *json = &outputs[0], *html = &outputs[1];
+    int code = cli_output_open(json, asked->json);
 
-    if (code == CLI_OK && json.stream) write_tuning(&json, job, tuning, base);
-    if (code == CLI_OK && json.stream != stdout) print_tuning(job, tuning, base);
-    code = cli_outputs_finish(&json, 1, code);
+    if (code == CLI_OK) code = cli_output_open(html, asked->html);
+    if (code == CLI_OK && json->stream) tune_write_json(o, json);
+    if (code == CLI_OK && html->stream) code = tune_write_page(o, html);
+    if (code == CLI_OK && json->stream != stdout && html->stream != stdout) print_tuning(o->job, o->tuning, &o->base);
+    code = cli_outputs_finish(outputs, 2, code);
     if (code != CLI_OK) return code;
-    if (tuning->interrupted) return CLI_INTERRUPTED;
-    return tuning->winner >= 0 ? CLI_OK : CLI_FAILED;
+    if (o->tuning->interrupted) return CLI_INTERRUPTED;
+    return o->tuning->winner >= 0 ? CLI_OK : CLI_FAILED;
+}
+
+static int tune(tune_job *job, const char *path) {
+    tune_outcome outcome;
+    cf_tuning *tuning = NULL;
+    int code = fill_desc(job);
+
+    memset(&outcome, 0, sizeof outcome);
+    outcome.job = job;
+    if (code == CLI_OK) code = read_lengths(job, path);
+    if (code == CLI_OK) code = search(job, &tuning, &outcome.base);
+    outcome.tuning = tuning;
+    if (code == CLI_OK) code = tune_map_make(tuning, &outcome.map);
+    if (code == CLI_OK) code = write_files(&outcome);
+    tune_map_free(&outcome.map);
+    cf_tuning_free(tuning);
+    return code;
 }
 
 static int run(const void *given, char **operands, int n_operands) {
     const tune_options *asked = (const tune_options *)given;
-    cf_tuning *tuning = NULL;
-    baseline_tuned base;
     tune_job job;
     int code;
 
     (void)n_operands;
     if (!asked->gpu.name) return cli_usage("tune", "--gpu NAME is missing");
+    if (asked->json && asked->html && strcmp(asked->json, asked->html) == 0)
+        return cli_usage("tune", "--json and --html both name %s", asked->json);
     memset(&job, 0, sizeof job);
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);
     if (code == CLI_OK) code = modelling_make("tune", &asked->modelling, &job.model);
     if (code != CLI_OK) return code;
-    code = fill_desc(&job);
-    if (code == CLI_OK) code = read_lengths(&job, operands[0]);
-    if (code == CLI_OK) code = search(&job, &tuning, &base);
-    if (code == CLI_OK) code = report(&job, tuning, &base);
-    cf_tuning_free(tuning);
+    code = tune(&job, operands[0]);
     free_job(&job);
     return code;
 }

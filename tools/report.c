@@ -406,6 +406,14 @@ static void write_setting(json_writer *w, const report *r) {
     json_integer_member(w, "gpu_memory", r->pipe->gpu.memory);
 }
 
+void report_write_term_names(json_writer *w) {
+    json_open(w, "terms", '{');
+#define WRITE_TERM(name, words) json_text_member(w, #name, words);
+    CF_MEMORY_TERMS(WRITE_TERM)
+#undef WRITE_TERM
+    json_close(w, '}');
+}
+
 static void write_words(json_writer *w, const report *r) {
     char text[1024];
     int i;
@@ -418,11 +426,7 @@ static void write_words(json_writer *w, const report *r) {
     json_open(w, "causes", '[');
     for (i = 0; i < IDLE_CAUSE_COUNT; i++) json_text_member(w, NULL, idle_cause_name((idle_cause)i));
     json_close(w, ']');
-    json_open(w, "terms", '{');
-#define WRITE_TERM(name, words) json_text_member(w, #name, words);
-    CF_MEMORY_TERMS(WRITE_TERM)
-#undef WRITE_TERM
-    json_close(w, '}');
+    report_write_term_names(w);
 }
 
 static void write_ranks(json_writer *w, const report *r) {

@@ -102,6 +102,9 @@ int report_advice(const report *r, int i, char *text, size_t size);
 
 void report_write_json(const report *r, cli_output *to);
 
+/* The member "terms": what the terms of a memory report are called. */
+void report_write_term_names(json_writer *w);
+
 /* An object of data in a page: what writes it, and of what. */
 typedef struct report_data {
     void (*write)(const void *of, cli_output *to);
