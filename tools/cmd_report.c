@@ -205,7 +205,7 @@ static int make(maker *m) {
     code = report_add_baseline(&m->out, &m->asked->packing);
     if (code == CLI_OK) code = add_cases(m);
     if (code == CLI_OK) code = add_measured(m);
-    if (code == CLI_OK) code = report_add_ranks(&m->out, simulate_rank, m);
+    if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
     return code;
 }
 

@@ -432,6 +432,7 @@ static void write_words(json_writer *w, const report *r) {
 static void write_ranks(json_writer *w, const report *r) {
     int64_t i;
 
+    json_text_member(w, "rank_schedule", r->rank_schedule);
     json_open(w, "ranks", '[');
     for (i = 0; i < r->n_ranks; i++) {
         const report_rank *rank = &r->ranks[i];

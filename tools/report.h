@@ -67,6 +67,7 @@ typedef struct report {
     int64_t k;
     report_rank *ranks;       /* (n_ranks) or NULL */
     int64_t n_ranks;
+    const char *rank_schedule; /* the name of their schedule */
     int predicted, measured;  /* the two of --measured; -1 without */
     report_error errors[CF_COMPUTE_PASS_COUNT];
 } report;
@@ -87,9 +88,10 @@ int report_add_case(report *r, const char *name, const pipeline_case *what);
 int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *run,
                    cf_recompute recompute, const cf_timeline *measured);
 
-/* Ranks side by side, where there are several: `simulate` makes the run of one, or returns something else than CF_OK. */
+/* Ranks side by side, where there are several: `simulate` makes the run of one, or returns something else than CF_OK.
+   name: of the schedule that it makes. */
 typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_run *out);
-int report_add_ranks(report *r, report_rank_fn simulate, void *user);
+int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
 
 /* ---- words ---- */
 

@@ -118,7 +118,7 @@ static void simulate_rank(const report *r, int64_t rank, report_rank_fn simulate
     pipeline_run_free(&run);
 }
 
-int report_add_ranks(report *r, report_rank_fn simulate, void *user) {
+int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user) {
     const cf_plan *plan = r->packed->plan;
     int64_t i;
 
@@ -126,6 +126,7 @@ int report_add_ranks(report *r, report_rank_fn simulate, void *user) {
     r->ranks = (report_rank *)calloc((size_t)plan->n_ranks, sizeof *r->ranks);
     if (!r->ranks) return cli_failed("out of memory");
     r->n_ranks = plan->n_ranks;
+    r->rank_schedule = name;
     for (i = 0; i < plan->n_chunks; i++) {
         report_rank *rank = &r->ranks[plan->chunks[i].rank];
         rank->tokens += plan->chunks[i].tokens;

@@ -342,7 +342,7 @@ static int fill_winner(winner *w, int64_t batch) {
     snprintf(name, sizeof name, "tuned: %s", cf_schedule_kind_name(w->candidate->kind));
     if (code != CLI_OK) pipeline_run_free(&run);
     else code = report_add_run(r, name, w->packed.plan, run.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
-    if (code == CLI_OK) code = report_add_ranks(r, make_rank, w);
+    if (code == CLI_OK) code = report_add_ranks(r, cf_schedule_kind_name(w->candidate->kind), make_rank, w);
     return code;
 }
 
