@@ -199,11 +199,13 @@ static void free_all(maker *m) {
 }
 
 static int make(maker *m) {
+    pipeline_case best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
     int code;
 
     report_start(&m->out, &m->packed, &m->pipe, m->asked->k);
     code = report_add_baseline(&m->out, &m->asked->packing);
     if (code == CLI_OK) code = add_cases(m);
+    if (code == CLI_OK) report_try_changes(&m->out, &best);
     if (code == CLI_OK) code = add_measured(m);
     if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
     return code;

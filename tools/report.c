@@ -429,6 +429,22 @@ static void write_words(json_writer *w, const report *r) {
     report_write_term_names(w);
 }
 
+static void write_tries(json_writer *w, const report *r) {
+    int i;
+
+    json_open(w, "tried", '[');
+    for (i = 0; i < r->n_tries; i++) {
+        json_open(w, NULL, '{');
+        json_text_member(w, "options", r->tries[i].options);
+        json_number_member(w, "makespan", r->tries[i].makespan);
+        json_integer_member(w, "memory", r->tries[i].memory);
+        json_bool_member(w, "fits", r->tries[i].fits);
+        json_bool_member(w, "pays", r->tries[i].pays);
+        json_close(w, '}');
+    }
+    json_close(w, ']');
+}
+
 static void write_ranks(json_writer *w, const report *r) {
     int64_t i;
 
@@ -486,6 +502,7 @@ void report_write_json(const report *r, cli_output *to) {
     json_open(&w, "schedules", '[');
     for (i = 0; i < r->n_schedules; i++) write_schedule(&w, r, &r->schedules[i]);
     json_close(&w, ']');
+    write_tries(&w, r);
     if (r->ranks) write_ranks(&w, r);
     if (r->measured >= 0) write_errors(&w, r);
     json_write_end(&w);

@@ -12,6 +12,7 @@
 
 enum {
     REPORT_MOST_SCHEDULES = 8,
+    REPORT_MOST_TRIES = 8,
     REPORT_MOST_RANKS = 64,         /* that are simulated; of more only their work is told */
     REPORT_MOST_PASSES = 300000,    /* that are drawn, of one schedule */
     REPORT_MOST_SLICES = 300000     /* that are shown, of one plan */
@@ -52,9 +53,18 @@ typedef struct report_error {
     double off;                 /* mean of |predicted - measured| / measured, of those that took any time */
 } report_error;
 
+/* Other options, and what came of them. */
+typedef struct report_try {
+    char options[192];
+    double makespan;
+    int64_t memory; /* bytes of the fullest GPU */
+    int fits, pays; /* pays: it fits, and is shorter by so much that what is tried next builds on it */
+} report_try;
+
 typedef struct report {
     const packing *packed;
     const pipeline *pipe;
+    int tuned;                /* 1: ChunkSize, K and schedule are what `tune` has chosen */
     char part[64];            /* which part of the list this batch is; "" for all of it */
     report_plan plans[2];
     int n_plans;
@@ -65,6 +75,8 @@ typedef struct report {
     int baseline, best;       /* unsplit, and the one of chunks that the page is about; -1: none fits */
     char no_baseline[256];    /* why there is none */
     int64_t k;
+    report_try tries[REPORT_MOST_TRIES];
+    int n_tries;
     report_rank *ranks;       /* (n_ranks) or NULL */
     int64_t n_ranks;
     const char *rank_schedule; /* the name of their schedule */
@@ -92,6 +104,14 @@ int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_sc
    name: of the schedule that it makes. */
 typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_run *out);
 int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
+
+/* Tries other options on the best schedule, where there are a model and a GPU: more chunks kept of a group (--k) and in
+   all (--limit), and evener stages (--stage-layers), one after the other. what: the case that a change is tried with. */
+void report_try_changes(report *r, const pipeline_case *what);
+
+/* How many chunks more a stage has room for, each as heavy as the *live ones that it keeps at its peak. */
+int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timeline *timeline,
+                    const cf_memory_report *at_peak, int64_t stage, int64_t *live);
 
 /* ---- words ---- */
 

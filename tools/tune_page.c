@@ -334,6 +334,7 @@ static int fill_winner(winner *w, int64_t batch) {
 
     if (find_slowest(w, &run) != CF_OK) return cli_failed("the best schedule cannot be made again");
     report_start(r, &w->packed, &w->pipe, w->candidate->k);
+    r->tuned = 1;
     snprintf(r->part, sizeof r->part, "batch %lld of %lld, drawn with seed %lld", (long long)batch,
              (long long)w->outcome->tuning->n_batches, (long long)w->outcome->job->asked->seed);
     code = report_add_baseline(r, &w->packing);

@@ -45,6 +45,20 @@ function fillNumbers() {
     byId("numbers").append(row(numberCells(s, base, memory), i === data.best ? {class: "chosen"} : {})));
 }
 
+// ---- other options ----
+
+function tryCells(t) {
+  const less = t.makespan / data.schedules[data.best].makespan - 1;
+  return [element("code", {}, t.options), exact(t.makespan, count(t.makespan)), exact(less, percent(less)),
+    exact(t.memory, gib(t.memory) + (t.fits ? "" : ", too much")), t.pays ? "pays" : t.fits ? "does not pay" : "does not fit"];
+}
+
+function fillTried() {
+  if (!data.tried || !data.tried.length) return;
+  byId("tried").append(head(["with these options instead", unit === "s" ? "seconds" : unit, "against the best",
+    "fullest GPU", ""]), ...data.tried.map(t => row(tryCells(t), t.pays ? {class: "chosen"} : {})));
+}
+
 // ---- the controls of the chart ----
 
 function scheduleButton(s, i) {
@@ -244,6 +258,7 @@ function startReport() {
   readColours(data.causes.length);
   fillHeader();
   fillNumbers();
+  fillTried();
   fillLengths();
   fillBatch();
   fillControls();
