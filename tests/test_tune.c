@@ -362,6 +362,17 @@ TEST(equals_brute_force_on_virtual_stages) {
 
 /* ---- memory ---- */
 
+/* The terms of a report add up to its total, which is the bytes of a candidate but for a byte that rounding may take from
+   each term. */
+static void check_terms(const cf_memory_report *memory, int64_t bytes) {
+    int64_t sum = 0, n = 0;
+#define ADD_TERM(name, text) sum += memory->name, n++;
+    CF_MEMORY_TERMS(ADD_TERM)
+#undef ADD_TERM
+    CHECK_INT(sum, memory->total);
+    CHECK(memory->total <= bytes + n && memory->total >= bytes - n);
+}
+
 /* Every exact candidate's peak is that of the slow walk. */
 static void check_peaks(const fixture *f) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
@@ -432,6 +443,7 @@ TEST(limit_is_kept) {
                 CHECK(before->status != CF_TUNE_OK || before->bytes > f.desc.limit_bytes);
             if (c->status == CF_TUNE_INFEASIBLE) {
                 CHECK(c->bytes > f.desc.limit_bytes);
+                check_terms(&c->memory, c->bytes);
                 infeasible++;
             }
             if (before->status == CF_TUNE_OK && before->bytes <= f.desc.limit_bytes) {
@@ -1052,6 +1064,119 @@ TEST(bad_lengths) {
 }
 
 /* A schedule that did not fit and was made again leaves no trace in the caller's error record. */
+/* ---- the schedule that a candidate stands for ---- */
+
+/* The times that the search found, batch by batch, are those of the schedules that are made for the same batches. */
+static int check_choices(const fixture *f, const cf_tuning *tuning, int64_t id) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    const cf_tune_candidate *c = &tuning->candidates[id];
+    int64_t b, n = tuning->n_batches;
+    draw(f, batches);
+    for (b = 0; b <= n; b++) {
+        cf_pack_desc pack = f->desc.pack;
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        cf_error error;
+        CHECK(memcmp(&tuning->batches[b * tuning->batch], batches[b], (size_t)tuning->batch * sizeof(int64_t)) == 0);
+        pack.chunk_size = c->chunk_size;
+        REQUIRE(cf_pack(batches[b], f->desc.batch, &pack, &plan, NULL) == CF_OK);
+        if (cf_tune_schedule(&f->desc, tuning, id, plan, 0, &schedule, &error) != CF_OK) FAIL("%s", error.text);
+        CHECK_INT(schedule->lowered, c->offload);
+        if (b < n) {
+            cf_stage_cost costs[8];
+            cf_simulate_desc simulate;
+            cf_cost_desc cost;
+            cf_timeline *timeline = NULL;
+            cf_timing timing;
+            double step = 0;
+            memset(&cost, 0, sizeof cost);
+            memset(&simulate, 0, sizeof simulate);
+            cost.model = f->desc.model;
+            cost.gpu = f->desc.gpu;
+            cost.parallel = f->desc.parallel;
+            cost.chunk_size = c->chunk_size;
+            REQUIRE(cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, &step, NULL) == CF_OK);
+            simulate.timing = &timing;
+            REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+            if (!c->offload) CHECK(same(timeline->makespan + step, tuning->seconds[id * n + b]));
+            cf_timeline_free(timeline);
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    return 1;
+}
+
+TEST(schedule_of_a_candidate) {
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i, checked = 0, limited = 0;
+    fixture_fill(&f, 3);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    for (i = 0; i < tuning->n_candidates; i++)
+        if (tuning->candidates[i].status == CF_TUNE_OK) checked += check_choices(&f, tuning, i);
+    f.desc.limit_bytes = tuning->candidates[tuning->winner].bytes / 10 * 9;
+    cf_tuning_free(tuning);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        if (c->status == CF_TUNE_OK) checked += check_choices(&f, tuning, i);
+        limited += c->status == CF_TUNE_OK && c->limited;
+    }
+    cf_tuning_free(tuning);
+    CHECK(checked > 3 && limited > 0);
+}
+
+/* What does not belong together is refused by name, and the schedule is untouched. */
+TEST(schedule_of_no_candidate) {
+    fixture f;
+    cf_pack_desc pack;
+    cf_plan *plan = NULL, *other = NULL;
+    cf_schedule *schedule = NULL;
+    cf_tune_desc desc;
+    cf_tuning *tuning;
+    cf_error error;
+    fixture_fill(&f, 4);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = tuning->candidates[tuning->winner].chunk_size;
+    REQUIRE(cf_pack(f.lengths, f.desc.batch, &pack, &plan, NULL) == CF_OK);
+    pack.chunk_size++;
+    REQUIRE(cf_pack(f.lengths, f.desc.batch, &pack, &other, NULL) == CF_OK);
+#define REFUSED(call, result, name)                  \
+    do {                                             \
+        memset(&error, 0, sizeof error);             \
+        CHECK_INT(call, result);                     \
+        CHECK_STR(error.field, name);                \
+        CHECK(schedule == NULL);                     \
+    } while (0)
+    REFUSED(cf_tune_schedule(NULL, tuning, 0, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "desc");
+    REFUSED(cf_tune_schedule(&f.desc, NULL, 0, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "tuning");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, 0, NULL, 0, &schedule, &error), CF_ERROR_ARGUMENT, "plan");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, 0, plan, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, -1, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "candidate");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->n_candidates, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "candidate");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, other, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "plan.chunk_size");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, plan, 1, &schedule, &error), CF_ERROR_ARGUMENT, "rank");
+    desc = f.desc;
+    desc.parallel.pp = 2;
+    REFUSED(cf_tune_schedule(&desc, tuning, tuning->winner, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "desc.parallel");
+    tuning->limit_bytes = 1;
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, plan, 0, &schedule, &error), CF_ERROR_INFEASIBLE,
+            "limit_bytes");
+    CHECK(error.wanted > 1);
+#undef REFUSED
+    cf_plan_free(plan);
+    cf_plan_free(other);
+    cf_tuning_free(tuning);
+}
+
 TEST(error_record_untouched_on_success) {
     fixture f;
     cf_tuning *tuning = NULL;
