@@ -49,10 +49,10 @@ function makeNotes(sheet) {
 // ---- charts ----
 
 const ROLES = {
-  paper: {stroke: "var(--ink)", dash: "5 4", words: "paper"},
-  ours: {stroke: "var(--bar)", dash: "", words: "ours"},
-  best: {stroke: "var(--bar-alt)", dash: "", words: "best"},
-  unsplit: {stroke: "var(--limit)", dash: "", words: "whole sequences"}
+  paper: {stroke: "var(--ink)", dash: "5 4", width: 1.75},
+  ours: {stroke: "var(--bar)", dash: "", width: 4}, // wide, to be seen below another that is almost the same
+  best: {stroke: "var(--bar-alt)", dash: "", width: 1.75},
+  unsplit: {stroke: "var(--limit)", dash: "", width: 1.75}
 };
 
 function makeCharts(sheet) {
@@ -91,11 +91,11 @@ function drawScales(made, scales, box, small) {
 
 // A line with its points; each says what it is.
 function drawSeries(series, scales) {
-  const {stroke, dash} = ROLES[series.role], group = svg("g", {"data-series": series.name});
+  const {stroke, dash, width} = ROLES[series.role], group = svg("g", {"data-series": series.name});
   const points = series.x.map((x, i) => [scales.x(x), scales.y(series.y[i])]);
   if (points.length > 1)
     group.append(svg("polyline", {points: points.map(p => p.join()).join(" "), fill: "none", stroke,
-      "stroke-width": 1.75, "stroke-dasharray": dash}));
+      "stroke-width": width, "stroke-dasharray": dash}));
   points.forEach(([cx, cy], i) => {
     const point = svg("circle", {cx, cy, r: points.length > 1 ? 3 : 4.5, fill: points.length > 1 ? stroke : "var(--page)",
       stroke, "stroke-width": 1.75, tabindex: 0, "data-x": series.x[i], "data-y": series.y[i]});

@@ -2,7 +2,7 @@
 // stands below it.
 
 const MOST_CELLS = 4096;         // more than this nobody looks at one by one
-const MOST_TIMES_THE_BEST = 3;   // what takes longer is as pale as this
+const MOST_TIMES_THE_BEST = 4;   // what takes longer is as pale as this
 
 const milliseconds = x => x < 1 ? number(1e3 * x) + " ms" : Number(x.toPrecision(4)) + " s";
 
@@ -51,6 +51,8 @@ function makeTuningPage(tuning) {
     if (of.virtual_stages > 1) text += `, ${of.virtual_stages} virtual stages in a ${of.placement}`;
     return text;
   }
+
+  const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`;
 
   function waysOf(c) {
     return `${c.schedule}, ${c.replay} replay${c.offload ? ", state offloaded" : ""}; ${splitWords(c.split)}`;
@@ -103,10 +105,18 @@ function makeTuningPage(tuning) {
 
   // ---- the map ----
 
-  // How dark a cell is: 100 for the best, 0 for what takes MOST_TIMES_THE_BEST as long.
+  const secondsOf = c => c.status === "ok" ? c.seconds : c.status === "dominated" ? c.bound : 0;
+
+  // How many times the best's seconds the slowest cell takes, within reason.
+  function spread() {
+    const slowest = Math.max(...tuning.cells.map(cell => secondsOf(numbersOf(cell))));
+    return Math.max(1.1, Math.min(MOST_TIMES_THE_BEST, slowest / winner.seconds));
+  }
+
+  // How strong the colour of a cell is, in per cent: all of it for the best, none for the slowest.
   function strength(seconds) {
     if (!winner || !(seconds > 0)) return 0;
-    return Math.max(0, Math.min(100, 100 * (1 - Math.log(seconds / winner.seconds) / Math.log(MOST_TIMES_THE_BEST))));
+    return Math.max(0, Math.min(100, 100 * (1 - Math.log(seconds / winner.seconds) / Math.log(most))));
   }
 
   function cellText(c) {
@@ -116,10 +126,10 @@ function makeTuningPage(tuning) {
   }
 
   function makeCell(cell, index) {
-    const c = numbersOf(cell), seconds = c.status === "ok" ? c.seconds : c.bound;
+    const c = numbersOf(cell);
     const classes = ["cell", c.status, ...(isWinner(cell) ? ["winner"] : [])];
     const button = element("button", {type: "button", class: classes.join(" "), tabindex: "-1", "data-cell": index,
-      "aria-describedby": "map-details", style: {"--strength": strength(seconds).toFixed(1) + "%"}}, cellText(c));
+      "aria-describedby": "map-details", style: {"--strength": strength(secondsOf(c)).toFixed(1) + "%"}}, cellText(c));
     return element("td", {role: "gridcell"}, button);
   }
 
@@ -145,7 +155,7 @@ function makeTuningPage(tuning) {
     const add = (kind, text) => legend.append(element("span", {}, element("i", {class: "swatch cell " + kind,
       style: {"--strength": "60%"}}), text));
     if (winner) add("ok winner", "the best");
-    if (has("ok")) add("ok", "timed on all batches; the darker, the faster");
+    if (has("ok")) add("ok", "timed on all batches; the stronger the colour, the faster");
     if (has("dominated")) add("dominated", "\u2265: a lower bound, too slow to be worth timing");
     if (has("infeasible")) add("infeasible", "does not fit; what it would need");
     if (has("untried")) add("untried", "not reached");
@@ -212,16 +222,15 @@ function makeTuningPage(tuning) {
   }
 
   function rankingCells(c, i) {
-    return [exact(c.id, String(i + 1)), ...(manySplits ? [splitWords(c.split)] : []),
+    return [exact(c.id, String(i + 1)), ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []),
       exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay, c.offload ? "yes" : "no",
       exact(c.seconds, milliseconds(c.seconds)), exact(c.behind / winner.seconds, percent(c.behind / winner.seconds)),
       exact(c.bubble_useful, percent(c.bubble_useful)), exact(c.bytes, gib(c.bytes))];
   }
 
   function baselineCells(b) {
-    const split = `tensor ${b.tensor_parallel}, pipeline ${b.pipeline_parallel}, data ${b.data_parallel}`;
     const behind = b.seconds / winner.seconds - 1;
-    return ["today", ...(manySplits ? [split] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", "no",
+    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", "no",
       exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
       exact(b.bubble_useful, percent(b.bubble_useful)), exact(b.bytes, gib(b.bytes))];
   }
@@ -241,11 +250,12 @@ function makeTuningPage(tuning) {
     if (!winner) return;
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (!repeatsEarlier(c, shown)) shown.push(c);
-    table.append(head(["", ...(manySplits ? ["split"] : []), "ChunkSize", "K", "schedule", "replay", "offload", "iteration",
+    table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay", "offload", "iteration",
       "behind", "waste", "fullest GPU"]));
     shown.forEach((c, i) => table.append(row(rankingCells(c, i), c === winner ? {class: "chosen"} : {})));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
   }
 
+  const most = winner ? spread() : 1;
   return {fillHeader, fillMap, fillRanking};
 }
