@@ -7,8 +7,8 @@
 enum { FORMS = 2 }; /* a micro-batch a sequence; packed */
 
 /* The least ChunkSize that splits nothing. */
-static int64_t whole_chunk_size(const int64_t *lengths, int64_t n, int64_t align) {
-    int64_t longest = 1, i;
+static int64_t whole_chunk_size(const int64_t *lengths, int64_t n, int64_t align, const baseline_rule *rule) {
+    int64_t longest = rule && rule->longest > 0 ? rule->longest : 1, i;
 
     for (i = 0; i < n; i++)
         if (lengths[i] > longest) longest = lengths[i];
@@ -26,20 +26,20 @@ const char *baseline_name(int packed) {
    One batch
    ---------------------------------------------------------------------------------------------------------------- */
 
-static cf_result pack_whole(const packing *list, const packing_options *asked, int packed, cf_plan **plan,
-                            cf_error *error) {
+static cf_result pack_whole(const packing *list, const packing_options *asked, int packed, const baseline_rule *rule,
+                            cf_plan **plan, cf_error *error) {
     cf_pack_desc desc;
 
     memset(&desc, 0, sizeof desc);
-    desc.chunk_size = whole_chunk_size(list->lengths, list->list.n_sequences, asked->align);
+    desc.chunk_size = whole_chunk_size(list->lengths, list->list.n_sequences, asked->align, rule);
     desc.align = asked->align > 0 ? asked->align : 1;
     desc.max_slices = most_slices(packed, asked->max_slices);
     desc.n_ranks = asked->ranks;
     return cf_pack(list->lengths, list->list.n_sequences, &desc, plan, error);
 }
 
-cf_result baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed, baseline *out,
-                        cf_error *error) {
+cf_result baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
+                        const baseline_rule *rule, baseline *out, cf_error *error) {
     baseline fresh;
     int64_t level;
     int done = 0;
@@ -49,8 +49,9 @@ cf_result baseline_make(const pipeline *p, const packing *list, const packing_op
     fresh.packed = packed;
     fresh.what.kind = CF_SCHEDULE_1F1B;
     fresh.what.unlimited = 1;
-    result = pack_whole(list, asked, packed, &fresh.plan, error);
-    for (level = CF_RECOMPUTE_NONE; result == CF_OK && !done; level++) {
+    result = pack_whole(list, asked, packed, rule, &fresh.plan, error);
+    level = rule && rule->recompute > CF_RECOMPUTE_NONE ? rule->recompute : CF_RECOMPUTE_NONE;
+    for (; result == CF_OK && !done; level++) {
         if (p->estimates) fresh.what.recompute = (cf_recompute)level;
         pipeline_run_free(&fresh.run);
         result = pipeline_run_make(p, fresh.plan, &fresh.what, &fresh.run, error);
@@ -69,15 +70,15 @@ static int is_better(const pipeline *p, const pipeline_run *a, const pipeline_ru
     return a->timeline->makespan < b->timeline->makespan;
 }
 
-cf_result baseline_find(const pipeline *p, const packing *list, const packing_options *asked, baseline *out,
-                        cf_error *error) {
+cf_result baseline_find(const pipeline *p, const packing *list, const packing_options *asked,
+                        const baseline_rule *rule, baseline *out, cf_error *error) {
     baseline forms[FORMS];
     int packed, found = -1;
     cf_result result = CF_OK;
 
     memset(forms, 0, sizeof forms);
     for (packed = 0; packed < FORMS; packed++) {
-        cf_result made = baseline_make(p, list, asked, packed, &forms[packed], error);
+        cf_result made = baseline_make(p, list, asked, packed, rule, &forms[packed], error);
         if (made != CF_OK) result = made;
         else if (found < 0 || is_better(p, &forms[packed].run, &forms[found].run)) found = packed;
     }
@@ -122,7 +123,7 @@ static void tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int 
     static const int64_t k = 1;
     static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
     static const cf_replay replay = CF_REPLAY_PIPELINE;
-    int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align);
+    int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align, NULL);
     cf_tuning *tuning = NULL;
     cf_error error;
     cf_result result;

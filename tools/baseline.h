@@ -8,7 +8,9 @@
    Memory is counted on the very batches that are timed: `compare` and `report` have one, which is their list, and `tune`
    the ones that it draws and the one with the longest sequence of all, because a run that is tuned for will meet that.
    The order within a batch makes no difference: longest first is what the list and a shuffle of it both come to. So a
-   list that is a single batch of `tune` has the same baseline, in memory to the byte, as in `compare`. */
+   list that is a single batch of `tune` has the same baseline, in memory to the byte, as in `compare`. Where there are
+   many batches, micro-batches are packed to the longest sequence of all, and recomputation is what the worst batch needs,
+   because a trainer has one setting for all of them; so it is too where one of these batches is shown by itself. */
 
 #ifndef CHUNKFLOW_BASELINE_H
 #define CHUNKFLOW_BASELINE_H
@@ -23,14 +25,20 @@ typedef struct baseline {
     pipeline_run run;
 } baseline;
 
+/* What the setting must do for other batches as well; zero, or NULL for a rule: nothing. */
+typedef struct baseline_rule {
+    int64_t longest;        /* the longest sequence of all batches */
+    cf_recompute recompute; /* what the worst of them needs */
+} baseline_rule;
+
 /* One form, with as little recomputation as fits, or all there is. On success baseline_free is due; on failure *out is
    untouched. */
-cf_result baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed, baseline *out,
-                        cf_error *error);
+cf_result baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
+                        const baseline_rule *rule, baseline *out, cf_error *error);
 
 /* The better of the two forms; it fails only where neither can be made. */
-cf_result baseline_find(const pipeline *p, const packing *list, const packing_options *asked, baseline *out,
-                        cf_error *error);
+cf_result baseline_find(const pipeline *p, const packing *list, const packing_options *asked,
+                        const baseline_rule *rule, baseline *out, cf_error *error);
 void baseline_free(baseline *b);
 
 /* "1F1B on unsplit sequences" or the like. */

@@ -114,7 +114,7 @@ static void fill_baseline(const table *t, row *r) {
     baseline base;
     cf_error error;
 
-    r->result = baseline_make(&t->pipe, &t->packed, &t->asked->packing, r->unsplit == PACKED, &base, &error);
+    r->result = baseline_make(&t->pipe, &t->packed, &t->asked->packing, r->unsplit == PACKED, NULL, &base, &error);
     if (r->result == CF_OK) {
         r->what = base.what;
         measure(t, &base.run, r);

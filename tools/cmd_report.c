@@ -203,7 +203,7 @@ static int make(maker *m) {
     int code;
 
     report_start(&m->out, &m->packed, &m->pipe, m->asked->k);
-    code = report_add_baseline(&m->out, &m->asked->packing);
+    code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK) code = add_cases(m);
     if (code == CLI_OK) report_try_changes(&m->out, &best);
     if (code == CLI_OK) code = add_measured(m);
@@ -251,7 +251,8 @@ const cli_command cmd_report = {
     .details =
     "The file needs no network and no other file. It shows what chunks gain against 1F1B on unsplit sequences, the\n"
     "lengths and what packing made of them, the schedules on one time axis, memory over time, and why stages are\n"
-    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off.\n\n"
+    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off. With\n"
+    "--model and --gpu it tries other --k, --limit and --stage-layers on the best schedule and says what they change.\n\n"
     "    chunkflow report --chunk-size 8K --k 4 --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 \\\n"
     "        lengths.txt -o report.html\n\n" PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -713,5 +713,6 @@ const cli_command cmd_reproduce = {
     "  lengths                 shares of LMSys-Chat-1M\n"
     "  speedup                 7B to 72B against 1F1B on whole sequences, by the cost of a kernel's launch\n\n"
     "Without one, all of them. Each table ends with what was assumed; nothing is fitted but what it names. Left out is\n"
-    "that sequences below 32K run 65 % slower on 16 GPUs than on 4: what was held equal there is not known.\n",
+    "that sequences below 32K run 65 % slower on 16 GPUs than on 4: what was held equal there is not known.\n"
+    "--html writes the same tables as a page, with charts.\n",
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

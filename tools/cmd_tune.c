@@ -571,6 +571,8 @@ const cli_command cmd_tune = {
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
     "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
     "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
-    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit.\n"
+    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit.\n\n"
+    "The page of --html shows every ChunkSize with every K, says of what does not fit which term of its memory breaks\n"
+    "the limit, and shows the best as `chunkflow report` does, in the batch whose time is nearest to the mean.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -92,7 +92,7 @@ void report_free(report *r);
 
 /* These return exit codes. The first makes the baseline, or says why there is none; the second makes a schedule of the
    chunks and takes the shortest that fits for the best. */
-int report_add_baseline(report *r, const packing_options *asked);
+int report_add_baseline(report *r, const packing_options *asked, const baseline_rule *rule);
 int report_add_case(report *r, const char *name, const pipeline_case *what);
 
 /* Takes a run over as the next schedule, with its idle time and its memory over time. recompute: 0 for what the options

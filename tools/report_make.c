@@ -67,12 +67,12 @@ int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_sc
     return CLI_OK;
 }
 
-int report_add_baseline(report *r, const packing_options *asked) {
+int report_add_baseline(report *r, const packing_options *asked, const baseline_rule *rule) {
     baseline *b = &r->unsplit;
     pipeline_run run;
     cf_error error;
 
-    if (baseline_find(r->pipe, r->packed, asked, b, &error) != CF_OK) {
+    if (baseline_find(r->pipe, r->packed, asked, rule, b, &error) != CF_OK) {
         snprintf(r->no_baseline, sizeof r->no_baseline, "%s", error.text);
         return CLI_OK;
     }

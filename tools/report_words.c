@@ -177,7 +177,9 @@ static int say_whole(const report *r, const report_schedule *s, char *text, size
     if (!(whole > 0)) return 0;
     replays = s->timeline->replayed / whole;
     idle = 1 - s->timeline->busy / whole;
-    if (s->timeline->bound > 0)
+    if (s->timeline->bound > 0 && slack_of(s) < 0.0005)
+        snprintf(bound, sizeof bound, "; no order of these passes takes less time");
+    else if (s->timeline->bound > 0)
         snprintf(bound, sizeof bound, "; no order of these passes takes less than %s %s, %.1f %% less",
                  pipeline_time(s->timeline->bound), pipeline_unit(r->pipe->unit_cost), 100 * slack_of(s));
     snprintf(text, size, "Of all stage time in %s, %.1f %% is useful work, %.1f %% replays and %.1f %% idle%s.", s->name,

@@ -315,6 +315,28 @@ static int open_winner(winner *w, int64_t batch) {
                               &w->packed);
 }
 
+/* The baseline of the search, on this batch and in this split. Where it fits on no batch with the longest sequence, it
+   is none on another either. */
+static int add_baseline(winner *w) {
+    const tune_job *job = w->outcome->job;
+    const baseline_tuned *base = &w->outcome->base;
+    const cf_parallel *split = &w->pipe.model.parallel;
+    baseline_rule rule;
+    int64_t i;
+
+    if (base->best.status != CF_TUNE_OK) {
+        snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "%s needs %s at least for the longest sequence of all",
+                 baseline_name(0), gib_text(base->least));
+        return CLI_OK;
+    }
+    memset(&rule, 0, sizeof rule);
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > rule.longest) rule.longest = job->lengths[i];
+    if (base->split.tp == split->tp && base->split.pp == split->pp && base->split.dp == split->dp)
+        rule.recompute = base->split.recompute;
+    return report_add_baseline(&w->out, &w->packing, &rule);
+}
+
 static int add_paper(winner *w) {
     pipeline_case paper;
 
@@ -337,7 +359,7 @@ static int fill_winner(winner *w, int64_t batch) {
     r->tuned = 1;
     snprintf(r->part, sizeof r->part, "batch %lld of %lld, drawn with seed %lld", (long long)batch,
              (long long)w->outcome->tuning->n_batches, (long long)w->outcome->job->asked->seed);
-    code = report_add_baseline(r, &w->packing);
+    code = add_baseline(w);
     if (code == CLI_OK) code = add_paper(w);
     r->best = r->n_schedules;
     snprintf(name, sizeof name, "tuned: %s", cf_schedule_kind_name(w->candidate->kind));

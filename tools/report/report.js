@@ -14,10 +14,16 @@ function settingWords() {
   return words;
 }
 
+// An option with its numbers is not broken over two lines.
+function adviceLine(text) {
+  const parts = text.split(/(--[a-z][a-z-]*(?: \d[\d,]*\d|\ \d)?)/);
+  return element("li", {}, ...parts.map((part, i) => i % 2 ? element("code", {}, part) : part));
+}
+
 function fillHeader() {
   byId("sentence").textContent = data.sentence;
   byId("setting").textContent = settingWords().join(" \u00b7 ");
-  byId("advice").append(...data.advice.map(text => element("li", {}, text)));
+  byId("advice").append(...data.advice.map(adviceLine));
 }
 
 // ---- the numbers that matter ----

@@ -9,7 +9,7 @@ const milliseconds = x => x < 1 ? number(1e3 * x) + " ms" : Number(x.toPrecision
 function startTuning(tuning) {
   byId("tuning-page").hidden = false;
   document.title = "chunkflow tune";
-  byId("brand").textContent = "the best, in a batch that is like the mean";
+  byId("brand").textContent = "the best, in the batch that is nearest to the mean";
   byId("to-report").hidden = tuning.winner < 0;
   byId("to-report").addEventListener("click", openReport);
   byId("report-page").classList.add("below");
