@@ -539,15 +539,16 @@ def check_map_pointing(browser, checks, data, by_id):
 
 def check_map_keys(browser, checks, data):
     rows, columns = len(data["ks"]), len(data["chunk_sizes"])
+    right, down = rows * min(1, columns - 1), min(1, rows - 1)
     focused = "Number((document.activeElement.dataset || {}).cell)"
     browser.run("document.querySelector('#map button[data-cell=\"0\"]').focus()")
     browser.settle()
     for key, wanted in (
-        ("ArrowRight", rows),
-        ("ArrowDown", rows + min(1, rows - 1)),
-        ("End", (columns - 1) * rows + min(1, rows - 1)),
-        ("ArrowRight", (columns - 1) * rows + min(1, rows - 1)),
-        ("Home", min(1, rows - 1)),
+        ("ArrowRight", right),
+        ("ArrowDown", right + down),
+        ("End", (columns - 1) * rows + down),
+        ("ArrowRight", (columns - 1) * rows + down),
+        ("Home", down),
         ("ArrowUp", 0),
     ):
         browser.key(key)
