@@ -2,15 +2,15 @@
 
    The baseline is 1F1B that splits no sequence. Every micro-batch is a sequence, or (packed) as many as fit into one as
    long as the longest, longest first; no limit of chunks holds, and no state is moved away. With a model and a GPU it
-   recomputes no more than it must to fit. Of these forms the fastest that fits is the baseline; where none fits, the one
-   that needs the least memory says how far away that is.
+   recomputes no more than it must to fit. Of these forms the fastest that fits is the baseline; where none fits, the
+   one that needs the least memory says how far away that is.
 
-   Memory is counted on the very batches that are timed: `compare` and `report` have one, which is their list, and `tune`
-   the ones that it draws and the one with the longest sequence of all, because a run that is tuned for will meet that.
+   Memory is counted on the very batches that are timed: `compare` and `report` have one, which is their list, and
+   `tune` the ones that it draws and the one with the longest sequence of all, because a run that is tuned for will meet that.
    The order within a batch makes no difference: longest first is what the list and a shuffle of it both come to. So a
    list that is a single batch of `tune` has the same baseline, in memory to the byte, as in `compare`. Where there are
-   many batches, micro-batches are packed to the longest sequence of all, and recomputation is what the worst batch needs,
-   because a trainer has one setting for all of them; so it is too where one of these batches is shown by itself. */
+   many batches, micro-batches are packed to the longest sequence of all, and recomputation is what the worst batch
+   needs, because a trainer has one setting for all of them; so it is too where one of these batches is shown by itself. */
 
 #ifndef CHUNKFLOW_BASELINE_H
 #define CHUNKFLOW_BASELINE_H

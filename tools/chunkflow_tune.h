@@ -339,8 +339,8 @@ typedef struct cf_tuning {
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
 
-/* The schedule that a candidate stands for, of one rank of a plan, which need not be one of the batches: made as cf_tune
-   makes it, without a limit or, where that does not fit, under one; and lowered where state is offloaded. So a trainer
+/* The schedule that a candidate stands for, of one rank of a plan, which need not be one of the batches: made as
+   cf_tune makes it, without a limit or, where that does not fit, under one; and lowered where state is offloaded. So a trainer
    gets for every batch what the search has chosen.
 
    desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size for the dp of

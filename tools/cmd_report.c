@@ -251,8 +251,10 @@ const cli_command cmd_report = {
     .details =
     "The file needs no network and no other file. It shows what chunks gain against 1F1B on unsplit sequences, the\n"
     "lengths and what packing made of them, the schedules on one time axis, memory over time, and why stages are\n"
-    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off. With\n"
-    "--model and --gpu it tries other --k, --limit and --stage-layers on the best schedule and says what they change.\n\n"
+    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off. "
+    "With\n"
+    "--model and --gpu it tries other --k, --limit and --stage-layers on the best schedule and says what they "
+    "change.\n\n"
     "    chunkflow report --chunk-size 8K --k 4 --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 \\\n"
     "        lengths.txt -o report.html\n\n" PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -110,10 +110,14 @@ static int fill_example(const reproduce_options *asked, sheet *s) {
     }
     sheet_end(s,
          "assumptions\n"
-         "  `paper's order` replays through the whole pipeline; `best` is the default: local replay, and on stage s at\n"
-         "  most min(K, 2) + 3 - s chunks kept. Both are orders of their own where the paper's is not printed in full:\n"
-         "  its K = 2 makespan is 46 units, and 42 is the bound. *: what the 54.1 counts cannot be recovered; 24 of 52\n"
-         "  units would be 53.8 %, and no order that keeps one chunk and replays through the pipeline is below 50 units.");
+         "  `paper's order` replays through the whole pipeline; `best` is the default: local replay, and on stage s "
+         "at\n"
+         "  most min(K, 2) + 3 - s chunks kept. Both are orders of their own where the paper's is not printed in "
+         "full:\n"
+         "  its K = 2 makespan is 46 units, and 42 is the bound. *: what the 54.1 counts cannot be recovered; 24 of "
+         "52\n"
+         "  units would be 53.8 %, and no order that keeps one chunk and replays through the pipeline is below 50 "
+         "units.");
     return CLI_OK;
 }
 
@@ -199,7 +203,8 @@ static int draw_peaks(sheet *s) {
         const measurement *at = &measurements[i];
         double x = (double)(at->context > 0 ? at->context : at->chunk);
         char name[SHEET_TEXT];
-        snprintf(name, sizeof name, at->context > 0 ? "measured, ChunkSize %s" : "measured, plain", cli_commas(at->chunk));
+        snprintf(name, sizeof name, at->context > 0 ? "measured, ChunkSize "
+                                                      "%s" : "measured, plain", cli_commas(at->chunk));
         sheet_add_series(s, "Peak memory", "paper", name, 1, &x, &at->gib);
     }
     return CLI_OK;
@@ -243,7 +248,8 @@ static int fill_peaks(const reproduce_options *asked, sheet *s) {
     size_t i;
 
     (void)asked;
-    sheet_begin(s, "Peak memory of Qwen2.5-7B, tensor and sequence parallel 4, no pipeline, selective recompute, K = 1 (GiB)",
+    sheet_begin(s, "Peak memory of Qwen2.5-7B, tensor and sequence parallel 4, no pipeline, selective recompute, K = "
+                   "1 (GiB)",
                 columns, sizeof columns / sizeof columns[0]);
     for (i = 0; i < sizeof measurements / sizeof measurements[0]; i++) {
         int code = fill_peak_row(&measurements[i], s, &worst);
@@ -394,19 +400,24 @@ static int fill_trade_off(const reproduce_options *asked, sheet *s) {
     (void)asked;
     for (i = 0; i < TRADE_BATCHES && code == CLI_OK; i++) code = simulate_trade_off((uint64_t)i + 1, &gpu, sums);
     if (code != CLI_OK) return code;
-    sheet_begin(s, "Qwen2.5-7B, 256K context, tensor and sequence parallel 4, pipeline 4, ChunkSize x K = 32K: ms an iteration",
+    sheet_begin(s, "Qwen2.5-7B, 256K context, tensor and sequence parallel 4, pipeline 4, ChunkSize x K = 32K: ms an "
+                   "iteration",
                 columns, sizeof columns / sizeof columns[0]);
     fill_trade_off_rows(s, sums);
     draw_trade_off(s, sums);
     snprintf(text, sizeof text,
            "assumptions\n"
-           "  %d batches of %d sequences: lengths like those of LMSys-Chat-1M (chunkflow gen lmsys, seeds 1 to %d, none\n"
+           "  %d batches of %d sequences: lengths like those of LMSys-Chat-1M (chunkflow gen lmsys, seeds 1 to %d, "
+           "none\n"
            "  longer than 256K), the first of each batch 256K long; without it, most batches have no long sequence.\n"
            "  The paper's schedule and packing (no tails filled), selective recompute, bf16. H100 numbers (the paper\n"
-           "  does not give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With 30 or\n"
+           "  does not give its GPUs' rates), 40 microseconds lost around each kernel: a trainer in Python. With 30 "
+           "or\n"
            "  less, (8K,4) stays best but (32K,1) becomes the worst. Replays without communication (local) give the\n"
-           "  paper's order; if they run through the whole pipeline again, (32K,1), which replays seven of eight chunks\n"
-           "  one by one, is worst by far. Absolute times depend on the batches, of which the paper gives no more than\n"
+           "  paper's order; if they run through the whole pipeline again, (32K,1), which replays seven of eight "
+           "chunks\n"
+           "  one by one, is worst by far. Absolute times depend on the batches, of which the paper gives no more "
+           "than\n"
            "  their distribution: compare ratios.",
            TRADE_BATCHES, BATCH, TRADE_BATCHES);
     sheet_end(s, text);
@@ -608,9 +619,11 @@ static int fill_speedups(const reproduce_options *asked, sheet *s) {
     snprintf(text, sizeof text,
            "assumptions\n"
            "  %lld batch%s of %d sequences, drawn as for trade-off%s.\n"
-           "  H100 numbers; the columns differ in the microseconds that are lost around each kernel, which the paper does\n"
+           "  H100 numbers; the columns differ in the microseconds that are lost around each kernel, which the paper "
+           "does\n"
            "  not give and on which these ratios depend most: a trainer in Python has 20 to 40. Chunks: selective\n"
-           "  recompute, the fastest ChunkSize (2K to 32K), K (1 to 16) and form of replay within 80 GB, batch by batch.\n"
+           "  recompute, the fastest ChunkSize (2K to 32K), K (1 to 16) and form of replay within 80 GB, batch by "
+           "batch.\n"
            "  All of it is a model; none was measured.",
            (long long)asked->batches, asked->batches == 1 ? "" : "es", BATCH,
            asked->with_longest ? ", the first of each as long as the context" : "; few have a long sequence");
@@ -712,7 +725,8 @@ const cli_command cmd_reproduce = {
     "  trade-off               ChunkSize x K at a constant product, 7B at 256K\n"
     "  lengths                 shares of LMSys-Chat-1M\n"
     "  speedup                 7B to 72B against 1F1B on whole sequences, by the cost of a kernel's launch\n\n"
-    "Without one, all of them. Each table ends with what was assumed; nothing is fitted but what it names. Left out is\n"
+    "Without one, all of them. Each table ends with what was assumed; nothing is fitted but what it names. Left out "
+    "is\n"
     "that sequences below 32K run 65 % slower on 16 GPUs than on 4: what was held equal there is not known.\n"
     "--html writes the same tables as a page, with charts.\n",
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

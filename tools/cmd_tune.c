@@ -361,7 +361,8 @@ static void print_baseline_row(const cf_tuning *tuning, const baseline_tuned *ba
 static void print_ranking(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     int64_t i, shown = 0, same = 0;
 
-    puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, replays)");
+    puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, "
+         "replays)");
     print_columns(tuning->n_splits > 1);
     for (i = 0; i < tuning->n_ranked && shown < job->asked->show; i++) {
         if (repeats_earlier(tuning, i)) same++;
@@ -391,7 +392,8 @@ static void print_splits(const cf_tuning *tuning) {
             printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size),
                    cli_commas(best->k));
         else if (bound) printf("at least %.1f ms\n", 1e3 * bound->bound);
-        else printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes), (long long)least->stage);
+        else printf("does not fit: needs %.2f GiB on stage "
+                    "%lld\n", modelling_gib(least->bytes), (long long)least->stage);
     }
 }
 
@@ -486,7 +488,8 @@ static void print_tuning(const tune_job *job, const cf_tuning *tuning, const bas
     }
     if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
     print_infeasible(tuning);
-    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are assumptions:\n"
+    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are "
+         "assumptions:\n"
          "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.");
 }
 

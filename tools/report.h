@@ -106,7 +106,8 @@ typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_r
 int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
 
 /* Tries other options on the best schedule, where there are a model and a GPU: more chunks kept of a group (--k) and in
-   all (--limit), and evener stages (--stage-layers), one after the other. what: the case that a change is tried with. */
+   all (--limit), and evener stages (--stage-layers), one after the other. what: the case to try
+   them with. */
 void report_try_changes(report *r, const pipeline_case *what);
 
 /* How many chunks more a stage has room for, each as heavy as the *live ones that it keeps at its peak. */

@@ -77,7 +77,8 @@ static void try_limit(trial *t) {
     const report_schedule *best = &t->r->schedules[t->r->best];
     const pipeline_run *run = t->run.timeline ? &t->run : &t->r->runs[t->r->best];
     pipeline pipe = t->pipe;
-    int64_t live, room = report_room(t->r, run->schedule, run->timeline, &run->memory[run->fullest], run->fullest, &live);
+    const cf_memory_report *at_peak = &run->memory[run->fullest];
+    int64_t live, room = report_room(t->r, run->schedule, run->timeline, at_peak, run->fullest, &live);
     char option[32];
 
     if (room < 1 || pipe.limits || pipe.limit == CF_NO_LIMIT || best->schedule->n_virtual > 1) return;

@@ -70,7 +70,8 @@ static const struct {
      "the pipeline fills: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter less"},
     {"the pipeline empties: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
      "(--virtual 2) make it matter less",
-     "the pipeline empties: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter less"},
+     "the pipeline empties: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter "
+     "less"},
     {"passes that could run have not begun: launches and the host; fewer, larger chunks or CUDA graphs",
      "passes that could run have not begun: launches and the host; CUDA graphs"},
     {"", ""},
@@ -80,14 +81,17 @@ static const struct {
      "may pay"},
     {"results are on their way: a faster link, larger chunks, or fewer stages",
      "results are on their way: a faster link, or fewer stages (--pp)"},
-    {"chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so that "
+    {"chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so "
+     "that "
      "it has fewer chunks",
      "chunks of one long sequence wait for each other: more other sequences beside it (--batch)"},
     {"some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks "
      "(--split cost)",
      "some passes are longer than others of their kind: even out the stages (--stage-layers)"},
-    {"backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit) would fill that",
-     "backwards wait for their gradient from the stage behind: more chunks under way would fill that, which takes memory "
+    {"backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit) would fill "
+     "that",
+     "backwards wait for their gradient from the stage behind: more chunks under way would fill that, which takes "
+     "memory "
      "(more --recompute, --tp)"},
     {"forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)",
      "forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)"}};
@@ -103,13 +107,16 @@ static void say_order(const report_schedule *s, char *text, size_t size) {
     double slack = 100 * slack_of(s);
 
     if (slack < 1)
-        snprintf(text, size, "a pass that could run stands behind one that waits, but that costs little: no order of these "
+        snprintf(text, size, "a pass that could run stands behind one that waits, but that costs little: no order of "
+                             "these "
                  "passes is shorter by more than %.1f %%", slack);
     else if (s->schedule->kind == CF_SCHEDULE_BEST)
-        snprintf(text, size, "best has left a pass that could run behind one that waits; a larger --budget looks at more "
+        snprintf(text, size, "best has left a pass that could run behind one that waits; a larger --budget looks at "
+                             "more "
                  "orders, and no order is shorter by more than %.1f %%", slack);
     else
-        snprintf(text, size, "%s has a fixed order, in which a pass that could run stands behind one that waits; best has "
+        snprintf(text, size, "%s has a fixed order, in which a pass that could run stands behind one that waits; "
+                             "best has "
                  "found nothing shorter, which a larger --budget may: no order is shorter by more than %.1f %%",
                  cf_schedule_kind_name(s->schedule->kind), slack);
 }
@@ -182,7 +189,8 @@ static int say_whole(const report *r, const report_schedule *s, char *text, size
     else if (s->timeline->bound > 0)
         snprintf(bound, sizeof bound, "; no order of these passes takes less than %s %s, %.1f %% less",
                  pipeline_time(s->timeline->bound), pipeline_unit(r->pipe->unit_cost), 100 * slack_of(s));
-    snprintf(text, size, "Of all stage time in %s, %.1f %% is useful work, %.1f %% replays and %.1f %% idle%s.", s->name,
+    snprintf(text, size, "Of all stage time in %s, %.1f %% is useful work, %.1f %% replays and %.1f %% "
+                         "idle%s.", s->name,
              100 * (1 - replays - idle), 100 * replays, 100 * (idle > 0 ? idle : 0), bound);
     return 1;
 }
@@ -218,10 +226,12 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
     }
     room = report_room(r, s->schedule, s->timeline, m, s->fullest, &live);
     if (!r->tuned && room > 0)
-        snprintf(rest, sizeof rest, " It keeps %lld chunks at once and has room for %s more: the limit of chunks, not the "
+        snprintf(rest, sizeof rest, " It keeps %lld chunks at once and has room for %s more: the limit of chunks, "
+                                    "not the "
                  "GPU, is what holds it down (--limit %lld, or a larger --k).",
                  (long long)live, cli_commas(room), (long long)(live + room));
-    snprintf(text, size, "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, %.2f GiB.%s",
+    snprintf(text, size, "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, "
+                         "%.2f GiB.%s",
              (long long)s->fullest, modelling_gib(m->total), modelling_gib(r->pipe->gpu.memory), name,
              modelling_gib(most), rest);
     return 1;
@@ -234,10 +244,12 @@ static int say_replays(const report *r, const report_schedule *s, char *text, si
     if (!(share >= 0.001)) return 0;
     cf_plan_measure(r->packed->plan, NULL, &stats);
     if (r->tuned)
-        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks, which the search found cheaper than what "
+        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks, which the search found cheaper than "
+                             "what "
                  "else fits: only memory changes that (more --recompute, --tp).", 100 * share);
     else
-        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks: a larger --k (here up to %lld, the chunks "
+        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks: a larger --k (here up to %lld, the "
+                             "chunks "
                  "of the longest sequence) or --limit drops fewer, and holds more.", 100 * share,
                  (long long)stats.largest_group);
     return 1;
@@ -264,7 +276,8 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     }
     if (!(most > 1.05 * mean)) return 0;
     snprintf(text, size,
-             "Stage %lld has %.2f times the mean stage's work, %s %s; whatever the order of the passes, the others wait for "
+             "Stage %lld has %.2f times the mean stage's work, %s %s; whatever the order of the passes, the others "
+             "wait for "
              "it: even out the stages (--stage-layers).",
              (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost));
     return 1;
@@ -305,7 +318,7 @@ static int say_tried(const report *r, const report_schedule *s, char *text, size
     return 1;
 }
 
-/* In the order of what matters: all of it, what pays, what no order can mend, the causes, what memory costs and allows. */
+/* In the order of what matters: all of it, what pays, what no order can mend, the causes, what memory costs. */
 int report_advice(const report *r, int i, char *text, size_t size) {
     const report_schedule *s = r->best >= 0 ? &r->schedules[r->best] : NULL;
     int rank;

@@ -42,7 +42,7 @@ enum { TUNE_MOST_CELLS = 4096 }; /* that a page draws */
 /* One ChunkSize with one K: the best of its candidates. */
 typedef struct tune_cell {
     int64_t chunk_size, k;
-    int64_t candidate; /* the fastest that fits; else the one that might be, by its bound; else the one that needs least */
+    int64_t candidate; /* the fastest that fits; else the one with the least bound; else the one that needs least */
     int64_t numbers;   /* the candidate whose schedules it has, which may have another K; mostly itself */
     int64_t nearest;   /* where nothing fits, the cell next to it where something is known to; -1: there is none */
 } tune_cell;

@@ -56,7 +56,8 @@ function fillNumbers() {
 function tryCells(t) {
   const less = t.makespan / data.schedules[data.best].makespan - 1;
   return [element("code", {}, t.options), exact(t.makespan, count(t.makespan)), exact(less, percent(less)),
-    exact(t.memory, gib(t.memory) + (t.fits ? "" : ", too much")), t.pays ? "pays" : t.fits ? "does not pay" : "does not fit"];
+    exact(t.memory, gib(t.memory) + (t.fits ? "" : ", too much")),
+    t.pays ? "pays" : t.fits ? "does not pay" : "does not fit"];
 }
 
 function fillTried() {

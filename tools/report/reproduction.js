@@ -120,7 +120,8 @@ function drawNames(made, series, scales, box) {
 function makeChart(name, series, xTitle, yTitle, small) {
   const [width, height] = small ? [270, 190] : [640, 280];
   const box = {left: 34, right: width - (small ? 12 : 120), top: 22, bottom: height - 36};
-  const made = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${name}: ${yTitle} by ${xTitle}`});
+  const made = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "group",
+    "aria-label": `${name}: ${yTitle} by ${xTitle}`});
   const scales = makeScales(series, box);
   drawScales(made, scales, box, small);
   for (const s of series) made.append(drawSeries(s, scales));
@@ -133,7 +134,8 @@ function makeChart(name, series, xTitle, yTitle, small) {
 
 function chartLegend(series, small) {
   const legend = element("div", {class: "legend"});
-  const names = small ? series.map(s => [s.name, s.role]) : series.some(s => s.x.length === 1) ? [["the paper's", "paper"]] : [];
+  const points = series.some(s => s.x.length === 1) ? [["the paper's", "paper"]] : [];
+  const names = small ? series.map(s => [s.name, s.role]) : points;
   for (const [text, role] of names)
     legend.append(element("span", {}, element("i", {class: "swatch " + (small ? "" : "round"),
       style: small ? {background: ROLES[role].stroke} : {"border-color": ROLES[role].stroke}}), text));

@@ -99,7 +99,8 @@ function makeTuningPage(tuning) {
     if (c.status === "ok") text += exactWords(c);
     else if (c.status === "infeasible") text += infeasibleWords(cell, c);
     else text += c.status === "dominated" ? dominatedWords(c) : "not reached before the search was interrupted";
-    if (c.chunk_size !== cell.chunk_size || c.k !== cell.k) text += `\nits schedules are those of K ${count(c.k)}: ${own.why}`;
+    if (c.chunk_size !== cell.chunk_size || c.k !== cell.k)
+      text += `\nits schedules are those of K ${count(c.k)}: ${own.why}`;
     return text;
   }
 
@@ -136,7 +137,7 @@ function makeTuningPage(tuning) {
   function fillMap() {
     const table = byId("map");
     if (tuning.cells.length > MOST_CELLS) {
-      byId("map-details").textContent = `${count(tuning.cells.length)} cells are too many to be drawn; --json has them all.`;
+      byId("map-details").textContent = count(tuning.cells.length) + " cells are too many to be drawn; --json has all.";
       return;
     }
     const names = tuning.chunk_sizes.map(size => element("th", {scope: "col", title: count(size)}, shortCount(size)));
@@ -239,14 +240,16 @@ function makeTuningPage(tuning) {
     if (b.fits)
       return `today: 1F1B that splits no sequence, ${b.packed ? "packed to the longest" : "a micro-batch a sequence"}, `
         + `recompute ${b.recompute}.`;
-    if (b.bytes) return `What one has today, 1F1B that splits no sequence, does not fit: it needs ${gib(b.bytes)} at least.`;
-    return "What one has today, 1F1B that splits no sequence, cannot be timed" + (b.why ? ": " + b.why : "") + ".";
+    const today = "What one has today, 1F1B that splits no sequence, ";
+    if (b.bytes) return `${today}does not fit: it needs ${gib(b.bytes)} at least.`;
+    return `${today}cannot be timed${b.why ? ": " + b.why : ""}.`;
   }
 
   function fillRanking() {
     const shown = [], table = byId("ranking");
     byId("ranking-note").textContent = baselineNote(tuning.baseline)
-      + " waste: bubbles and replays. Times are estimates from the GPU's numbers: measure one, then trust the differences.";
+      + " waste: bubbles and replays. Times are estimates from the GPU's numbers: measure one, then trust the"
+      + " differences.";
     if (!winner) return;
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (!repeatsEarlier(c, shown)) shown.push(c);
