@@ -96,7 +96,7 @@ $(BUILD)/libchunkflow.h: chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 TOOL_SOURCES := $(wildcard tools/*.c) $(BUILD)/report_page.c
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
 
-$(BUILD)/report_page.c: $(addprefix tools/report/,embed.awk report.html.in report.css report.js) | $(BUILD)
+$(BUILD)/report_page.c: $(wildcard tools/report/*) | $(BUILD)
 	awk -v at=tools/report -f tools/report/embed.awk tools/report/report.html.in >$@
 
 $(BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(BUILD)

@@ -1,7 +1,8 @@
-"""report_browser.py - drives headless Chromium over its debugging pipe: what tests/report_check.sh tests of a report.
+"""report_browser.py - drives headless Chromium over its debugging pipe: what tests/report_check.sh tests of pages.
 
     report_browser.py check CHROMIUM NAME PAGE JSON    prints "ok TEST" or "FAIL TEST: why" for each test; a page that
-                                                       is named "large" has to be fast as well
+                                                       is named "large" has to be fast as well. JSON is what the command
+                                                       wrote beside the page: report, tune or reproduce
     report_browser.py shots CHROMIUM PAGE DIRECTORY    writes pictures: light, dark, narrow, print
 
 Nothing but Python's own library is needed. A page is opened as a file; the browser has a profile of its own.
@@ -202,7 +203,7 @@ def check_numbers(browser, checks, data):
     checks.that(
         "numbers/words",
         browser.run("document.getElementById('sentence').textContent") == data["sentence"]
-        and browser.run("document.querySelectorAll('#advice li').length") == len(data["advice"]),
+        and browser.run("[...document.querySelectorAll('#advice li')].map(l => l.textContent)") == data["advice"],
     )
 
 
@@ -427,6 +428,262 @@ def check_speed(browser, checks, page):
     )
 
 
+def check_tried(browser, checks, data):
+    """What other options give: a line each."""
+    wanted = [[t["makespan"], t["makespan"] / data["schedules"][data["best"]]["makespan"] - 1, t["memory"]]
+              for t in data["tried"]]
+    rows = cells(browser, "tried")
+    checks.that("tried", [[float(v) for v in r["values"]] for r in rows] == wanted, rows)
+    checks.that("tried/options", [r["texts"][0] for r in rows] == [t["options"] for t in data["tried"]], rows)
+
+
+def check_report(browser, checks, data):
+    """A report: the whole page of one, or the lower part of a page of tune."""
+    check_numbers(browser, checks, data)
+    check_tables(browser, checks, data)
+    check_tried(browser, checks, data)
+    checks.that("source", data["source"] in browser.run("document.getElementById('setting').textContent"))
+    check_pointing(browser, checks, data)
+    check_keyboard(browser, checks, data)
+    check_switch(browser, checks, data)
+
+
+def embedded(browser, part):
+    return json.loads(browser.run("document.getElementById('%s').textContent" % part))
+
+
+def text_of(browser, selector):
+    return browser.run("(document.querySelector(%s) || {textContent: ''}).textContent" % json.dumps(selector))
+
+
+def middle_of(browser, selector):
+    """Where an element is, after it has been scrolled into sight."""
+    return browser.run(
+        """(() => { const e = document.querySelector(%s); e.scrollIntoView({block: 'center', inline: 'center'});
+        const b = e.getBoundingClientRect(); return {x: b.left + b.width / 2, y: b.top + b.height / 2}; })()"""
+        % json.dumps(selector)
+    )
+
+
+# What a cell of the map shows, by what is known of it.
+SHOWN = {"ok": "seconds", "dominated": "bound", "infeasible": "bytes"}
+
+
+def check_map(browser, checks, data, by_id):
+    """Every ChunkSize with every K has the number of the best candidate that there is, in the right place."""
+    wanted = []
+    for size in data["chunk_sizes"]:
+        for k in data["ks"]:
+            own = [c for c in data["candidates"] if c["chunk_size"] == size and c["k"] == k]
+            origins = [by_id[c.get("same_as", c["id"])] for c in own]
+            for status, pick in SHOWN.items():
+                found = [c[pick] for c in origins if c["status"] == status]
+                if found:
+                    wanted.append((status, min(found)))
+                    break
+    got = browser.run(
+        """[...document.querySelectorAll('#map button')].map(b => [Number(b.dataset.cell), b.className,
+        Number(b.querySelector('data').value), b.closest('tr').rowIndex, b.closest('td').cellIndex])"""
+    )
+    got.sort()
+    rows = len(data["ks"])
+    checks.that("map/cells", len(got) == len(wanted) == len(data["chunk_sizes"]) * rows, len(got))
+    checks.that("map/numbers", [g[2] for g in got] == [w[1] for w in wanted], (got[:3], wanted[:3]))
+    checks.that("map/kinds", all(w[0] in g[1].split() for g, w in zip(got, wanted)), got[:3])
+    checks.that("map/places", all(g[3:] == [i % rows + 1, i // rows + 1] for i, g in enumerate(got)), got[:3])
+    shown = browser.run("[...document.querySelectorAll('#map button.ok data')].map(d => [d.textContent, d.value])")
+    scale = {"ms": 1e-3, "s": 1}
+    checks.that(
+        "map/shown",
+        all(rounds_to(str(float(t.split()[0].replace(",", "")) * scale[t.split()[1]]), float(v), 3) for t, v in shown),
+        shown[:3],
+    )
+
+
+def cell_with(data, by_id, status):
+    """The number of the first cell that has such a candidate; None where there is none."""
+    for index, cell in enumerate(data["cells"]):
+        if by_id[cell["numbers"]]["status"] == status:
+            return index
+    return None
+
+
+def check_map_pointing(browser, checks, data, by_id):
+    needed = {
+        "ok": ["an iteration", "replay", "pipeline ", "at most, on stage"],
+        "dominated": ["at least", "not timed to the end"],
+        "infeasible": ["does not fit: needs", "limit of", "what breaks it: "],
+    }
+    for status, words in needed.items():
+        index = cell_with(data, by_id, status)
+        if index is None:
+            continue
+        cell = data["cells"][index]
+        at = middle_of(browser, "#map button[data-cell='%d']" % index)
+        browser.mouse("mouseMoved", at["x"], at["y"])
+        browser.settle()
+        tip = browser.run("document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent")
+        head = "ChunkSize %s, K %s: " % (format(cell["chunk_size"], ","), format(cell["k"], ","))
+        checks.that("map/hover/" + status, tip.startswith(head) and all(w in tip for w in words), tip)
+        if status == "infeasible":
+            c = by_id[cell["numbers"]]
+            term = "%s, %.2f GiB" % (data["terms"][c["breaks"]], c["memory"][c["breaks"]] / 2**30)
+            checks.that("map/hover/term", term in tip and "%.2f GiB on stage" % (c["bytes"] / 2**30) in tip, tip)
+            near = data["cells"][cell["nearest"]] if "nearest" in cell else None
+            words = near and "ChunkSize %s, K %s," % (format(near["chunk_size"], ","), format(near["k"], ","))
+            checks.that("map/hover/nearest", (words or "nothing that was timed fits") in tip, tip)
+        browser.click(at["x"], at["y"])
+        checks.that("map/click/" + status, text_of(browser, "#map-details") == tip, text_of(browser, "#map-details"))
+    browser.mouse("mouseMoved", 1, 1)
+
+
+def check_map_keys(browser, checks, data):
+    rows, columns = len(data["ks"]), len(data["chunk_sizes"])
+    right, down = rows * min(1, columns - 1), min(1, rows - 1)
+    focused = "Number((document.activeElement.dataset || {}).cell)"
+    browser.run("document.querySelector('#map button[data-cell=\"0\"]').focus()")
+    browser.settle()
+    for key, wanted in (
+        ("ArrowRight", right),
+        ("ArrowDown", right + down),
+        ("End", (columns - 1) * rows + down),
+        ("ArrowRight", (columns - 1) * rows + down),
+        ("Home", down),
+        ("ArrowUp", 0),
+    ):
+        browser.key(key)
+        got = browser.run(focused)
+        checks.that("map/keys/" + key, got == wanted, (got, wanted))
+    stops = browser.run("document.querySelectorAll('#map button[tabindex=\"0\"]').length")
+    checks.that("map/keys/one-stop", stops == 1, stops)
+    cell = data["cells"][0]
+    details = text_of(browser, "#map-details")
+    checks.that("map/keys/details", details.startswith("ChunkSize %s, K %s:" % (format(cell["chunk_size"], ","),
+                                                                                format(cell["k"], ","))), details)
+
+
+def check_opening(browser, checks):
+    """Enter on the best goes to its report."""
+    browser.run("document.querySelector('#map button.winner').focus()")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13)
+    browser.call("Input.dispatchKeyEvent", type="keyUp", key="Enter", code="Enter", windowsVirtualKeyCode=13)
+    browser.settle()
+    at = browser.run("[document.activeElement.id, document.getElementById('report-page').getBoundingClientRect().top]")
+    checks.that("map/opens-report", at[0] == "sentence" and abs(at[1]) < 60, at)
+
+
+def check_ranking(browser, checks, data, by_id):
+    rows = cells(browser, "ranking")
+    baseline = data["baseline"]["fits"]
+    best = by_id[data["winner"]]
+    ids = [int(r["values"][0]) for r in (rows[:-1] if baseline else rows)]
+    checks.that("ranking/order", ids == [i for i in data["ranking"] if i in ids] and ids[0] == data["winner"], ids)
+    wanted = [[c["chunk_size"], c["k"], c["seconds"], c["behind"] / best["seconds"], c["bubble_useful"], c["bytes"]]
+              for c in (by_id[i] for i in ids)]
+    got = [[float(v) for v in r["values"][1:]] for r in rows[: len(ids)]]
+    checks.that("ranking/numbers", got == wanted, (got[:2], wanted[:2]))
+    if baseline:
+        b = data["baseline"]
+        wanted = [b["seconds"], b["seconds"] / best["seconds"] - 1, b["bubble_useful"], b["bytes"]]
+        checks.that("ranking/baseline", [float(v) for v in rows[-1]["values"]] == wanted, rows[-1])
+
+
+def check_tuning(browser, checks, data):
+    """A page of tune: the map, the ranking, and a report of the winner below."""
+    by_id = {c["id"]: c for c in data["candidates"]}
+    shown = embedded(browser, "tuning")
+    checks.that("data/few", len(shown["candidates"]) <= 2 * len(shown["cells"]) + shown["show"])
+    for c in shown["candidates"]:
+        full = {key: value for key, value in by_id[c["id"]].items() if key != "batches"}
+        if c != full:
+            checks.that("data/%d" % c["id"], False, (c, full))
+    for key in set(data) - {"candidates"}:
+        if shown.get(key) != data[key]:
+            checks.that("data/" + key, False, shown.get(key))
+    checks.that("data", set(shown) - set(data) == {"n_candidates", "show"}, set(shown) ^ set(data))
+    checks.that("words", text_of(browser, "#tuning-sentence") == data["sentence"])
+    checks.that("tuning/source", data["source"] in text_of(browser, "#tuning-setting"))
+    check_map(browser, checks, data, by_id)
+    check_map_pointing(browser, checks, data, by_id)
+    check_map_keys(browser, checks, data)
+    hidden = browser.run("document.getElementById('report-page').hidden")
+    checks.that("report-below", hidden == (data["winner"] < 0), hidden)
+    if data["winner"] < 0:
+        return
+    check_opening(browser, checks)
+    check_ranking(browser, checks, data, by_id)
+    report = embedded(browser, "data")
+    tuned = report["schedules"][report["best"]]
+    batches = by_id[data["winner"]]["batches"]
+    # beside the schedule, an iteration has the optimizer's step: some milliseconds
+    step = min([b - tuned["makespan"] for b in batches if b >= tuned["makespan"]], default=-1)
+    checks.that("report/of-the-winner", 0 <= step < 0.05, (tuned["makespan"], batches))
+    check_report(browser, checks, report)
+
+
+def check_sheet(browser, checks, sheet):
+    at = "[data-sheet='%s']" % sheet["name"]
+    rows = browser.run(
+        """[...document.querySelectorAll("%s table tr")].filter(r => r.querySelector('td')).map(r => [...r.cells].map(c =>
+        [c.textContent, c.querySelector('data') ? c.querySelector('data').value : null]))""" % at
+    )
+    wanted = [[row[c["key"]] for c in sheet["columns"]] for row in sheet["rows"]]
+    texts = [[cell["text"] for cell in row] for row in wanted]
+    values = [[cell.get("value") for cell in row] for row in wanted]
+    got = [[None if c[1] is None else float(c[1]) for c in row] for row in rows]
+    checks.that("sheet/%s/texts" % sheet["name"], [[c[0] for c in row] for row in rows] == texts, rows[:2])
+    checks.that("sheet/%s/numbers" % sheet["name"], got == values, got[:2])
+    said = text_of(browser, at)
+    checks.that("sheet/%s/words" % sheet["name"], sheet["title"] in said and sheet["assumptions"] in said)
+    for note in sheet["notes"]:
+        checks.that("sheet/%s/note" % sheet["name"], note["ours"]["text"] in said, said[-300:])
+    points = browser.run(
+        """[...document.querySelectorAll("%s circle")].map(c => [c.dataset.x, c.dataset.y, c.getAttribute('cx'),
+        c.getAttribute('cy'), c.textContent].map((v, i) => i < 4 ? Number(v) : v))""" % at
+    )
+    wanted = [[x, y] for s in sheet["series"] for x, y in zip(s["x"], s["y"])]
+    checks.that("sheet/%s/points" % sheet["name"], [p[:2] for p in points] == wanted, points[:3])
+    names = [s["name"] for s in sheet["series"] for _ in s["x"]]
+    checks.that("sheet/%s/points-say" % sheet["name"], all(p[4].startswith(n) for p, n in zip(points, names)), points[:3])
+    check_places(browser, checks, sheet, at)
+
+
+def check_places(browser, checks, sheet, at):
+    """In each chart a larger number lies higher, in proportion from zero, and equal ones at the same height."""
+    charts = browser.run(
+        """[...document.querySelectorAll("%s svg")].map(s => [...s.querySelectorAll('circle')].map(c =>
+        [Number(c.dataset.y), Number(c.getAttribute('cy'))]))""" % at
+    )
+    for points in charts:
+        high, low = max(points), min(points)
+        per = (low[1] - high[1]) / (high[0] - low[0]) if high[0] > low[0] else 0
+        off = max(abs(low[1] - per * (p[0] - low[0]) - p[1]) for p in points)
+        checks.that("sheet/%s/heights" % sheet["name"], per > 0 and off < 0.01, (off, points[:3]))
+
+
+def check_reproduction(browser, checks, data):
+    checks.that("data", embedded(browser, "reproduction") == data)
+    for sheet in data["sheets"]:
+        check_sheet(browser, checks, sheet)
+    browser.run("document.querySelector('circle').focus()")
+    first = text_of(browser, "circle")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    browser.settle()
+    at = browser.run("[document.activeElement.tagName, document.activeElement.textContent]")
+    checks.that("keys/points", at[0] == "circle" and at[1] != first, at)
+
+
+def check_page(browser, checks, data):
+    if data["format"] == "chunkflow-tuning":
+        check_tuning(browser, checks, data)
+    elif data["format"] == "chunkflow-reproduction":
+        check_reproduction(browser, checks, data)
+    else:
+        checks.that("data", embedded(browser, "data") == data)
+        check_report(browser, checks, data)
+    checks.that("no-markup", browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
+
+
 def check(program, name, page, json_path):
     with open(json_path, encoding="utf-8") as file:
         data = json.load(file)
@@ -436,17 +693,10 @@ def check(program, name, page, json_path):
         if name == "large":
             check_speed(browser, checks, page)
         browser.open(page)
-        embedded = json.loads(browser.run("document.getElementById('data').textContent"))
-        checks.that("data", embedded == data)
-        check_numbers(browser, checks, data)
-        check_tables(browser, checks, data)
-        checks.that("source", data["source"] in browser.run("document.getElementById('setting').textContent"))
-        checks.that("no-markup", browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
-        check_pointing(browser, checks, data)
-        check_keyboard(browser, checks, data)
-        check_switch(browser, checks, data)
+        check_page(browser, checks, data)
         browser.dark(True)
         browser.resize(400, 800)
+        browser.run("scrollTo(0, 0)")
         wide = browser.run("document.documentElement.scrollWidth")
         checks.that("narrow", wide <= 400, wide)
         checks.that("quiet", not browser.complaints(), browser.complaints()[:3])

@@ -1,5 +1,5 @@
 #!/bin/sh
-# report_check.sh - chunkflow report: its numbers, and its page in a browser - MIT or public domain
+# report_check.sh - chunkflow report, tune --html and reproduce --html: numbers, and pages in a browser - MIT or public domain
 #
 #     CHUNKFLOW=build/chunkflow tests/report_check.sh [FILTER]
 #
@@ -143,6 +143,78 @@ test_pictures() {
     same_files report/svg/readme/memory "$root/tools/memory.svg" memory.svg
 }
 
+# What was tried takes what plan says that it takes, with the same options.
+test_tried() {
+    wanted report/tried || return 0
+    # shellcheck disable=SC2086
+    cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json lengths
+    "$PYTHON" -c '
+import json
+for t in json.load(open("data.json"))["tried"]: print(t["makespan"], t["memory"], t["options"])' >tried
+    same report/tried/some yes "$([ "$(wc -l <tried)" -ge 2 ] && grep -q -e --stage-layers tried && echo yes || cat tried)"
+    while read -r seconds bytes options; do
+        # shellcheck disable=SC2086
+        cf plan --chunk-size 8K --k 1 --stages 4 --split-backward $model $options --json s.json --summary lengths
+        same "report/tried/$options" "$seconds $(awk -v b="$bytes" 'BEGIN { printf "%.2f", b / 2 ^ 30 }')" "$("$PYTHON" -c '
+import json; print(json.load(open("s.json"))["makespan"])') $(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out)"
+    done <tried
+}
+
+# The pages of tune and reproduce hold what the commands write as JSON, and nothing is fetched.
+test_pages() {
+    # shellcheck disable=SC2086
+    cf tune lengths --model qwen2.5-7b --gpu h100-80g --gpus 8 --batch 24 --batches 3 --chunk-sizes 2K,8K,64K,512K \
+        --ks 1,4 --json tuned.json --html tuned.html
+    same tune/page 0 "$code"
+    "$PYTHON" -c '
+import re
+print(re.search("id=\"data\">(.*?)</script>", open("tuned.html").read(), re.S).group(1))' >tuned_report.json
+    same tune/page/report "" "$("$PYTHON" "$tests/report_data.py" tuned_report.json tuned.html 2>&1 | head -n 3)"
+    same tune/page/ranks "2 2" "$("$PYTHON" -c '
+import json
+t, r = json.load(open("tuned.json")), json.load(open("tuned_report.json"))
+dp = t["splits"][t["candidates"][t["winner"]]["split"]]["data_parallel"]
+print(min(dp, 2), min(len(r.get("ranks", [0])), 2))' | sed 's/^1 1$/2 2/')"
+    cf tune lengths --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 24 --batches 2 --chunk-sizes 256K --ks 1 \
+        --json none.json --html none.html
+    same tune/page/nothing-fits "1 null" "$code $(sed -n '/id="data"/{n;p;}' none.html)"
+    cf tune lengths --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 24 --batches 1 --html - --chunk-sizes 8K --ks 1
+    same tune/page/stdout "0 <!DOCTYPE html>" "$code $(head -n 1 out)"
+    refuses tune/page/both 2 '--json and --html both name x' tune lengths --model qwen2.5-7b --gpu h100-80g --json x --html x
+    cf reproduce --batches 1 --json paper.json --html paper.html
+    same reproduce/page 0 "$code"
+    same reproduce/page/topics "example peaks trade-off lengths speedup" "$("$PYTHON" -c '
+import json; print(*[s["name"] for s in json.load(open("paper.json"))["sheets"]])')"
+    same reproduce/page/printed "" "$("$PYTHON" - out <<'PYTHON'
+import json, sys
+printed = open(sys.argv[1]).read().split("\n")
+for sheet in json.load(open("paper.json"))["sheets"]:
+    for row in sheet["rows"]:
+        words = " ".join(cell["text"] for cell in row.values()).split()
+        if words not in [line.split() for line in printed]:
+            print("not printed:", words)
+        for key, cell in row.items():
+            shown = cell["text"].rstrip("*%").replace(",", "")
+            if "value" in cell and abs(float(shown) - cell["value"]) > 0.5001 * 10 ** -len(shown.partition(".")[2]):
+                print("shown otherwise:", key, cell)
+PYTHON
+)"
+    refuses reproduce/page/both 2 '--json and --html both name x' reproduce --json x --html x
+    cf reproduce lengths --json -
+    same reproduce/json "0 {" "$code $(head -n 1 out)"
+}
+
+# Many candidates, and a long list, make no long page.
+test_large_tuning() {
+    wanted tune/page/large || return 0
+    "$CHUNKFLOW" gen lmsys --n 200000 --seed 2 --max 32K >many
+    # shellcheck disable=SC2046
+    cf tune many --model qwen2.5-7b --gpu h100-80g --gpus 64 --batch 64 --batches 1 --json large.json --html large_tuned.html \
+        --chunk-sizes "$(seq -s , 4096 1024 16384)" --ks 1,2 --schedules paper --replay local --no-offload
+    same tune/page/large "0 yes" "$code $("$PYTHON" -c '
+import os; print("yes" if os.path.getsize("large_tuned.html") < 1e6 else os.path.getsize("large_tuned.html"))')"
+}
+
 # A list whose name is meant to do harm, and a model's. The browser says what became of it.
 make_hostile() {
     mkdir -p '<'
@@ -156,10 +228,16 @@ test_hostile() {
     same report/hostile 0 "$code"
     source='import json, sys; print(json.load(open(sys.argv[1]))["source"])'
     same report/hostile/text "$hostile" "$("$PYTHON" -c "$source" hostile.json)"
-    same report/hostile/scripts "4 0" "$(grep -o '</*script' hostile.html | wc -l) $(grep -c '<img' hostile.html)"
+    same report/hostile/scripts "8 0" "$(grep -o '</*script' hostile.html | wc -l) $(grep -c '<img' hostile.html)"
     printf '1\n' >"$(printf 'bad\377name')"
     cf report --chunk-size 2 -o bytes.html --json bytes.json "$(printf 'bad\377name')"
     same report/hostile/bytes 'bad?name' "$("$PYTHON" -c "$source" bytes.json)"
+    cf tune "$hostile" --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 4 --batches 1 --chunk-sizes 16,4K --ks 1 \
+        --json hostile_tuned.json --html hostile_tuned.html
+    same tune/page/hostile "0 $hostile" "$code $("$PYTHON" -c "$source" hostile_tuned.json)"
+    same tune/page/hostile/scripts "8 0" \
+        "$(grep -o '</*script' hostile_tuned.html | wc -l) $(grep -c '<img' hostile_tuned.html)"
+    "$PYTHON" "$tests/report_hostile.py" hostile_tuned paper
 }
 
 # in_browser NAME PAGE JSON: the tests of report_browser.py
@@ -183,6 +261,9 @@ test_browser() {
     in_browser medium medium.html medium.json
     in_browser measured measured.html measured.json
     in_browser hostile hostile.html hostile.json
+    for page in tuned none paper hostile_tuned hostile_tuned_numbers paper_numbers; do
+        in_browser "$page" "$page.html" "$page.json"
+    done
     "$CHUNKFLOW" gen lognormal --n 5600 --median 5000 --max 120K --seed 3 >large
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 2 --stages 8 $model -o large.html --json large.json large
@@ -197,6 +278,9 @@ test_numbers
 test_baseline
 test_measured
 test_usage
+test_tried
+test_pages
+test_large_tuning
 test_pictures
 test_hostile
 test_browser

@@ -362,6 +362,17 @@ TEST(equals_brute_force_on_virtual_stages) {
 
 /* ---- memory ---- */
 
+/* The terms of a report add up to its total, which is the bytes of a candidate but for a byte that rounding may take from
+   each term. */
+static void check_terms(const cf_memory_report *memory, int64_t bytes) {
+    int64_t sum = 0, n = 0;
+#define ADD_TERM(name, text) sum += memory->name, n++;
+    CF_MEMORY_TERMS(ADD_TERM)
+#undef ADD_TERM
+    CHECK_INT(sum, memory->total);
+    CHECK(memory->total <= bytes + n && memory->total >= bytes - n);
+}
+
 /* Every exact candidate's peak is that of the slow walk. */
 static void check_peaks(const fixture *f) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
@@ -432,6 +443,7 @@ TEST(limit_is_kept) {
                 CHECK(before->status != CF_TUNE_OK || before->bytes > f.desc.limit_bytes);
             if (c->status == CF_TUNE_INFEASIBLE) {
                 CHECK(c->bytes > f.desc.limit_bytes);
+                check_terms(&c->memory, c->bytes);
                 infeasible++;
             }
             if (before->status == CF_TUNE_OK && before->bytes <= f.desc.limit_bytes) {
@@ -1052,6 +1064,129 @@ TEST(bad_lengths) {
 }
 
 /* A schedule that did not fit and was made again leaves no trace in the caller's error record. */
+/* ---- the schedule that a candidate stands for ---- */
+
+/* The seconds of a schedule of the fixture's stages, with the optimizer's step. */
+static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedule *schedule) {
+    cf_stage_cost costs[8];
+    cf_simulate_desc simulate;
+    cf_cost_desc cost;
+    cf_timeline *timeline = NULL;
+    cf_timing timing;
+    double seconds = -1;
+    memset(&cost, 0, sizeof cost);
+    memset(&simulate, 0, sizeof simulate);
+    cost.model = f->desc.model;
+    cost.gpu = f->desc.gpu;
+    cost.parallel = f->desc.parallel;
+    cost.chunk_size = plan->chunk_size;
+    simulate.timing = &timing;
+    if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, &seconds, NULL) == CF_OK &&
+        cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK)
+        seconds += timeline->makespan;
+    cf_timeline_free(timeline);
+    return seconds;
+}
+
+/* The times that the search found, batch by batch, are those of the schedules that are made for the same batches. */
+static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, int64_t batch, const int64_t *lengths) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+    cf_pack_desc pack = f->desc.pack;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    pack.chunk_size = c->chunk_size;
+    CHECK(memcmp(&tuning->batches[batch * tuning->batch], lengths, (size_t)tuning->batch * sizeof *lengths) == 0);
+    REQUIRE(cf_pack(lengths, f->desc.batch, &pack, &plan, NULL) == CF_OK);
+    if (cf_tune_schedule(&f->desc, tuning, id, plan, 0, &schedule, &error) != CF_OK) {
+        harness_note("%s", error.text);
+        CHECK(schedule != NULL);
+    } else {
+        CHECK_INT(schedule->lowered, c->offload);
+        if (batch < tuning->n_batches && !c->offload)
+            CHECK(same(seconds_of(f, plan, schedule), tuning->seconds[id * tuning->n_batches + batch]));
+    }
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Returns how many candidates were exact and under a limit. */
+static int64_t check_choices(const fixture *f) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    cf_tuning *tuning = tune(f);
+    int64_t i, b, limited = 0;
+    if (tuning == NULL) return -1;
+    draw(f, batches);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        if (tuning->candidates[i].status != CF_TUNE_OK) continue;
+        limited += tuning->candidates[i].limited;
+        for (b = 0; b <= tuning->n_batches; b++) check_choice(f, tuning, i, b, batches[b]);
+    }
+    CHECK(tuning->n_ranked > 3);
+    cf_tuning_free(tuning);
+    return limited;
+}
+
+TEST(schedule_of_a_candidate) {
+    fixture f;
+    cf_tuning *tuning;
+    fixture_fill(&f, 3);
+    CHECK_INT(check_choices(&f), 0);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    f.desc.limit_bytes = tuning->candidates[tuning->winner].bytes / 10 * 9;
+    cf_tuning_free(tuning);
+    CHECK(check_choices(&f) > 0);
+}
+
+/* What does not belong together is refused by name, and the schedule is untouched. */
+TEST(schedule_of_no_candidate) {
+    fixture f;
+    cf_pack_desc pack;
+    cf_plan *plan = NULL, *other = NULL;
+    cf_schedule *schedule = NULL;
+    cf_tune_desc desc;
+    cf_tuning *tuning;
+    cf_error error;
+    fixture_fill(&f, 4);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = tuning->candidates[tuning->winner].chunk_size;
+    REQUIRE(cf_pack(f.lengths, f.desc.batch, &pack, &plan, NULL) == CF_OK);
+    pack.chunk_size++;
+    REQUIRE(cf_pack(f.lengths, f.desc.batch, &pack, &other, NULL) == CF_OK);
+#define REFUSED(call, result, name)                  \
+    do {                                             \
+        memset(&error, 0, sizeof error);             \
+        CHECK_INT(call, result);                     \
+        CHECK_STR(error.field, name);                \
+        CHECK(schedule == NULL);                     \
+    } while (0)
+    REFUSED(cf_tune_schedule(NULL, tuning, 0, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "desc");
+    REFUSED(cf_tune_schedule(&f.desc, NULL, 0, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "tuning");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, 0, NULL, 0, &schedule, &error), CF_ERROR_ARGUMENT, "plan");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, 0, plan, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, -1, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "candidate");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->n_candidates, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "candidate");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, other, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "plan.chunk_size");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, plan, 1, &schedule, &error), CF_ERROR_ARGUMENT, "rank");
+    desc = f.desc;
+    desc.parallel.pp = 2;
+    REFUSED(cf_tune_schedule(&desc, tuning, tuning->winner, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "desc.parallel");
+    tuning->limit_bytes = 1;
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, plan, 0, &schedule, &error), CF_ERROR_INFEASIBLE,
+            "limit_bytes");
+    CHECK(error.wanted > 1);
+#undef REFUSED
+    cf_plan_free(plan);
+    cf_plan_free(other);
+    cf_tuning_free(tuning);
+}
+
 TEST(error_record_untouched_on_success) {
     fixture f;
     cf_tuning *tuning = NULL;
@@ -1171,4 +1306,5 @@ SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
       CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
       CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),
-      CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory));
+      CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory), CASE(schedule_of_a_candidate),
+      CASE(schedule_of_no_candidate));

@@ -17,7 +17,8 @@
        fit costs to measured passes     cf_cost_fit
        estimate them from numbers       cf_cost_estimate, cf_gpu_find, cf_gpu_at
        bytes that a schedule needs      cf_schedule_memory
-       choose ChunkSize and K           cf_tune, cf_tune_defaults, cf_tune_budget, cf_tuning_free, cf_tune_status_name
+       choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
+                                        cf_tune_status_name
 
    What it does not do. It measures nothing, reads no files and prints nothing. It knows dense decoders (cf_model); for
    any other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good for choosing
@@ -244,8 +245,8 @@ typedef struct cf_tune_candidate {
     double chunks;          /* mean number of chunks of a rank */
     int64_t bytes;          /* CF_TUNE_OK: the most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
     int64_t stage;          /* the stage of that GPU */
-    cf_memory_report memory; /* CF_TUNE_OK: what these bytes go to. Without a model the fixed bytes stand under
-                               `runtime` and those of the chunk in a pass under `working` */
+    cf_memory_report memory; /* CF_TUNE_OK, CF_TUNE_INFEASIBLE: what these bytes go to. Without a model the fixed bytes
+                               stand under `runtime` and those of the chunk in a pass under `working` */
     int64_t peak_batch;     /* CF_TUNE_OK: the batch with that moment; n_batches: the one that is only for memory */
     int64_t peak_rank;
     cf_action peak_action;  /* the pass that runs then */
@@ -304,6 +305,8 @@ typedef struct cf_tuning {
     cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
     double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
+    int64_t batch;                  /* sequences of a batch */
+    int64_t *batches;               /* (n_batches + 1) x batch: their lengths; the last batch is for memory only */
     int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
@@ -335,6 +338,17 @@ typedef struct cf_tuning {
    CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
+
+/* The schedule that a candidate stands for, of one rank of a plan, which need not be one of the batches: made as
+   cf_tune makes it, without a limit or, where that does not fit, under one; and lowered where state is offloaded. So a trainer
+   gets for every batch what the search has chosen.
+
+   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size for the dp of
+   its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with what does
+   not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the limit, with the bytes that one
+   needs in error->wanted; those of cf_tune. */
+CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
+                                              const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error);
 
 /* A copy of desc with every default filled in, but for limit_bytes, what `parallel` leaves open, and the longest
    sequence among the chunk_sizes. */
@@ -958,7 +972,6 @@ typedef struct cft__tuner {
     int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
 
-    int64_t *batches;        /* (n_batches + 1) x batch: lengths; the last batch is for memory only */
     int32_t *pool;           /* (n) the list, being shuffled */
     int splits;              /* 1: some kind may split backwards */
     double *bounds;          /* (n_candidates x n_batches) that no time is below */
@@ -1172,6 +1185,7 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     }
     header->n_splits = cft__list_splits(desc, NULL);
     header->n_batches = desc->n_batches;
+    header->batch = desc->batch;
     t->counts[CFT__SPLIT] = header->n_splits;
     t->counts[CFT__SIZE] = desc->n_chunk_sizes;
     t->counts[CFT__K] = desc->n_ks;
@@ -1255,6 +1269,7 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
     header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
+    header->batches = (int64_t *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(int64_t));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
     header->neighbours = (int64_t *)cft__take(carver, 16 + t->desc.n_kinds, sizeof(int64_t));
     if (tuning != NULL) *tuning = *header;
@@ -1263,7 +1278,6 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
 
 static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     int64_t v = t->most_virtual;
-    t->batches = (int64_t *)cft__take(carver, (t->desc.n_batches + 1) * t->desc.batch, sizeof(int64_t));
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
     t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
     t->turns = (cf_tune_candidate **)cft__take(carver, t->tuning->n_candidates, sizeof *t->turns);
@@ -1296,7 +1310,7 @@ static uint64_t cft__draw(uint64_t *state) {
 /* As a data loader would: the list is shuffled and handed out from its start, and shuffled anew when it is through. */
 static cf_result cft__draw_batches(cft__tuner *t) {
     int64_t i, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
-    int64_t *memory_only = &t->batches[count];
+    int64_t *memory_only = &t->tuning->batches[count];
     uint64_t state = t->desc.seed;
     for (i = 0; i < t->n; i++) {
         CFT__TRY(cft__range(t->lengths[i], 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "lengths", i, t->error));
@@ -1308,12 +1322,12 @@ static cf_result cft__draw_batches(cft__tuner *t) {
         int32_t drawn = t->pool[other];
         t->pool[other] = t->pool[next];
         t->pool[next] = drawn;
-        t->batches[i] = t->lengths[drawn];
+        t->tuning->batches[i] = t->lengths[drawn];
         cft__add_product(&t->tuning->batch_tokens[i / size], t->lengths[drawn], 1);
         if (t->tuning->batch_tokens[i / size] == INT64_MAX) return cft__fail_size(t->error, "lengths");
         next = (next + 1) % t->n;
     }
-    memcpy(memory_only, t->batches, (size_t)size * sizeof *memory_only);
+    memcpy(memory_only, t->tuning->batches, (size_t)size * sizeof *memory_only);
     memory_only[cft__longest_of(memory_only, size)] = t->lengths[cft__longest_of(t->lengths, t->n)];
     return CF_OK;
 }
@@ -1325,7 +1339,7 @@ static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batc
     desc.allocator = &t->allocator;
     cf_plan_free(t->plan);
     t->plan = NULL;
-    return cf_pack(&t->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error);
+    return cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error);
 }
 
 /* ---- memory ---- */
@@ -1462,13 +1476,20 @@ static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, 
     return most / 100;
 }
 
+/* The least that some schedule needs: bytes of a stage, and what is held then by each of its virtual stages. */
+typedef struct cft__least {
+    int64_t bytes, stage;
+    cf_memory_load load;
+} cft__least;
+
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
    or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
    the backward of its last chunk counts, because they do not come to the others at the same time.) */
-static int64_t cft__least_bytes(const cft__tuner *t, int64_t k, int local, int64_t *stage) {
+static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
-    int64_t id, n, i, most = 0, at = 0;
-    *stage = 0;
+    int64_t id, n, i, at = 0;
+    cft__least least;
+    memset(&least, 0, sizeof least);
     for (id = 0; id < plan->n_chunks; id += n) {
         cf_memory_load load;
         memset(&load, 0, sizeof load);
@@ -1484,13 +1505,14 @@ static int64_t cft__least_bytes(const cft__tuner *t, int64_t k, int local, int64
             load.chunk_tokens = c->padded;
             if (t->split->n_virtual > 1 && i < n - 1) continue;
             bytes = cft__most_bytes(t, &load, &at);
-            if (bytes > most) {
-                most = bytes;
-                *stage = at;
+            if (bytes > least.bytes) {
+                least.bytes = bytes;
+                least.stage = at;
+                least.load = load;
             }
         }
     }
-    return most;
+    return least;
 }
 
 static int64_t cft__largest_group(const cf_plan *plan) {
@@ -1728,9 +1750,11 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, 
     return cft__report_stages(t, "lengths");
 }
 
-static void cft__set_infeasible(cf_tune_candidate *c, int64_t bytes, int64_t stage, const char *why) {
+static void cft__set_infeasible(cf_tune_candidate *c, const cf_memory_report *memory, int64_t bytes, int64_t stage,
+                                const char *why) {
     c->status = CF_TUNE_INFEASIBLE;
     c->why = why;
+    c->memory = *memory;
     c->bytes = bytes;
     c->stage = stage;
 }
@@ -1753,7 +1777,9 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t ba
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
+    cf_memory_report memory;
     int way;
+    memset(&memory, 0, sizeof memory);
     desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split->pp, t->split->n_virtual);
     for (way = 0; way < 3; way++) {
         int64_t total;
@@ -1769,10 +1795,12 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
             cft__note_peak(t, c, batch, rank);
             return CF_OK;
         }
-        if (total < least) stage = t->fullest;
-        least = cft__min(least, total);
+        if (total >= least) continue;
+        least = total;
+        stage = t->fullest;
+        memory = t->reports[stage];
     }
-    cft__set_infeasible(c, least, stage, "no schedule of some batch keeps to the limit");
+    cft__set_infeasible(c, &memory, least, stage, "no schedule of some batch keeps to the limit");
     return CF_OK;
 }
 
@@ -1814,23 +1842,38 @@ static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, doub
     return CF_OK;
 }
 
+/* What bytes that are too many go to; nothing is said of others. */
+static cf_result cft__report_least(cft__tuner *t, const cft__least *least, cf_memory_report *out) {
+    int64_t v;
+    memset(out, 0, sizeof *out);
+    if (least->bytes <= t->tuning->limit_bytes) return CF_OK;
+    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) t->loads[v] = least->load;
+    CFT__TRY(cft__report_stages(t, "lengths"));
+    *out = t->reports[least->stage];
+    return CF_OK;
+}
+
 /* The least memory and time that the candidates of a point need for the batch at hand: those with one of the replays,
    of the candidates with one K, which begin with `first`. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch) {
     const cf_tune_candidate *point = &t->tuning->candidates[first + replay * t->strides[CFT__REPLAY]];
     int timed = batch < t->desc.n_batches;
     int local = point->replay == CF_REPLAY_LOCAL, best;
-    int64_t id, stage[2], bytes[2];
+    cf_memory_report memory[2];
+    cft__least least[2];
     double bound = 0;
-    bytes[0] = cft__least_bytes(t, point->k, local, &stage[0]);
-    bytes[1] = cft__least_bytes(t, 1, local, &stage[1]); /* `best` may keep fewer than K */
+    int64_t id;
+    least[0] = cft__least_bytes(t, point->k, local);
+    least[1] = cft__least_bytes(t, 1, local); /* `best` may keep fewer than K */
+    for (best = 0; best < 2; best++) CFT__TRY(cft__report_least(t, &least[best], &memory[best]));
     if (timed) CFT__TRY(cft__find_bound(t, point, &bound));
     for (id = first; id < first + t->strides[CFT__K]; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         if (c->replay != point->replay) continue;
         best = c->kind == CF_SCHEDULE_BEST;
-        if (bytes[best] > t->tuning->limit_bytes && (c->status != CF_TUNE_INFEASIBLE || bytes[best] > c->bytes))
-            cft__set_infeasible(c, bytes[best], stage[best],
+        if (least[best].bytes > t->tuning->limit_bytes &&
+            (c->status != CF_TUNE_INFEASIBLE || least[best].bytes > c->bytes))
+            cft__set_infeasible(c, &memory[best], least[best].bytes, least[best].stage,
                                 best ? "a chunk of a group does not fit, even alone"
                                      : "K chunks of a group do not fit, even alone");
         if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
@@ -2104,7 +2147,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
 static cf_result cft__tune_in(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cf_error *error = t->error;
-    void *scratch;
+    void *scratch = NULL;
     int64_t i;
     cf_result result;
     (void)cft__list_splits(&t->desc, tuning->splits);
@@ -2131,6 +2174,66 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
     result = cft__tune_in(&t);
     if (result == CF_OK) *out = t.tuning;
     else t.allocator.release(memory, t.allocator.user);
+    return result;
+}
+
+/* Whether a plan is one that a candidate speaks of, and desc the one that the search was about. */
+static cf_result cft__check_choice_of(const cf_tune_desc *desc, const cf_tuning *tuning, const cf_tune_candidate *c,
+                                      const cf_plan *plan, int64_t rank, cf_error *error) {
+    const cf_parallel *split = &tuning->splits[c->split];
+    cf_parallel asked = cf_parallel_defaults(&desc->parallel);
+    if (desc->n_gpus == 0 && (asked.pp != split->pp || asked.n_virtual != split->n_virtual || asked.dp != split->dp))
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "desc.parallel", -1, "is not the split of the tuning");
+    if (plan->chunk_size != c->chunk_size)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "plan.chunk_size", -1, c->chunk_size, plan->chunk_size,
+                       "is not that of the candidate");
+    if (plan->n_ranks != split->dp)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "plan.n_ranks", -1, split->dp, plan->n_ranks,
+                       "is not the dp of the candidate's split");
+    return cft__range(rank, 0, plan->n_ranks - 1, CF_ERROR_ARGUMENT, "rank", -1, error);
+}
+
+/* In t->schedule, and lowered in t->lowered where state is offloaded. */
+static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen, int64_t rank) {
+    cf_tune_candidate c = *chosen;
+    CFT__TRY(cft__set_up(t, c.split, c.chunk_size));
+    CFT__TRY(cft__check_weights(t));
+    c.status = CF_TUNE_UNTRIED;
+    c.bytes = 0;
+    CFT__TRY(cft__fit_rank(t, &c, 0, rank));
+    if (c.status != CF_TUNE_INFEASIBLE) return CF_OK;
+    return cf_fail(t->error, CF_ERROR_INFEASIBLE, "limit_bytes", c.stage, c.bytes, t->tuning->limit_bytes,
+                   "is too little for any schedule of this plan");
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
+                                              const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error) {
+    static const int64_t length = 1; /* desc is checked as for a search; its lists are not needed */
+    const cf_tune_candidate *c;
+    cft__tuner t;
+    void *scratch = NULL;
+    cf_result result;
+    if (tuning == NULL) return cf_fail_null(error, "tuning");
+    if (plan == NULL) return cf_fail_null(error, "plan");
+    if (out == NULL) return cf_fail_null(error, "out");
+    CFT__TRY(cft__range(candidate, 0, tuning->n_candidates - 1, CF_ERROR_ARGUMENT, "candidate", -1, error));
+    CFT__TRY(cft__start(&t, &length, 1, desc, error));
+    c = &tuning->candidates[candidate];
+    CFT__TRY(cft__check_choice_of(desc, tuning, c, plan, rank, error));
+    t.header = *tuning;
+    t.header.n_candidates = 0;
+    t.tuning = &t.header;
+    t.most_virtual = tuning->splits[c->split].pp * tuning->splits[c->split].n_virtual;
+    CFT__TRY(cft__carve(&t, cft__lay_out_tuner, "plan", &scratch));
+    t.error = &t.record;
+    t.plan = (cf_plan *)plan; /* only read */
+    result = cft__make_choice(&t, c, rank);
+    if (result == CF_OK) *out = c->offload ? t.lowered : t.schedule;
+    else if (error != NULL) *error = t.record;
+    if (result == CF_OK && c->offload) t.lowered = NULL;
+    else if (result == CF_OK) t.schedule = NULL;
+    cft__free_schedule(&t);
+    t.allocator.release(scratch, t.allocator.user);
     return result;
 }
 

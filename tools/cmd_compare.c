@@ -1,7 +1,7 @@
 /* cmd_compare.c - chunkflow compare: all schedules for one list of lengths, side by side. */
 
 #include "json_write.h"
-#include "pipeline.h"
+#include "baseline.h"
 #include "progress.h"
 #include "table.h"
 
@@ -137,16 +137,14 @@ static void fill_case(comparison *t, const cf_plan *plan, row *r) {
 }
 
 static void fill_baseline(const comparison *t, row *r) {
-    cf_plan *plan = NULL;
-    pipeline_run run;
+    baseline base;
     cf_error error;
 
-    r->result = pipeline_baseline_make(&t->pipe, &t->packed, &t->asked->packing, r->unsplit == PACKED, &plan, &r->what,
-                                       &run, &error);
+    r->result = baseline_make(&t->pipe, &t->packed, &t->asked->packing, r->unsplit == PACKED, NULL, &base, &error);
     if (r->result == CF_OK) {
-        measure(t, &run, r);
-        pipeline_run_free(&run);
-        cf_plan_free(plan);
+        r->what = base.what;
+        measure(t, &base.run, r);
+        baseline_free(&base);
     } else {
         memcpy(r->why, error.text, sizeof r->why);
     }

@@ -54,8 +54,6 @@ typedef struct maker {
     const report_options *asked;
     packing packed;
     pipeline pipe;
-    cf_plan *unsplit;
-    pipeline_run runs[REPORT_MOST_SCHEDULES]; /* parallel to the schedules */
     saved_schedule saved;
     char *text; /* of the file of --measured */
     json_document document;
@@ -63,164 +61,43 @@ typedef struct maker {
 } maker;
 
 /* ----------------------------------------------------------------------------------------------------------------
-   Schedules
+   Schedules and ranks
    ---------------------------------------------------------------------------------------------------------------- */
 
-static int transfers_of(const maker *m, const report_schedule *s, cf_timing *out, cf_error *error) {
-    pipeline_costs costs;
-
-    if (pipeline_costs_make(&m->pipe, s->schedule->n_virtual, m->packed.plan->chunk_size, s->recompute, &costs,
-                            error) != CF_OK)
-        return cli_error(error, NULL);
-    *out = costs.timing;
-    out->stages = NULL;
-    pipeline_costs_free(&costs);
-    return CLI_OK;
-}
-
-/* Takes a run over as the next schedule of the report, with its idle time and its memory over time. `measured`: its
-   times, or NULL for simulated ones. */
-static int add_schedule(maker *m, const char *name, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *run,
-                        cf_recompute recompute, const cf_timeline *measured) {
-    report *r = &m->out;
-    report_schedule *s = &r->schedules[r->n_schedules];
-    cf_error error;
-    int code;
-
-    m->runs[r->n_schedules++] = *run;
-    snprintf(s->name, sizeof s->name, "%s", name);
-    s->plan = plan != m->packed.plan;
-    s->measured = measured != NULL;
-    s->fits = pipeline_fits(&m->pipe, run);
-    s->recompute = recompute ? recompute : m->pipe.model.parallel.recompute;
-    s->schedule = schedule;
-    s->timeline = measured ? measured : run->timeline;
-    s->memory = run->memory;
-    s->fullest = run->fullest;
-    if ((code = transfers_of(m, s, &s->timing, &error)) != CLI_OK) return code;
-    if (idle_make(plan, schedule, s->timeline, &s->timing, &s->idle, &error) != CF_OK ||
-        held_make(&m->pipe, plan, schedule, s->recompute, &s->held, &error) != CF_OK)
-        return cli_error(&error, NULL);
-    return CLI_OK;
-}
-
-/* The baseline that is shorter, or the one that fits. */
-static int add_baseline(maker *m) {
-    report *r = &m->out;
-    int packed, found = -1;
-    cf_plan *plans[2] = {NULL, NULL};
-    pipeline_run runs[2];
-    pipeline_case cases[2];
-    cf_error error;
-
-    memset(runs, 0, sizeof runs);
-    for (packed = 0; packed < 2; packed++) {
-        if (pipeline_baseline_make(&m->pipe, &m->packed, &m->asked->packing, packed, &plans[packed], &cases[packed],
-                                   &runs[packed], &error) != CF_OK)
-            snprintf(r->no_baseline, sizeof r->no_baseline, "%s", error.text);
-        else if (found < 0 || pipeline_fits(&m->pipe, &runs[packed]) > pipeline_fits(&m->pipe, &runs[found]) ||
-                 (pipeline_fits(&m->pipe, &runs[packed]) == pipeline_fits(&m->pipe, &runs[found]) &&
-                  runs[packed].timeline->makespan < runs[found].timeline->makespan))
-            found = packed;
-    }
-    for (packed = 0; packed < 2; packed++) {
-        if (packed == found) continue;
-        pipeline_run_free(&runs[packed]);
-        cf_plan_free(plans[packed]);
-    }
-    if (found < 0) return CLI_OK;
-    m->unsplit = plans[found];
-    r->plans[r->n_plans].name = "unsplit";
-    r->plans[r->n_plans++].plan = m->unsplit;
-    r->schedules[r->n_schedules].unsplit = 1;
-    if (pipeline_fits(&m->pipe, &runs[found])) r->baseline = r->n_schedules;
-    else
-        snprintf(r->no_baseline, sizeof r->no_baseline, "1F1B on unsplit sequences needs %.2f GiB on stage %lld",
-                 modelling_gib(runs[found].memory[runs[found].fullest].total), (long long)runs[found].fullest);
-    return add_schedule(m, found ? "1F1B on unsplit sequences, packed" : "1F1B on unsplit sequences", m->unsplit,
-                        runs[found].schedule, &runs[found], cases[found].recompute, NULL);
-}
-
-static int add_case(maker *m, const char *name, pipeline_case what) {
-    report *r = &m->out;
-    pipeline_run run;
-    cf_error error;
-    int code, i = r->n_schedules;
-
-    what.replay = (cf_replay)m->asked->replay;
-    what.k = m->asked->k;
-    if (pipeline_run_make(&m->pipe, m->packed.plan, &what, &run, &error) != CF_OK) return cli_error(&error, NULL);
-    code = add_schedule(m, name, m->packed.plan, run.schedule, &run, what.recompute, NULL);
-    if (code == CLI_OK && r->schedules[i].fits &&
-        (r->best < 0 || run.timeline->makespan < r->schedules[r->best].timeline->makespan))
-        r->best = i;
-    return code;
-}
-
-static pipeline_case best_case(const maker *m, int split) {
+static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
     pipeline_case what;
 
     memset(&what, 0, sizeof what);
-    what.kind = CF_SCHEDULE_BEST;
+    what.kind = kind;
     what.replay = (cf_replay)m->asked->replay;
     what.k = m->asked->k;
+    if (kind != CF_SCHEDULE_BEST) return what;
     what.n_virtual = m->asked->n_virtual;
     what.placement = (cf_placement)m->asked->placement;
     what.split_backward = split;
     return what;
 }
 
+static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split) {
+    pipeline_case what = case_of(m, kind, split);
+    return report_add_case(&m->out, name, &what);
+}
+
 static int add_cases(maker *m) {
-    pipeline_case paper, zero_bubble;
     int pipelined = m->pipe.n_stages > 1, code;
 
-    memset(&paper, 0, sizeof paper);
-    paper.kind = CF_SCHEDULE_PAPER;
-    zero_bubble = paper;
-    zero_bubble.kind = CF_SCHEDULE_ZERO_BUBBLE;
-    code = add_case(m, "paper", paper);
-    if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", zero_bubble);
-    if (code == CLI_OK) code = add_case(m, "best", best_case(m, 0));
-    if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", best_case(m, 1));
+    code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
+    if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
+    if (code == CLI_OK) code = add_case(m, "best", CF_SCHEDULE_BEST, 0);
+    if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", CF_SCHEDULE_BEST, 1);
     return code;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------
-   Ranks
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* The schedule `best` of one rank; without one where there is none. */
-static void simulate_rank(const maker *m, int64_t rank, report_rank *out) {
-    pipeline pipe = m->pipe;
-    pipeline_case what = best_case(m, 0);
-    pipeline_run run;
-
-    out->makespan = -1;
-    pipe.rank = rank;
-    if (rank >= REPORT_MOST_RANKS || pipeline_run_make(&pipe, m->packed.plan, &what, &run, NULL) != CF_OK) return;
-    out->makespan = run.timeline->makespan;
-    out->bubble_useful = run.timeline->bubble_useful;
-    if (run.memory) out->memory = run.memory[run.fullest].total;
-    pipeline_run_free(&run);
-}
-
-static int add_ranks(maker *m) {
-    const cf_plan *plan = m->packed.plan;
-    report *r = &m->out;
-    int64_t i;
-
-    if (plan->n_ranks < 2) return CLI_OK;
-    r->ranks = (report_rank *)calloc((size_t)plan->n_ranks, sizeof *r->ranks);
-    if (!r->ranks) return cli_failed("out of memory");
-    r->n_ranks = plan->n_ranks;
-    for (i = 0; i < plan->n_chunks; i++) {
-        report_rank *rank = &r->ranks[plan->chunks[i].rank];
-        rank->tokens += plan->chunks[i].tokens;
-        rank->pairs += plan->chunks[i].pairs;
-        rank->n_chunks += plan->chunks[i].n_slices > 0;
-    }
-    for (i = 0; i < r->n_ranks; i++) simulate_rank(m, i, &r->ranks[i]);
-    return CLI_OK;
+/* A report_rank_fn: the schedule `best`. */
+static cf_result simulate_rank(void *user, const pipeline *rank, pipeline_run *out) {
+    const maker *m = (const maker *)user;
+    pipeline_case what = case_of(m, CF_SCHEDULE_BEST, 0);
+    return pipeline_run_make(rank, m->packed.plan, &what, out, NULL);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -296,16 +173,16 @@ static int add_measured(maker *m) {
     if (pipeline_run_of(&m->pipe, m->packed.plan, m->saved.schedule, &run, &error) != CF_OK)
         return cli_error(&error, NULL);
     r->predicted = r->n_schedules;
-    code = add_schedule(m, "predicted", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
+    code = report_add_run(r, "predicted", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
     if (code != CLI_OK) return code;
     none = run;
     none.timeline = NULL;
     none.memory = NULL;
     r->measured = r->n_schedules;
     compare_times(r, m->saved.schedule, run.timeline, &m->saved.timeline);
-    code = add_schedule(m, "measured", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT,
-                        &m->saved.timeline);
-    m->runs[r->measured] = none; /* the prediction owns them */
+    code = report_add_run(r, "measured", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT,
+                          &m->saved.timeline);
+    r->runs[r->measured] = none; /* the prediction owns them */
     return code;
 }
 
@@ -314,36 +191,24 @@ static int add_measured(maker *m) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 static void free_all(maker *m) {
-    int i;
-
-    for (i = 0; i < m->out.n_schedules; i++) {
-        idle_free(&m->out.schedules[i].idle);
-        free(m->out.schedules[i].held);
-        pipeline_run_free(&m->runs[i]);
-    }
-    free(m->out.ranks);
+    report_free(&m->out);
     saved_schedule_free(&m->saved);
     json_free(&m->document);
     free(m->text);
-    cf_plan_free(m->unsplit);
     packing_free(&m->packed);
     pipeline_close(&m->pipe);
 }
 
 static int make(maker *m) {
-    report *r = &m->out;
+    pipeline_case best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
     int code;
 
-    r->packed = &m->packed;
-    r->pipe = &m->pipe;
-    r->k = m->asked->k;
-    r->baseline = r->best = r->predicted = r->measured = -1;
-    r->plans[r->n_plans].name = "chunks";
-    r->plans[r->n_plans++].plan = m->packed.plan;
-    code = add_baseline(m);
+    report_start(&m->out, &m->packed, &m->pipe, m->asked->k);
+    code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK) code = add_cases(m);
+    if (code == CLI_OK) report_try_changes(&m->out, &best);
     if (code == CLI_OK) code = add_measured(m);
-    if (code == CLI_OK) code = add_ranks(m);
+    if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
     return code;
 }
 
@@ -353,7 +218,7 @@ static int write_files(const maker *m) {
     int code = cli_output_open(&outputs[0], m->asked->output), i;
 
     if (code == CLI_OK) code = cli_output_open(&outputs[1], m->asked->json);
-    if (code == CLI_OK) report_write_page(&m->out, &outputs[0]);
+    if (code == CLI_OK) report_write_report(&m->out, &outputs[0]);
     if (code == CLI_OK && outputs[1].stream) report_write_json(&m->out, &outputs[1]);
     if (code == CLI_OK && outputs[0].stream != stdout && outputs[1].stream != stdout) {
         report_sentence(&m->out, text, sizeof text);
@@ -389,7 +254,10 @@ const cli_command cmd_report = {
     .details =
     "The file needs no network and no other file. It shows what chunks gain against 1F1B on unsplit sequences, the\n"
     "lengths and what packing made of them, the schedules on one time axis, memory over time, and why stages are\n"
-    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off.\n\n"
+    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off. "
+    "With\n"
+    "--model and --gpu it tries other --k, --limit and --stage-layers on the best schedule and says what they "
+    "change.\n\n"
     "    chunkflow report --chunk-size 8K --k 4 --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 \\\n"
     "        lengths.txt -o report.html\n\n" PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

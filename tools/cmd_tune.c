@@ -2,32 +2,14 @@
 
 #define _POSIX_C_SOURCE 200809L
 
-#include "modelling.h"
-#include "packing.h"
 #include "progress.h"
 #include "table.h"
+#include "tune.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct tune_options {
-    modelling_options modelling;
-    gpu_options gpu;
-    int64_t gpus;
-    int64_t context, batch, batches, seed;
-    const char *chunk_sizes, *ks, *schedules;
-    int64_t replay; /* of the choice pipeline|local|both */
-    int no_offload, split_backward;
-    int64_t budget;
-    int64_t limit;
-    term_options terms;
-    int no_tails;
-    int64_t align;
-    int64_t show;
-    int tsv;
-    const char *json;
-} tune_options;
 
 static const tune_options defaults = {.gpu = GPU_DEFAULTS, .batch = 256, .batches = 16, .seed = 1, .replay = 3,
                                       .terms = TERM_DEFAULTS, .show = 10};
@@ -75,26 +57,13 @@ static const cli_option options[] = {
     TABLE_OPTION(tune_options, tsv, "the best of them, and the baseline"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, json),
      .help = "write everything as JSON; with - nothing else is printed"},
+    {.name = "--html", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, html),
+     .help = "write a page with a map of ChunkSize and K, and with a report of\nthe best; it loads nothing"},
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
    What to search
    ---------------------------------------------------------------------------------------------------------------- */
-
-/* The search, and what its description points to. */
-typedef struct tune_job {
-    const tune_options *asked;
-    modelling model;
-    cf_gpu gpu;
-    cf_tune_desc desc;
-    int64_t *chunk_sizes, *ks; /* of the options, or NULL */
-    cf_schedule_kind kinds[CF_SCHEDULE_COUNT];
-    cf_replay replays[2];
-    cli_list list;
-    int64_t *lengths;
-    int64_t n;                      /* of them within the context */
-    int64_t left_out, left_out_tokens, tokens;
-} tune_job;
 
 static int parse_schedules(const char *text, cf_schedule_kind *kinds, int64_t *count) {
     *count = 0;
@@ -222,91 +191,10 @@ static int show_progress(void *user, const cf_tune_progress *progress) {
     return interrupted;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------
-   The baseline: 1f1b that splits no sequence, on the same batches, GPUs and memory
-   ---------------------------------------------------------------------------------------------------------------- */
-
-typedef struct tune_baseline {
-    cf_tune_candidate best; /* the fastest that fits; best.status is CF_TUNE_OK if there is one */
-    cf_parallel split;
-    int packed;             /* micro-batches as long as the longest sequence; else a sequence each */
-    int64_t least;          /* where none fits: bytes that the thriftiest needs; 0: it cannot be made */
-    char why[200];          /* where it cannot be made */
-} tune_baseline;
-
 static int stop_if_interrupted(void *user, const cf_tune_progress *progress) {
     (void)user;
     (void)progress;
     return interrupted;
-}
-
-static int64_t longest_of(const tune_job *job) {
-    int64_t longest = 1, i;
-
-    for (i = 0; i < job->n; i++)
-        if (job->lengths[i] > longest) longest = job->lengths[i];
-    return longest;
-}
-
-static void note_least(tune_baseline *base, int64_t bytes) {
-    if (bytes > 0 && (base->least == 0 || bytes < base->least)) base->least = bytes;
-}
-
-static void note_baseline(const cf_tuning *tuning, int packed, tune_baseline *base) {
-    const cf_tune_candidate *c;
-
-    if (tuning->winner < 0) {
-        note_least(base, tuning->smallest_limit);
-        return;
-    }
-    c = &tuning->candidates[tuning->winner];
-    if (base->best.status == CF_TUNE_OK && !(c->seconds < base->best.seconds)) return;
-    base->best = *c;
-    base->split = tuning->splits[c->split];
-    base->packed = packed;
-}
-
-/* One form of it with one level of recomputation. */
-static void try_baseline(const tune_job *job, int64_t chunk_size, int packed, cf_recompute level, tune_baseline *base) {
-    static const int64_t k = 1;
-    static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
-    static const cf_replay replay = CF_REPLAY_PIPELINE;
-    cf_tune_desc desc = job->desc;
-    cf_tuning *tuning = NULL;
-    cf_error error;
-    cf_result result;
-
-    if (desc.parallel.n_virtual > 1) desc.parallel.layers = NULL;
-    desc.parallel.n_virtual = 1;
-    desc.parallel.recompute = level;
-    desc.pack.max_slices = packed ? 0 : 1;
-    desc.chunk_sizes = &chunk_size;
-    desc.ks = &k;
-    desc.kinds = &kind;
-    desc.replays = &replay;
-    desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
-    desc.no_offload = 1;
-    desc.split_backward = 0;
-    desc.progress = stop_if_interrupted;
-    result = cf_tune(job->lengths, job->n, &desc, &tuning, &error);
-    if (result == CF_OK) note_baseline(tuning, packed, base);
-    else if (result == CF_ERROR_LIMIT && strcmp(error.field, "limit_bytes") == 0) note_least(base, error.wanted);
-    else memcpy(base->why, error.text, sizeof base->why);
-    cf_tuning_free(tuning);
-}
-
-/* The fastest form that fits, which recomputes no more than it must. */
-static tune_baseline find_baseline(const tune_job *job) {
-    int64_t align = job->asked->align > 0 ? job->asked->align : 1;
-    int64_t chunk_size = (longest_of(job) + align - 1) / align * align;
-    tune_baseline base;
-    int level, packed;
-
-    memset(&base, 0, sizeof base);
-    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
-        for (packed = 0; packed < 2 && !interrupted; packed++)
-            try_baseline(job, chunk_size, packed, (cf_recompute)level, &base);
-    return base;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -379,8 +267,16 @@ static void print_winner(const cf_tuning *tuning) {
 #undef PRINT_TERM
 }
 
+static int64_t longest_of(const tune_job *job) {
+    int64_t longest = 1, i;
+
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > longest) longest = job->lengths[i];
+    return longest;
+}
+
 /* The baseline in words, beside the winner if there is one. */
-static void print_baseline(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static void print_baseline(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
 
     printf("\nbaseline          1f1b that splits no sequence");
@@ -471,7 +367,7 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
 }
 
 /* People see a few of them, scripts all. *same: those that are not worth a line. */
-static int print_rows(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base, int64_t *same) {
+static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base, int64_t *same) {
     double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
     int64_t i, shown = 0;
     const char *whole = base->packed ? "packed" : "unsplit";
@@ -495,11 +391,12 @@ static int print_rows(const tune_job *job, const cf_tuning *tuning, const tune_b
     return table_end(&t);
 }
 
-static int print_ranking(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static int print_ranking(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     int64_t same = 0;
     int code;
 
-    puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, replays)");
+    puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, "
+         "replays)");
     code = print_rows(job, tuning, base, &same);
     if (same > 0) printf("      %s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
     return code;
@@ -525,7 +422,8 @@ static void print_splits(const cf_tuning *tuning) {
             printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size),
                    cli_commas(best->k));
         else if (bound) printf("at least %.1f ms\n", 1e3 * bound->bound);
-        else printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes), (long long)least->stage);
+        else
+            printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes), (long long)least->stage);
     }
 }
 
@@ -603,7 +501,7 @@ static void print_infeasible(const cf_tuning *tuning) {
     if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
 }
 
-static int print_tuning(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
+static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     int64_t same = 0;
     int code = CLI_OK;
 
@@ -624,119 +522,18 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const tune
     }
     if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
     print_infeasible(tuning);
-    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are assumptions:\n"
+    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are "
+         "assumptions:\n"
          "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.");
     return code;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
-   JSON
+   The command
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id) {
-    const cf_tune_candidate *c = &tuning->candidates[id];
-    int64_t i;
-
-    json_open(w, NULL, '{');
-    json_integer_member(w, "id", id);
-    json_integer_member(w, "split", c->split);
-    json_integer_member(w, "chunk_size", c->chunk_size);
-    json_integer_member(w, "k", c->k);
-    json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
-    json_text_member(w, "replay", cf_replay_name(c->replay));
-    json_integer_member(w, "offload", c->offload);
-    json_text_member(w, "status", cf_tune_status_name(c->status));
-    if (c->why[0]) json_text_member(w, "why", c->why);
-    if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
-    json_number_member(w, "bound", c->bound);
-    if (c->status == CF_TUNE_INFEASIBLE) {
-        json_integer_member(w, "bytes", c->bytes);
-        json_integer_member(w, "stage", c->stage);
-    }
-    if (c->status == CF_TUNE_OK) {
-        json_integer_member(w, "limited", c->limited);
-        json_number_member(w, "seconds", c->seconds);
-        json_number_member(w, "confidence", c->confidence);
-        json_number_member(w, "behind", c->behind);
-        json_number_member(w, "behind_confidence", c->behind_confidence);
-        json_number_member(w, "bubble_useful", c->bubble);
-        json_number_member(w, "chunks", c->chunks);
-        json_integer_member(w, "bytes", c->bytes);
-        json_integer_member(w, "stage", c->stage);
-        json_open(w, "memory", '{');
-        modelling_write_terms(w, &c->memory);
-        json_close(w, '}');
-        json_open(w, "batches", '[');
-        for (i = 0; i < tuning->n_batches; i++)
-            json_number_member(w, NULL, tuning->seconds[id * tuning->n_batches + i]);
-        json_close(w, ']');
-    }
-    json_close(w, '}');
-}
-
-static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64_t n) {
-    int64_t i;
-    json_open(w, key, '[');
-    for (i = 0; i < n; i++) json_integer_member(w, NULL, ids[i]);
-    json_close(w, ']');
-}
-
-static void write_baseline(json_writer *w, const tune_baseline *base) {
-    json_open(w, "baseline", '{');
-    json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
-    if (base->best.status != CF_TUNE_OK) {
-        json_integer_member(w, "bytes", base->least);
-        if (base->why[0]) json_text_member(w, "why", base->why);
-    } else {
-        json_bool_member(w, "packed", base->packed);
-        json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
-        modelling_write_split(w, &base->split);
-        json_number_member(w, "seconds", base->best.seconds);
-        json_number_member(w, "confidence", base->best.confidence);
-        json_number_member(w, "bubble_useful", base->best.bubble);
-        json_integer_member(w, "bytes", base->best.bytes);
-        json_integer_member(w, "stage", base->best.stage);
-    }
-    json_close(w, '}');
-}
-
-static void write_tuning(cli_output *to, const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
-    json_writer w;
-    int64_t i;
-
-    json_write_begin(&w, to, "chunkflow-tuning");
-    json_text_member(&w, "model", job->model.model.name);
-    json_text_member(&w, "gpu", job->gpu.name);
-    json_integer_member(&w, "seed", job->asked->seed);
-    json_integer_member(&w, "sequences", job->n);
-    json_integer_member(&w, "left_out", job->left_out);
-    json_integer_member(&w, "left_out_tokens", job->left_out_tokens);
-    json_integer_member(&w, "limit_bytes", tuning->limit_bytes);
-    json_integer_member(&w, "smallest_limit", tuning->smallest_limit);
-    json_integer_member(&w, "simulated", tuning->n_simulated);
-    json_integer_member(&w, "interrupted", tuning->interrupted);
-    json_integer_member(&w, "winner", tuning->winner);
-    write_ids(&w, "ranking", tuning->ranking, tuning->n_ranked);
-    write_ids(&w, "neighbours", tuning->neighbours, tuning->n_neighbours);
-    write_ids(&w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
-    write_baseline(&w, base);
-    json_open(&w, "splits", '[');
-    for (i = 0; i < tuning->n_splits; i++) {
-        json_open(&w, NULL, '{');
-        modelling_write_split(&w, &tuning->splits[i]);
-        json_close(&w, '}');
-    }
-    json_close(&w, ']');
-    json_open(&w, "candidates", '[');
-    for (i = 0; i < tuning->n_candidates; i++) write_candidate(&w, tuning, i);
-    json_close(&w, ']');
-    json_write_end(&w);
-}
-
-/* ---------------------------------------------------------------------------------------------------------------- */
-
 /* Searches; the outcome is due to cf_tuning_free. */
-static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
+static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     cf_error error;
     cf_result result;
 
@@ -745,28 +542,49 @@ static int search(tune_job *job, cf_tuning **out, tune_baseline *base) {
     progress_begin("tuning");
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
     progress_set(0, 0, "the baseline");
-    if (result == CF_OK) *base = find_baseline(job);
+    job->desc.progress = stop_if_interrupted;
+    if (result == CF_OK) *base = baseline_tune(job->lengths, job->n, &job->desc);
     progress_end();
     cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
-static int report(const tune_job *job, const cf_tuning *tuning, const tune_baseline *base) {
-    cli_output json = {0};
-    int code = cli_output_open(&json, job->asked->json);
+static int write_files(const tune_outcome *o) {
+    const tune_options *asked = o->job->asked;
+    cli_output outputs[2] = {{0}, {0}};
+    cli_output *json = &outputs[0], *html = &outputs[1];
+    int code = cli_output_open(json, asked->json);
 
-    if (code == CLI_OK && json.stream) write_tuning(&json, job, tuning, base);
-    if (code == CLI_OK && json.stream != stdout) code = print_tuning(job, tuning, base);
-    code = cli_outputs_finish(&json, 1, code);
+    if (code == CLI_OK) code = cli_output_open(html, asked->html);
+    if (code == CLI_OK && json->stream) tune_write_json(o, json);
+    if (code == CLI_OK && html->stream) code = tune_write_page(o, html);
+    if (code == CLI_OK && json->stream != stdout && html->stream != stdout)
+        code = print_tuning(o->job, o->tuning, &o->base);
+    code = cli_outputs_finish(outputs, 2, code);
     if (code != CLI_OK) return code;
-    if (tuning->interrupted) return CLI_INTERRUPTED;
-    return tuning->winner >= 0 ? CLI_OK : CLI_FAILED;
+    if (o->tuning->interrupted) return CLI_INTERRUPTED;
+    return o->tuning->winner >= 0 ? CLI_OK : CLI_FAILED;
+}
+
+static int tune(tune_job *job, const char *path) {
+    tune_outcome outcome;
+    cf_tuning *tuning = NULL;
+    int code = fill_desc(job);
+
+    memset(&outcome, 0, sizeof outcome);
+    outcome.job = job;
+    if (code == CLI_OK) code = read_lengths(job, path);
+    if (code == CLI_OK) code = search(job, &tuning, &outcome.base);
+    outcome.tuning = tuning;
+    if (code == CLI_OK) code = tune_map_make(tuning, &outcome.map);
+    if (code == CLI_OK) code = write_files(&outcome);
+    tune_map_free(&outcome.map);
+    cf_tuning_free(tuning);
+    return code;
 }
 
 static int run(const void *given, char **operands, int n_operands) {
     const tune_options *asked = (const tune_options *)given;
-    cf_tuning *tuning = NULL;
-    tune_baseline base;
     tune_job job;
     int code;
 
@@ -774,16 +592,14 @@ static int run(const void *given, char **operands, int n_operands) {
     if (!asked->gpu.name) return cli_usage("tune", "--gpu NAME is missing");
     code = table_check("tune", asked->tsv, asked->json);
     if (code != CLI_OK) return code;
+    if (asked->json && asked->html && strcmp(asked->json, asked->html) == 0)
+        return cli_usage("tune", "--json and --html both name %s", asked->json);
     memset(&job, 0, sizeof job);
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);
     if (code == CLI_OK) code = modelling_make("tune", &asked->modelling, &job.model);
     if (code != CLI_OK) return code;
-    code = fill_desc(&job);
-    if (code == CLI_OK) code = read_lengths(&job, operands[0]);
-    if (code == CLI_OK) code = search(&job, &tuning, &base);
-    if (code == CLI_OK) code = report(&job, tuning, &base);
-    cf_tuning_free(tuning);
+    code = tune(&job, operands[0]);
     free_job(&job);
     return code;
 }
@@ -796,6 +612,8 @@ const cli_command cmd_tune = {
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
     "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
     "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
-    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit.\n"
+    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit.\n\n"
+    "The page of --html shows every ChunkSize with every K, says of what does not fit which term of its memory breaks\n"
+    "the limit, and shows the best as `chunkflow report` does, in the batch whose time is nearest to the mean.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -21,17 +21,11 @@ static void announce_memory(const packing *p, const cf_pack_desc *desc) {
             cli_commas(p->list.n_sequences), bytes / gib);
 }
 
-static int make(const packing_options *asked, const char *path, packing *out) {
-    packing fresh = {{0}, NULL, NULL};
+/* Packs the lengths of `out`, whose list says where they come from. */
+static int pack_lengths(const packing_options *asked, packing *out) {
     cf_pack_desc desc;
     cf_error error;
-    int code;
 
-    if (asked->align > 0 && asked->chunk_size % asked->align != 0)
-        return cli_wrong("--align: got %lld, wanted a divisor of --chunk-size %lld", (long long)asked->align,
-                         (long long)asked->chunk_size);
-    code = cli_list_read(path, CLI_MAX_SEQUENCES, &fresh.list);
-    if (code != CLI_OK) return code;
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = asked->chunk_size;
     desc.method = (cf_pack_method)asked->method;
@@ -40,12 +34,23 @@ static int make(const packing_options *asked, const char *path, packing *out) {
     desc.align = asked->align;
     desc.max_slices = asked->max_slices;
     desc.n_ranks = asked->ranks;
+    announce_memory(out, &desc);
+    if (cf_pack(out->lengths, out->list.n_sequences, &desc, &out->plan, &error) == CF_OK) return CLI_OK;
+    return cli_error(&error, &out->list);
+}
 
+static int make(const packing_options *asked, const char *path, packing *out) {
+    packing fresh = {{0}, NULL, NULL};
+    int code;
+
+    if (asked->align > 0 && asked->chunk_size % asked->align != 0)
+        return cli_wrong("--align: got %lld, wanted a divisor of --chunk-size %lld", (long long)asked->align,
+                         (long long)asked->chunk_size);
+    code = cli_list_read(path, CLI_MAX_SEQUENCES, &fresh.list);
+    if (code != CLI_OK) return code;
     fresh.lengths = cli_list_lengths(&fresh.list);
-    if (fresh.lengths) announce_memory(&fresh, &desc);
     if (!fresh.lengths) code = cli_failed("out of memory for %s sequences", cli_commas(fresh.list.n_sequences));
-    else if (cf_pack(fresh.lengths, fresh.list.n_sequences, &desc, &fresh.plan, &error) != CF_OK)
-        code = cli_error(&error, &fresh.list);
+    else code = pack_lengths(asked, &fresh);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
     return code;
@@ -57,6 +62,22 @@ int packing_make(const packing_options *asked, const char *path, packing *out) {
     progress_begin("packing");
     code = make(asked, path, out);
     progress_end();
+    return code;
+}
+
+int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, int64_t n,
+                       packing *out) {
+    packing fresh = {{0}, NULL, NULL};
+    int code;
+
+    fresh.list.path = path;
+    fresh.list.n_sequences = n;
+    fresh.lengths = (int64_t *)malloc((size_t)n * sizeof *fresh.lengths + 1);
+    if (!fresh.lengths) return cli_failed("out of memory for %s sequences", cli_commas(n));
+    memcpy(fresh.lengths, lengths, (size_t)n * sizeof *fresh.lengths);
+    code = pack_lengths(asked, &fresh);
+    if (code == CLI_OK) *out = fresh;
+    else packing_free(&fresh);
     return code;
 }
 
@@ -77,22 +98,6 @@ const char *packing_chunk_kind(const cf_chunk *chunk) {
     if (chunk->n_slices == 0) return "idle";
     if (chunk->group < 0) return "standalone";
     return chunk->n_slices > 1 ? "hybrid" : "dependent";
-}
-
-cf_result packing_unsplit(const packing *p, const packing_options *asked, int packed, cf_plan **plan, cf_error *error) {
-    cf_pack_desc desc;
-    int64_t i, n = p->list.n_sequences, align = asked->align > 0 ? asked->align : 1;
-
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 1;
-    desc.align = align;
-    desc.max_slices = packed ? asked->max_slices : 1;
-    desc.n_ranks = asked->ranks;
-    for (i = 0; i < n; i++)
-        if (p->lengths[i] > desc.chunk_size) desc.chunk_size = p->lengths[i];
-    if (desc.chunk_size % align != 0 && desc.chunk_size < INT64_MAX - align)
-        desc.chunk_size += align - desc.chunk_size % align;
-    return cf_pack(p->lengths, n, &desc, plan, error);
 }
 
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays) {

@@ -44,15 +44,15 @@ typedef struct packing {
     cf_plan *plan;
 } packing;
 
-/* How somebody trains without chunks: every micro-batch has whole sequences only, one each, or (packed) as many as fit
-   into one as long as the longest. */
-cf_result packing_unsplit(const packing *p, const packing_options *asked, int packed, cf_plan **plan, cf_error *error);
-
-/* Why that may be faster than chunks of this size, on a pipeline of so many stages; chunks: of a rank. */
+/* Why unsplit sequences may be faster than chunks of this size, on a pipeline of so many stages; chunks: of a rank. */
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays);
 
 /* Reads the list at `path` and packs it. Returns an exit code; after CLI_OK packing_free is due. */
 int packing_make(const packing_options *asked, const char *path, packing *out);
+
+/* The same of n lengths that were drawn from the list at `path`. */
+int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, int64_t n,
+                       packing *out);
 void packing_free(packing *p);
 
 /* The first line of a summary. */

@@ -291,8 +291,8 @@ static cf_result no_memory(cf_error *error) {
 static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
     cf_parallel parallel = p->model.parallel;
 
+    if (n_virtual > 1 && n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are those of whole stages */
     parallel.n_virtual = n_virtual;
-    if (n_virtual > 1) parallel.layers = NULL;
     if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
     return parallel;
 }
@@ -528,35 +528,6 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
 
 int pipeline_fits(const pipeline *p, const pipeline_run *run) {
     return !p->estimates || run->memory[run->fullest].total <= p->gpu.memory;
-}
-
-cf_result pipeline_baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
-                                 cf_plan **plan, pipeline_case *what, pipeline_run *out, cf_error *error) {
-    cf_plan *unsplit = NULL;
-    pipeline_case tried;
-    pipeline_run run;
-    int64_t level;
-    int done = 0;
-    cf_result result = packing_unsplit(list, asked, packed, &unsplit, error);
-
-    memset(&tried, 0, sizeof tried);
-    tried.kind = CF_SCHEDULE_1F1B;
-    tried.unlimited = 1;
-    for (level = CF_RECOMPUTE_NONE; result == CF_OK && !done; level++) {
-        if (p->estimates) tried.recompute = (cf_recompute)level;
-        result = pipeline_run_make(p, unsplit, &tried, &run, error);
-        if (result != CF_OK) break;
-        done = pipeline_fits(p, &run) || level == CF_RECOMPUTE_COUNT - 1;
-        if (!done) pipeline_run_free(&run);
-    }
-    if (result == CF_OK) {
-        *plan = unsplit;
-        *what = tried;
-        *out = run;
-    } else {
-        cf_plan_free(unsplit);
-    }
-    return result;
 }
 
 void pipeline_run_free(pipeline_run *run) {

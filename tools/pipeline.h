@@ -168,13 +168,6 @@ cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule
 /* Whether it fits on the GPU; 1 where nothing is known of one. */
 int pipeline_fits(const pipeline *p, const pipeline_run *run);
 
-/* The baseline, which is what one has today: 1F1B on unsplit sequences, one each or (packed) as many as fit into a
-   micro-batch as long as the longest, without limits of chunks. With a model and a GPU it recomputes no more than it
-   must to fit. On success cf_plan_free and pipeline_run_free are due, and *what says which case it is; on failure
-   nothing is touched. */
-cf_result pipeline_baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
-                                 cf_plan **plan, pipeline_case *what, pipeline_run *out, cf_error *error);
-
 /* Times and weighs a schedule that was made elsewhere. On success pipeline_run_free is due for all but out->schedule,
    which is NULL. */
 cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *out,

@@ -387,6 +387,7 @@ static void write_setting(json_writer *w, const report *r) {
 
     cf_plan_measure(plan, NULL, &stats);
     json_text_member(w, "source", cli_input_name(r->packed->list.path));
+    if (r->part[0]) json_text_member(w, "part", r->part);
     json_integer_member(w, "n_sequences", plan->n_sequences);
     json_integer_member(w, "n_empty", plan->n_empty);
     json_integer_member(w, "n_tokens", plan->n_tokens);
@@ -405,6 +406,14 @@ static void write_setting(json_writer *w, const report *r) {
     json_integer_member(w, "gpu_memory", r->pipe->gpu.memory);
 }
 
+void report_write_term_names(json_writer *w) {
+    json_open(w, "terms", '{');
+#define WRITE_TERM(name, words) json_text_member(w, #name, words);
+    CF_MEMORY_TERMS(WRITE_TERM)
+#undef WRITE_TERM
+    json_close(w, '}');
+}
+
 static void write_words(json_writer *w, const report *r) {
     char text[1024];
     int i;
@@ -417,16 +426,29 @@ static void write_words(json_writer *w, const report *r) {
     json_open(w, "causes", '[');
     for (i = 0; i < IDLE_CAUSE_COUNT; i++) json_text_member(w, NULL, idle_cause_name((idle_cause)i));
     json_close(w, ']');
-    json_open(w, "terms", '{');
-#define WRITE_TERM(name, words) json_text_member(w, #name, words);
-    CF_MEMORY_TERMS(WRITE_TERM)
-#undef WRITE_TERM
-    json_close(w, '}');
+    report_write_term_names(w);
+}
+
+static void write_tries(json_writer *w, const report *r) {
+    int i;
+
+    json_open(w, "tried", '[');
+    for (i = 0; i < r->n_tries; i++) {
+        json_open(w, NULL, '{');
+        json_text_member(w, "options", r->tries[i].options);
+        json_number_member(w, "makespan", r->tries[i].makespan);
+        json_integer_member(w, "memory", r->tries[i].memory);
+        json_bool_member(w, "fits", r->tries[i].fits);
+        json_bool_member(w, "pays", r->tries[i].pays);
+        json_close(w, '}');
+    }
+    json_close(w, ']');
 }
 
 static void write_ranks(json_writer *w, const report *r) {
     int64_t i;
 
+    json_text_member(w, "rank_schedule", r->rank_schedule);
     json_open(w, "ranks", '[');
     for (i = 0; i < r->n_ranks; i++) {
         const report_rank *rank = &r->ranks[i];
@@ -480,17 +502,37 @@ void report_write_json(const report *r, cli_output *to) {
     json_open(&w, "schedules", '[');
     for (i = 0; i < r->n_schedules; i++) write_schedule(&w, r, &r->schedules[i]);
     json_close(&w, ']');
+    write_tries(&w, r);
     if (r->ranks) write_ranks(&w, r);
     if (r->measured >= 0) write_errors(&w, r);
     json_write_end(&w);
 }
 
+/* ----------------------------------------------------------------------------------------------------------------
+   The page
+   ---------------------------------------------------------------------------------------------------------------- */
+
 static void write_lines(const char *const *lines, cli_output *to) {
     for (; *lines; lines++) (void)cli_write(*lines, strlen(*lines), to);
 }
 
-void report_write_page(const report *r, cli_output *to) {
-    write_lines(report_page_head, to);
-    report_write_json(r, to);
-    write_lines(report_page_tail, to);
+void report_write_page(const report_data parts[REPORT_PAGE_PARTS], cli_output *to) {
+    int i;
+
+    for (i = 0; i < REPORT_PAGE_PARTS; i++) {
+        write_lines(report_page_pieces[i], to);
+        if (parts[i].write) parts[i].write(parts[i].of, to);
+        else (void)cli_write("null\n", 5, to);
+    }
+    write_lines(report_page_pieces[i], to);
+}
+
+static void write_data(const void *of, cli_output *to) { report_write_json((const report *)of, to); }
+
+void report_write_report(const report *r, cli_output *to) {
+    report_data parts[REPORT_PAGE_PARTS] = {{0}};
+
+    parts[REPORT_PAGE_REPORT].write = write_data;
+    parts[REPORT_PAGE_REPORT].of = r;
+    report_write_page(parts, to);
 }

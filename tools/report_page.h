@@ -3,8 +3,7 @@
 #ifndef CHUNKFLOW_REPORT_PAGE_H
 #define CHUNKFLOW_REPORT_PAGE_H
 
-/* Its lines before and behind the data; NULL ends them. */
-extern const char *const report_page_head[];
-extern const char *const report_page_tail[];
+/* Its lines before, between and behind the objects of data; NULL ends each piece, and the last one. */
+extern const char *const *const report_page_pieces[];
 
 #endif /* CHUNKFLOW_REPORT_PAGE_H */

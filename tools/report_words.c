@@ -60,23 +60,66 @@ void report_sentence(const report *r, char *text, size_t size) {
    What stands in the way of more
    ---------------------------------------------------------------------------------------------------------------- */
 
-static const char *const remedies[IDLE_CAUSE_COUNT] = {
-    "the pipeline fills: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
-    "(--virtual 2) make it matter less",
-    "the pipeline empties: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
-    "(--virtual 2) make it matter less",
-    "passes that could run have not begun: launches and the host; fewer, larger chunks or CUDA graphs",
-    "the schedule puts a pass that could run behind one that waits: let best choose the order, with a larger --budget",
-    "there is no room for another chunk: a larger --limit or --k, a smaller --chunk-size, or more --recompute to pay "
-    "for them",
-    "results are on their way: a faster link, larger chunks, or fewer stages",
-    "chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so that "
-    "it has fewer chunks",
-    "some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks "
-    "(--split cost)",
-    "backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit), or weight "
-    "gradients cut off and used to fill the gaps (best, I + W)",
-    "forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)"};
+/* What may be done about idle time: by whom the setting was chosen, and where the tuner has chosen it, by whoever asks
+   it. IDLE_ORDER depends on more. */
+static const struct {
+    const char *plain, *tuned;
+} remedies[IDLE_CAUSE_COUNT] = {
+    {"the pipeline fills: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
+     "(--virtual 2) make it matter less",
+     "the pipeline fills: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter less"},
+    {"the pipeline empties: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
+     "(--virtual 2) make it matter less",
+     "the pipeline empties: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter "
+     "less"},
+    {"passes that could run have not begun: launches and the host; fewer, larger chunks or CUDA graphs",
+     "passes that could run have not begun: launches and the host; CUDA graphs"},
+    {"", ""},
+    {"there is no room for another chunk: a larger --limit or --k, a smaller --chunk-size, or more --recompute to pay "
+     "for them",
+     "there is no room for another chunk within the GPU's memory: more --recompute, or more tensor parallelism (--tp), "
+     "may pay"},
+    {"results are on their way: a faster link, larger chunks, or fewer stages",
+     "results are on their way: a faster link, or fewer stages (--pp)"},
+    {"chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so "
+     "that "
+     "it has fewer chunks",
+     "chunks of one long sequence wait for each other: more other sequences beside it (--batch)"},
+    {"some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks "
+     "(--split cost)",
+     "some passes are longer than others of their kind: even out the stages (--stage-layers)"},
+    {"backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit) would fill "
+     "that",
+     "backwards wait for their gradient from the stage behind: more chunks under way would fill that, which takes "
+     "memory "
+     "(more --recompute, --tp)"},
+    {"forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)",
+     "forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)"}};
+
+/* How much shorter than a schedule any other of these passes might be. */
+static double slack_of(const report_schedule *s) {
+    double makespan = s->timeline->makespan;
+    return makespan > 0 && s->timeline->bound < makespan ? 1 - s->timeline->bound / makespan : 0;
+}
+
+/* "Order" is a reproach to a fixed order; the search that chose this one may have had its reasons. */
+static void say_order(const report_schedule *s, char *text, size_t size) {
+    double slack = 100 * slack_of(s);
+
+    if (slack < 1)
+        snprintf(text, size, "a pass that could run stands behind one that waits, but that costs little: no order of "
+                             "these "
+                 "passes is shorter by more than %.1f %%", slack);
+    else if (s->schedule->kind == CF_SCHEDULE_BEST)
+        snprintf(text, size, "best has left a pass that could run behind one that waits; a larger --budget looks at "
+                             "more "
+                 "orders, and no order is shorter by more than %.1f %%", slack);
+    else
+        snprintf(text, size, "%s has a fixed order, in which a pass that could run stands behind one that waits; "
+                             "best has "
+                 "found nothing shorter, which a larger --budget may: no order is shorter by more than %.1f %%",
+                 cf_schedule_kind_name(s->schedule->kind), slack);
+}
 
 static void add_causes(const report_schedule *s, double sum[IDLE_CAUSE_COUNT]) {
     int64_t stage;
@@ -99,70 +142,143 @@ static int cause_ranked(const double sum[IDLE_CAUSE_COUNT], int rank) {
     return -1;
 }
 
-static int say_cause(const report_schedule *s, int rank, char *text, size_t size) {
+static int has_cut_backwards(const cf_schedule *schedule) {
+    int64_t i;
+
+    for (i = 0; i < schedule->n_actions; i++)
+        if (schedule->actions[i].pass == CF_W) return 1;
+    return 0;
+}
+
+static void say_remedy(const report *r, const report_schedule *s, int cause, char *text, size_t size) {
+    int cuts = cause == IDLE_GRADIENT && !has_cut_backwards(s->schedule);
+
+    if (cause == IDLE_ORDER) {
+        say_order(s, text, size);
+        return;
+    }
+    snprintf(text, size, "%s%s", r->tuned ? remedies[cause].tuned : remedies[cause].plain,
+             !cuts ? "" : r->tuned ? ", and so would weight gradients that are cut off (--split-backward)"
+                                   : ", and so would weight gradients that are cut off (best, I + W)");
+}
+
+static int say_cause(const report *r, const report_schedule *s, int rank, char *text, size_t size) {
     double sum[IDLE_CAUSE_COUNT] = {0}, whole = (double)s->schedule->n_stages * s->timeline->makespan;
+    char remedy[512];
     int cause;
 
     add_causes(s, sum);
     cause = cause_ranked(sum, rank);
     if (cause < 0 || !(sum[cause] >= 0.001 * whole)) return 0;
+    say_remedy(r, s, cause, remedy, sizeof remedy);
     snprintf(text, size, "%.1f %% of all stage time is idle, cause %s: %s.", 100 * sum[cause] / whole,
-             idle_cause_name((idle_cause)cause), remedies[cause]);
+             idle_cause_name((idle_cause)cause), remedy);
     return 1;
 }
 
-static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
+/* Where all of the time goes, and how much of it an order of the passes could win back at all. */
+static int say_whole(const report *r, const report_schedule *s, char *text, size_t size) {
+    double whole = (double)s->schedule->n_stages * s->timeline->makespan, replays, idle;
+    char bound[128] = "";
+
+    if (!(whole > 0)) return 0;
+    replays = s->timeline->replayed / whole;
+    idle = 1 - s->timeline->busy / whole;
+    if (s->timeline->bound > 0 && slack_of(s) < 0.0005)
+        snprintf(bound, sizeof bound, "; no order of these passes takes less time");
+    else if (s->timeline->bound > 0)
+        snprintf(bound, sizeof bound, "; no order of these passes takes less than %s %s, %.1f %% less",
+                 pipeline_time(s->timeline->bound), pipeline_unit(r->pipe->unit_cost), 100 * slack_of(s));
+    snprintf(text, size, "Of all stage time in %s, %.1f %% is useful work, %.1f %% replays and %.1f %% "
+                         "idle%s.", s->name,
+             100 * (1 - replays - idle), 100 * replays, 100 * (idle > 0 ? idle : 0), bound);
+    return 1;
+}
+
+static const char *largest_term(const cf_memory_report *m, int64_t *bytes) {
     const char *name = "";
-    int64_t most = -1;
+
+    *bytes = -1;
+#define LARGER_TERM(member, words) \
+    if (m->member > *bytes) {      \
+        *bytes = m->member;        \
+        name = words;              \
+    }
+    CF_MEMORY_TERMS(LARGER_TERM)
+#undef LARGER_TERM
+    return name;
+}
+
+/* What limits memory, and what is left of it. What the tuner has filled needs no advice. */
+static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
     const cf_memory_report *m;
+    int64_t most, room, live;
+    const char *name;
+    char rest[256] = "";
 
     if (!s->memory) return 0;
     m = &s->memory[s->fullest];
-#define LARGEST_TERM(member, words) \
-    if (m->member > most) {         \
-        most = m->member;           \
-        name = words;               \
-    }
-    CF_MEMORY_TERMS(LARGEST_TERM)
-#undef LARGEST_TERM
-    if (r->pipe->estimates)
-        snprintf(text, size,
-                 "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, %.2f GiB.%s",
-                 (long long)s->fullest, modelling_gib(m->total), modelling_gib(r->pipe->gpu.memory), name,
-                 modelling_gib(most),
-                 m->total < r->pipe->gpu.memory / 4 * 3 ? " There is room for a larger --k or --limit." : "");
-    else
+    name = largest_term(m, &most);
+    if (!r->pipe->estimates) {
         snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB; its largest term is %s, %.2f GiB.",
                  (long long)s->fullest, modelling_gib(m->total), name, modelling_gib(most));
+        return 1;
+    }
+    room = report_room(r, s->schedule, s->timeline, m, s->fullest, &live);
+    if (!r->tuned && room > 0)
+        snprintf(rest, sizeof rest, " It keeps %lld chunks at once and has room for %s more: the limit of chunks, "
+                                    "not the "
+                 "GPU, is what holds it down (--limit %lld, or a larger --k).",
+                 (long long)live, cli_commas(room), (long long)(live + room));
+    snprintf(text, size, "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, "
+                         "%.2f GiB.%s",
+             (long long)s->fullest, modelling_gib(m->total), modelling_gib(r->pipe->gpu.memory), name,
+             modelling_gib(most), rest);
     return 1;
 }
 
-static int say_replays(const report_schedule *s, char *text, size_t size) {
+static int say_replays(const report *r, const report_schedule *s, char *text, size_t size) {
     double share = s->timeline->busy > 0 ? s->timeline->replayed / s->timeline->busy : 0;
+    cf_plan_stats stats;
 
     if (!(share >= 0.001)) return 0;
-    snprintf(text, size, "%.1f %% of the work is replays of dropped chunks: a larger --k or --limit drops fewer, and "
-             "holds more.", 100 * share);
+    cf_plan_measure(r->packed->plan, NULL, &stats);
+    if (r->tuned)
+        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks, which the search found cheaper than "
+                             "what "
+                 "else fits: only memory changes that (more --recompute, --tp).", 100 * share);
+    else
+        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks: a larger --k (here up to %lld, the "
+                             "chunks "
+                 "of the longest sequence) or --limit drops fewer, and holds more.", 100 * share,
+                 (long long)stats.largest_group);
     return 1;
+}
+
+static double stage_work(const report_schedule *s, int64_t stage) {
+    double work = s->timeline->makespan;
+    int cause;
+
+    for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) work -= s->idle.stages[stage].seconds[cause];
+    return work;
 }
 
 /* Where a stage has more work than others: however the passes are ordered, all wait for it. */
 static int say_uneven(const report *r, const report_schedule *s, char *text, size_t size) {
     double most = 0, mean = s->timeline->busy / (double)s->schedule->n_stages;
     int64_t stage, busiest = 0;
-    int cause;
 
     for (stage = 0; stage < s->schedule->n_stages; stage++) {
-        double busy = s->timeline->makespan;
-        for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) busy -= s->idle.stages[stage].seconds[cause];
-        if (busy <= most) continue;
-        most = busy;
+        double work = stage_work(s, stage);
+        if (work <= most) continue;
+        most = work;
         busiest = stage;
     }
     if (!(most > 1.05 * mean)) return 0;
     snprintf(text, size,
-             "Stage %lld has %.2f times the mean stage's work, %s %s, and no order of the passes is shorter: even out "
-             "the stages (--stage-layers).",
+             "Stage %lld has %.2f times the mean stage's work, %s %s; whatever the order of the passes, the others "
+             "wait for "
+             "it: even out the stages (--stage-layers).",
              (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost));
     return 1;
 }
@@ -186,15 +302,34 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
     return 1;
 }
 
+/* What of the options that were tried pays, all together. */
+static int say_tried(const report *r, const report_schedule *s, char *text, size_t size) {
+    const report_try *best = NULL;
+    int i;
+
+    for (i = 0; i < r->n_tries; i++)
+        if (r->tries[i].pays) best = &r->tries[i];
+    if (r->n_tries == 0) return 0;
+    if (best)
+        snprintf(text, size, "What pays, of what was tried: %s takes %s %s, %.1f %% less, in %.2f GiB.", best->options,
+                 pipeline_time(best->makespan), pipeline_unit(r->pipe->unit_cost),
+                 100 * (1 - best->makespan / s->timeline->makespan), modelling_gib(best->memory));
+    else snprintf(text, size, "Nothing that was tried pays: neither a larger --k or --limit nor other --stage-layers.");
+    return 1;
+}
+
+/* In the order of what matters: all of it, what pays, what no order can mend, the causes, what memory costs. */
 int report_advice(const report *r, int i, char *text, size_t size) {
     const report_schedule *s = r->best >= 0 ? &r->schedules[r->best] : NULL;
     int rank;
 
     if (!s) return 0;
     if (say_unsplit(r, s, text, size) && i-- == 0) return 1;
-    for (rank = 0; rank < 3; rank++)
-        if (say_cause(s, rank, text, size) && i-- == 0) return 1;
+    if (say_whole(r, s, text, size) && i-- == 0) return 1;
+    if (say_tried(r, s, text, size) && i-- == 0) return 1;
     if (say_uneven(r, s, text, size) && i-- == 0) return 1;
-    if (say_replays(s, text, size) && i-- == 0) return 1;
+    for (rank = 0; rank < 3; rank++)
+        if (say_cause(r, s, rank, text, size) && i-- == 0) return 1;
+    if (say_replays(r, s, text, size) && i-- == 0) return 1;
     return say_memory(r, s, text, size) && i == 0;
 }

@@ -1,8 +1,8 @@
-# embed.awk - report.html.in with its style and its script, as C: an array of lines before the data, and one behind it.
+# embed.awk - report.html.in with its style and its scripts, as C: arrays of lines between which the data stand.
 #
 #     awk -v at=tools/report -f embed.awk tools/report/report.html.in >report_page.c
 #
-# A line of the page "@NAME@" stands for the file NAME, and "@data@" for the place where the arrays part.
+# A line of the page "@NAME@" stands for the file NAME, and "@data@" for a place where two arrays part.
 
 # Letter by letter: what gsub makes of backslashes is not the same in every awk. A '?' could begin a trigraph.
 function put(line,    i, letter, text) {
@@ -19,23 +19,30 @@ function put_file(name,    line) {
     close(name)
 }
 
+function begin_piece() { print "static const char *const piece" pieces++ "[] = {" }
+
 BEGIN {
     print "/* Made by tools/report/embed.awk. */"
     print "#include \"tools/report_page.h\"\n"
-    print "const char *const report_page_head[] = {"
+    begin_piece()
 }
 
 /^@data@$/ {
     print "    0};\n"
-    print "const char *const report_page_tail[] = {"
+    begin_piece()
     next
 }
 
-/^@[a-z.]+@$/ {
+/^@[a-z_.]+@$/ {
     put_file(at "/" substr($0, 2, length($0) - 2))
     next
 }
 
 { put($0) }
 
-END { print "    0};" }
+END {
+    print "    0};\n"
+    print "const char *const *const report_page_pieces[] = {"
+    for (i = 0; i < pieces; i++) print "    piece" i ","
+    print "    0};"
+}

@@ -1,0 +1,160 @@
+/* baseline.c - what one has today: 1F1B that splits no sequence. */
+
+#include "baseline.h"
+
+#include <string.h>
+
+enum { FORMS = 2 }; /* a micro-batch a sequence; packed */
+
+/* The least ChunkSize that splits nothing. */
+static int64_t whole_chunk_size(const int64_t *lengths, int64_t n, int64_t align, const baseline_rule *rule) {
+    int64_t longest = rule && rule->longest > 0 ? rule->longest : 1, i;
+
+    for (i = 0; i < n; i++)
+        if (lengths[i] > longest) longest = lengths[i];
+    if (align > 1 && longest % align != 0 && longest < INT64_MAX - align) longest += align - longest % align;
+    return longest;
+}
+
+static int64_t most_slices(int packed, int64_t asked) { return packed ? asked : 1; }
+
+const char *baseline_name(int packed) {
+    return packed ? "1F1B on unsplit sequences, packed" : "1F1B on unsplit sequences";
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   One batch
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static cf_result pack_whole(const packing *list, const packing_options *asked, int packed, const baseline_rule *rule,
+                            cf_plan **plan, cf_error *error) {
+    cf_pack_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = whole_chunk_size(list->lengths, list->list.n_sequences, asked->align, rule);
+    desc.align = asked->align > 0 ? asked->align : 1;
+    desc.max_slices = most_slices(packed, asked->max_slices);
+    desc.n_ranks = asked->ranks;
+    return cf_pack(list->lengths, list->list.n_sequences, &desc, plan, error);
+}
+
+cf_result baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
+                        const baseline_rule *rule, baseline *out, cf_error *error) {
+    baseline fresh;
+    int64_t level;
+    int done = 0;
+    cf_result result;
+
+    memset(&fresh, 0, sizeof fresh);
+    fresh.packed = packed;
+    fresh.what.kind = CF_SCHEDULE_1F1B;
+    fresh.what.unlimited = 1;
+    result = pack_whole(list, asked, packed, rule, &fresh.plan, error);
+    level = rule && rule->recompute > CF_RECOMPUTE_NONE ? rule->recompute : CF_RECOMPUTE_NONE;
+    for (; result == CF_OK && !done; level++) {
+        if (p->estimates) fresh.what.recompute = (cf_recompute)level;
+        pipeline_run_free(&fresh.run);
+        result = pipeline_run_make(p, fresh.plan, &fresh.what, &fresh.run, error);
+        if (result == CF_OK) done = pipeline_fits(p, &fresh.run) || level == CF_RECOMPUTE_COUNT - 1;
+    }
+    if (result == CF_OK) *out = fresh;
+    else baseline_free(&fresh);
+    return result;
+}
+
+static int is_better(const pipeline *p, const pipeline_run *a, const pipeline_run *b) {
+    int fits = pipeline_fits(p, a);
+
+    if (fits != pipeline_fits(p, b)) return fits;
+    if (!fits) return a->memory[a->fullest].total < b->memory[b->fullest].total;
+    return a->timeline->makespan < b->timeline->makespan;
+}
+
+cf_result baseline_find(const pipeline *p, const packing *list, const packing_options *asked,
+                        const baseline_rule *rule, baseline *out, cf_error *error) {
+    baseline forms[FORMS];
+    int packed, found = -1;
+    cf_result result = CF_OK;
+
+    memset(forms, 0, sizeof forms);
+    for (packed = 0; packed < FORMS; packed++) {
+        cf_result made = baseline_make(p, list, asked, packed, rule, &forms[packed], error);
+        if (made != CF_OK) result = made;
+        else if (found < 0 || is_better(p, &forms[packed].run, &forms[found].run)) found = packed;
+    }
+    for (packed = 0; packed < FORMS; packed++)
+        if (packed != found) baseline_free(&forms[packed]);
+    if (found < 0) return result;
+    *out = forms[found];
+    return CF_OK;
+}
+
+void baseline_free(baseline *b) {
+    pipeline_run_free(&b->run);
+    cf_plan_free(b->plan);
+    memset(b, 0, sizeof *b);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The batches of a search
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void note_least(baseline_tuned *base, int64_t bytes) {
+    if (bytes > 0 && (base->least == 0 || bytes < base->least)) base->least = bytes;
+}
+
+static void note_form(const cf_tuning *tuning, int packed, baseline_tuned *base) {
+    const cf_tune_candidate *c;
+
+    if (tuning->winner < 0) {
+        note_least(base, tuning->smallest_limit);
+        return;
+    }
+    c = &tuning->candidates[tuning->winner];
+    if (base->best.status == CF_TUNE_OK && !(c->seconds < base->best.seconds)) return;
+    base->best = *c;
+    base->split = tuning->splits[c->split];
+    base->packed = packed;
+}
+
+/* One form of it with one level of recomputation. */
+static void tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
+                      baseline_tuned *base) {
+    static const int64_t k = 1;
+    static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
+    static const cf_replay replay = CF_REPLAY_PIPELINE;
+    int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align, NULL);
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    cf_result result;
+
+    if (desc.parallel.n_virtual > 1) desc.parallel.layers = NULL;
+    desc.parallel.n_virtual = 1;
+    desc.parallel.placement = CF_PLACEMENT_DEFAULT;
+    desc.parallel.recompute = level;
+    desc.pack.max_slices = most_slices(packed, desc.pack.max_slices);
+    desc.chunk_sizes = &chunk_size;
+    desc.ks = &k;
+    desc.kinds = &kind;
+    desc.replays = &replay;
+    desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
+    desc.no_offload = 1;
+    desc.split_backward = 0;
+    result = cf_tune(lengths, n, &desc, &tuning, &error);
+    if (result == CF_OK) note_form(tuning, packed, base);
+    else if (result == CF_ERROR_LIMIT && strcmp(error.field, "limit_bytes") == 0) note_least(base, error.wanted);
+    else memcpy(base->why, error.text, sizeof base->why);
+    cf_tuning_free(tuning);
+}
+
+/* Another split may fit with less recomputation and still be slower, so all levels are tried. */
+baseline_tuned baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc) {
+    baseline_tuned base;
+    int level, packed;
+
+    memset(&base, 0, sizeof base);
+    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
+        for (packed = 0; packed < FORMS; packed++)
+            tune_form(lengths, n, *desc, packed, (cf_recompute)level, &base);
+    return base;
+}

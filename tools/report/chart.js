@@ -1,0 +1,486 @@
+// chart.js - the chart of passes by stage, and moving about in it.
+
+const GUTTER = 62, TITLE = 22, AXIS = 26, GAP = 12;
+const chart = {lanes: [], titles: [], width: 0};
+const strip = makeScratch();
+
+// Where a time in ticks of a schedule lies, in pixels.
+function scaleOf(s) {
+  const perSecond = (chart.width - GUTTER) / (state.to - state.from);
+  return ticks => GUTTER + (ticks * s.tick - state.from) * perSecond;
+}
+
+const timeAt = x => state.from + (x - GUTTER) / (chart.width - GUTTER) * (state.to - state.from);
+
+// ---- the axis ----
+
+function axisLabel(at, step) {
+  const digits = Math.max(0, Math.min(20, -Math.floor(Math.log10(step))));
+  if (Math.abs(at) >= 1e15) return at.toPrecision(3);
+  if (step >= 1) return count(Math.round(at));
+  return step >= 1e-6 ? at.toFixed(digits) : at.toPrecision(3);
+}
+
+// Marks on the time axis: whole steps, with labels that do not touch. The first one names the unit.
+function drawAxis(g, left, width, y, from, to) {
+  if (!(to > from)) return;
+  const step = roundUp((to - from) * 92 / width), first = Math.ceil(from / step);
+  g.fillStyle = colour.quiet;
+  for (let i = first; i * step <= to; i++) {
+    const x = left + (i * step - from) / (to - from) * width;
+    const label = axisLabel(i * step, step) + (i === first ? " " + unit : "");
+    g.fillRect(Math.round(x), y - 9, 1, 4);
+    if (x + textWidth(g, label) <= left + width) g.fillText(label, x, y + 2);
+  }
+}
+
+// ---- passes that are narrower than a pixel ----
+
+// Boxes along a lane from left to right that are below a pixel: a column has the mean of what is in it, so that its
+// hue says what there is most of, and a pale one that it is idle for a part.
+function columnMerger(colours) {
+  const cover = new Float64Array(colours.length), paint = colours.map(pixelOf);
+  let column = -1;
+  strip.clear(Math.ceil(chart.width) + 1, 1);
+  const endColumn = () => {
+    let sum = 0, red = 0, green = 0, blue = 0;
+    for (let i = 0; i < cover.length; i++) {
+      sum += cover[i];
+      red += cover[i] * (paint[i] & 255);
+      green += cover[i] * (paint[i] >> 8 & 255);
+      blue += cover[i] * (paint[i] >> 16 & 255);
+    }
+    cover.fill(0);
+    const opacity = Math.round(255 * Math.min(1, sum));
+    if (sum > 0) strip.cells[column] = opacity << 24 | blue / sum << 16 | green / sum << 8 | red / sum;
+  };
+  const add = (x0, x1, which) => {
+    while (x0 < x1) {
+      const at = Math.floor(x0), end = Math.min(x1, at + 1);
+      if (at !== column) {
+        if (column >= 0) endColumn();
+        column = at;
+      }
+      cover[which] += end - x0;
+      x0 = end;
+    }
+  };
+  const draw = (g, y, h) => {
+    if (column < 0) return;
+    endColumn();
+    g.imageSmoothingEnabled = false;
+    g.drawImage(strip.put(), 0, 0, strip.canvas.width, 1, 0, y, strip.canvas.width, h);
+  };
+  return {add, draw};
+}
+
+// ---- one pass ----
+
+// The colours of a lane: by kind of pass, or by group with standalone chunks in two greys.
+function paletteOf() {
+  return state.colours === "pass" ? colour.pass : [...colour.group, colour.alone, colour.aloneAlt];
+}
+
+// Which of them a pass has.
+function colourOf(s, st, i) {
+  if (state.colours === "pass") return st.letter[i];
+  const group = groupOf(s, st.chunk[i]), n = colour.group.length;
+  return group >= 0 ? group % n : n + st.chunk[i] % 2;
+}
+
+function isMarked(s, st, i) {
+  const mark = state.group;
+  if (!mark) return true;
+  if (mark.plan !== s.from.plan) return false;
+  return mark.group >= 0 ? groupOf(s, st.chunk[i]) === mark.group : st.chunk[i] === mark.chunk;
+}
+
+function hatch(g) {
+  if (colour.hatch) return colour.hatch;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const t = tile.getContext("2d");
+  t.strokeStyle = "rgba(0, 30, 90, 0.35)";
+  t.beginPath();
+  for (const x of [-6, 0, 6]) {
+    t.moveTo(x, 6);
+    t.lineTo(x + 6, 0);
+  }
+  t.stroke();
+  return colour.hatch = g.createPattern(tile, "repeat");
+}
+
+// Hatching for replays, a stripe above for a group, one below for dropped activations.
+function drawMarks(g, s, st, i, x0, w, y, h) {
+  const letter = LETTERS[st.letter[i]], group = groupOf(s, st.chunk[i]);
+  if (w > 5 && letter === "R") {
+    g.fillStyle = hatch(g);
+    g.fillRect(x0, y, w - 0.75, h);
+  }
+  if (w <= 3 || h <= 12) return;
+  if (state.colours === "pass" && group >= 0) {
+    g.fillStyle = groupColour(group);
+    g.fillRect(x0, y, w - 0.75, 3);
+  }
+  if (goesForward(letter) && !st.kept[i]) {
+    g.fillStyle = colour.lane;
+    g.fillRect(x0, y + h - 3, w - 0.75, 1.5);
+  }
+}
+
+function inkOf(s, st, i) {
+  if (state.colours === "pass") return colour.passInk[st.letter[i]];
+  return groupOf(s, st.chunk[i]) >= 0 ? colour.groupInk : colour.aloneInk;
+}
+
+// One pass that is a pixel wide or more. Its name stands in it where there is room for all of it.
+function drawPass(g, s, st, i, x0, x1, y, h) {
+  const w = x1 - x0;
+  g.fillStyle = paletteOf()[colourOf(s, st, i)];
+  g.fillRect(x0, y, w > 3 ? w - 0.75 : w, h);
+  drawMarks(g, s, st, i, x0, w, y, h);
+  if (w < 14 || h < 12) return;
+  const text = passName(st, i);
+  if (textWidth(g, text) > w - 4) return;
+  g.fillStyle = inkOf(s, st, i);
+  g.fillText(text, x0 + 3, y + h / 2 + 1);
+}
+
+// ---- a lane: the passes of one stage ----
+
+// Idle time by cause: low boxes, so that none is taken for a pass of a group with that hue.
+function drawPieces(g, st, y, h, x, from, to) {
+  const merger = columnMerger(colour.cause);
+  for (let p = firstAbove(st.pieceEnd, from); p < st.pieceEnd.length && st.pieceStart[p] < to; p++)
+    merger.add(Math.max(GUTTER, x(st.pieceStart[p])), Math.min(chart.width, x(st.pieceEnd[p])), st.pieceCause[p]);
+  merger.draw(g, y, h);
+}
+
+function drawLane(g, lane) {
+  const {s, st, y, h} = lane, x = scaleOf(s), from = state.from / s.tick, to = state.to / s.tick;
+  const low = Math.max(1, Math.round(h / 3));
+  g.fillStyle = colour.lane;
+  g.fillRect(GUTTER, y, chart.width - GUTTER, h);
+  if (state.bubbles === "cause") drawPieces(g, st, y + h - low, low, x, from, to);
+  const merger = columnMerger(paletteOf());
+  for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
+    const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.min(chart.width, x(st.end[i]));
+    if (x1 - x0 >= 1) drawPass(g, s, st, i, x0, x1, y, h);
+    else merger.add(x0, x1, colourOf(s, st, i));
+  }
+  merger.draw(g, y, h);
+  if (state.group) shadeUnmarked(g, s, st, y, h, x, from, to);
+}
+
+// Everything but the marked chunks steps back.
+function shadeUnmarked(g, s, st, y, h, x, from, to) {
+  let at = GUTTER;
+  g.fillStyle = colour.shade;
+  for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
+    if (!isMarked(s, st, i)) continue;
+    const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.max(x(st.end[i]), x0 + 1);
+    if (x0 > at) g.fillRect(at, y, x0 - at, h);
+    at = Math.max(at, x1);
+  }
+  if (at < chart.width) g.fillRect(at, y, chart.width - at, h);
+}
+
+// ---- what lies over the lanes ----
+
+// How many passes of a schedule are in sight.
+function inSight(s) {
+  const from = state.from / s.tick, to = state.to / s.tick;
+  return s.stages.reduce((n, st) => n + firstAbove(st.start, to) - firstAbove(st.end, from), 0);
+}
+
+const laneOf = (s, stage) => chart.lanes.find(lane => lane.s === s && lane.stage === stage);
+
+// From one lane to another, edge to edge.
+function line(g, s, from, fromTicks, to, toTicks) {
+  const x = scaleOf(s), a = laneOf(s, from), b = laneOf(s, to), down = b.y > a.y;
+  g.moveTo(x(fromTicks), down ? a.y + a.h : a.y);
+  g.lineTo(x(toTicks), down ? b.y : b.y + b.h);
+}
+
+// Not where there are so many that nothing else would be seen. What left before the part in sight may arrive in it.
+function drawTransfers(g, s) {
+  if (!(s.from.latency > 0 || s.from.seconds_per_token > 0) || inSight(s) > 1500) return;
+  const from = (state.from - (state.to - state.from)) / s.tick;
+  g.strokeStyle = colour.quiet;
+  g.lineWidth = 1;
+  g.beginPath();
+  s.stages.forEach((st, stage) => {
+    for (let i = firstAbove(st.end, from); i < st.n && st.start[i] * s.tick < state.to; i++) {
+      const transfer = transferOf(s, stage, i);
+      if (transfer) line(g, s, stage, transfer.left, transfer.taker[0], transfer.arrived);
+    }
+  });
+  g.stroke();
+}
+
+function drawCritical(g, s) {
+  const x = scaleOf(s), path = s.from.path;
+  g.strokeStyle = colour.mark;
+  g.lineWidth = 2;
+  g.beginPath();
+  for (let p = 0; p < path.length; p += 2) {
+    const stage = path[p], i = path[p + 1], st = s.stages[stage], lane = laneOf(s, stage);
+    if (p >= 2 && path[p - 2] !== stage)
+      line(g, s, path[p - 2], s.stages[path[p - 2]].end[path[p - 1]], stage, st.start[i]);
+    if (x(st.end[i]) < GUTTER || x(st.start[i]) > chart.width) continue;
+    g.moveTo(x(st.start[i]), lane.y + lane.h - 1);
+    g.lineTo(x(st.end[i]), lane.y + lane.h - 1);
+  }
+  g.stroke();
+}
+
+// The pass at hand, and a dashed line from the one on another stage that it waited for.
+function drawFocus(g) {
+  const f = state.focus;
+  if (!f) return;
+  const s = scheduleAt(f.schedule), lane = laneOf(s, f.stage);
+  if (!lane) return;
+  const x = scaleOf(s), st = s.stages[f.stage], x0 = x(st.start[f.i]);
+  const bound = waitedFor(s, f.stage, f.i);
+  g.strokeStyle = colour.mark;
+  g.lineWidth = 2;
+  g.strokeRect(x0, lane.y, Math.max(2, x(st.end[f.i]) - x0), lane.h);
+  if (!bound || bound[0] === f.stage) return;
+  g.setLineDash([4, 3]);
+  g.beginPath();
+  line(g, s, bound[0], s.stages[bound[0]].end[bound[1]], f.stage, st.start[f.i]);
+  g.stroke();
+  g.setLineDash([]);
+}
+
+// ---- the whole chart ----
+
+// High enough to read where there are few stages; a browser's canvas has an end where there are very many.
+function laneHeight(n) {
+  const lanes = n * Math.max(1, panels().length);
+  return Math.min(Math.max(7, Math.min(26, Math.floor(560 / lanes))), 16000 / lanes);
+}
+
+// Fills chart.lanes and chart.titles; returns the height.
+function layOut() {
+  let y = 0;
+  chart.lanes = [];
+  chart.titles = [];
+  for (const index of panels()) {
+    const s = scheduleAt(index), h = laneHeight(s.stages.length);
+    chart.titles.push({s, y});
+    y += TITLE;
+    s.stages.forEach((st, stage) => {
+      chart.lanes.push({s, st, stage, y, h: h > 9 ? h - 2 : h > 2 ? h - 1 : h});
+      y += h;
+    });
+    y += GAP;
+  }
+  return y + AXIS - GAP + 6;
+}
+
+// Stages are named where the names do not touch.
+function drawLabels(g, height) {
+  g.fillStyle = colour.page;
+  g.fillRect(0, 0, GUTTER, height);
+  g.fillStyle = colour.ink;
+  for (const {s: {from}, y} of chart.titles) {
+    const text = `${from.name}, ${time(from.makespan)}${unit === "s" ? "" : " " + unit}`;
+    g.fillText(`${text}, idle ${percent(from.bubble_useful)}`, 0, y + TITLE / 2);
+  }
+  let last = -99;
+  g.fillStyle = colour.quiet;
+  for (const lane of chart.lanes) {
+    if (lane.y - last < 12 && lane.stage > 0) continue;
+    last = lane.y;
+    g.fillText("stage " + lane.stage, 0, lane.y + lane.h / 2 + 1);
+  }
+}
+
+painters.gantt = function () {
+  const height = layOut(), {g, width} = prepare(byId("gantt"), height);
+  chart.width = width;
+  for (const lane of chart.lanes) drawLane(g, lane);
+  g.save();
+  g.beginPath();
+  g.rect(GUTTER, 0, width - GUTTER, height);
+  g.clip();
+  for (const index of panels()) {
+    drawTransfers(g, scheduleAt(index));
+    if (state.critical) drawCritical(g, scheduleAt(index));
+  }
+  drawFocus(g);
+  g.restore();
+  drawLabels(g, height);
+  drawAxis(g, GUTTER, width - GUTTER, height - 10, state.from, state.to);
+};
+
+// ---- pointing ----
+
+// What lies at a point of the chart: {schedule, stage, i}, or {schedule, stage, piece}, or null.
+function at(x, y) {
+  const lane = chart.lanes.find(l => y >= l.y && y < l.y + l.h + 2);
+  if (!lane || x < GUTTER) return null;
+  const {s, st, stage} = lane, ticks = timeAt(x) / s.tick, found = {schedule: s.index, stage};
+  const i = firstAbove(st.end, ticks);
+  if (i < st.n && st.start[i] <= ticks) return {...found, i};
+  const piece = firstAbove(st.pieceEnd, ticks);
+  return piece < st.pieceEnd.length && st.pieceStart[piece] <= ticks ? {...found, piece} : null;
+}
+
+function words(found) {
+  if (!found) return "";
+  const s = scheduleAt(found.schedule);
+  return found.i !== undefined ? passWords(s, found.stage, found.i) : gapWords(s, found.stage, found.piece);
+}
+
+// follow: the chart moves so that the pass is in sight.
+function focusOn(found, follow) {
+  state.focus = found && found.i !== undefined ? found : null;
+  byId("details").textContent = words(found) || "Point at a pass, or use the arrow keys.";
+  if (state.focus && follow) {
+    const s = scheduleAt(found.schedule), st = s.stages[found.stage], half = (state.to - state.from) / 2;
+    const start = st.start[found.i] * s.tick, end = st.end[found.i] * s.tick, middleOf = (start + end) / 2;
+    if (start < state.from || end > state.to) show(middleOf - half, middleOf + half);
+  }
+  request("gantt");
+}
+
+// Marks the group of a pass, or its chunk where it has none; a second time clears it.
+function mark(found) {
+  if (!found || found.i === undefined) state.group = null;
+  else {
+    const s = scheduleAt(found.schedule), chunk = s.stages[found.stage].chunk[found.i], group = groupOf(s, chunk);
+    const before = state.group && state.group.plan === s.from.plan ? state.group : null;
+    const same = before && (group >= 0 ? before.group === group : before.chunk === chunk);
+    state.group = same ? null : {plan: s.from.plan, group, chunk};
+  }
+  request("gantt", "chunks");
+}
+
+// ---- moving ----
+
+function show(from, to) {
+  const least = longest * 1e-7, width = Math.max(least, Math.min(longest, to - from));
+  state.from = Math.max(0, Math.min(from, longest - width));
+  state.to = state.from + width;
+  request("gantt", "memory");
+}
+
+function zoom(factor, where) {
+  const width = (state.to - state.from) / factor, before = (where - state.from) / (state.to - state.from);
+  show(where - before * width, where + (1 - before) * width);
+}
+
+const pan = part => show(state.from + part * (state.to - state.from), state.to + part * (state.to - state.from));
+const middle = () => (state.from + state.to) / 2;
+
+// To the schedule that is so many behind the one that is shown.
+function step(by) {
+  const i = drawable.indexOf(state.schedule);
+  choose(drawable[(i + by + drawable.length) % drawable.length]);
+}
+
+// To the pass beside the one at hand, or to the one of that time on the stage above or below.
+function walk(dx, dy) {
+  if (state.schedule < 0) return;
+  const s = scheduleAt(state.focus ? state.focus.schedule : state.schedule);
+  if (!state.focus) {
+    focusOn({schedule: s.index, stage: 0, i: 0}, true);
+    return;
+  }
+  let {stage, i} = state.focus;
+  const from = s.stages[stage];
+  if (dx) i = Math.max(0, Math.min(from.n - 1, i + dx));
+  else if (stage + dy >= 0 && stage + dy < s.stages.length) {
+    const ticks = (from.start[i] + from.end[i]) / 2;
+    stage += dy;
+    i = Math.min(s.stages[stage].n - 1, firstAbove(s.stages[stage].end, ticks));
+  }
+  focusOn({schedule: s.index, stage, i}, true);
+}
+
+function toggleCritical() {
+  byId("critical").checked = state.critical = !state.critical;
+  request("gantt");
+}
+
+function clearMarks() {
+  state.group = null;
+  focusOn(null);
+  request("chunks");
+}
+
+const keys = {
+  ArrowLeft: () => walk(-1, 0), ArrowRight: () => walk(1, 0), ArrowUp: () => walk(0, -1), ArrowDown: () => walk(0, 1),
+  Enter: () => mark(state.focus), " ": () => mark(state.focus), Escape: clearMarks,
+  "+": () => zoom(1.6, middle()), "=": () => zoom(1.6, middle()), "-": () => zoom(1 / 1.6, middle()),
+  "0": () => show(0, longest), PageUp: () => pan(-0.5), PageDown: () => pan(0.5),
+  Home: () => show(0, state.to - state.from), End: () => show(longest - (state.to - state.from), longest),
+  "[": () => step(-1), "]": () => step(1), c: toggleCritical
+};
+
+const hasModifier = event => event.ctrlKey || event.metaKey || event.altKey;
+
+// Dragging moves; a press that does not move is a click.
+function listenToDrags(canvas) {
+  let grip = null;
+  canvas.addEventListener("pointermove", event => {
+    if (!grip) {
+      showTip(words(at(event.offsetX, event.offsetY)), event);
+      return;
+    }
+    grip.moved = grip.moved || Math.abs(event.offsetX - grip.x) > 3;
+    if (!grip.moved) return;
+    const moved = (event.offsetX - grip.x) / (chart.width - GUTTER) * (grip.to - grip.from);
+    canvas.classList.add("moving");
+    showTip("");
+    show(grip.from - moved, grip.to - moved);
+  });
+  canvas.addEventListener("pointerdown", event => {
+    if (event.button !== 0) return;
+    grip = {x: event.offsetX, from: state.from, to: state.to, moved: false};
+    canvas.setPointerCapture(event.pointerId);
+  });
+  const release = () => {
+    const clicked = grip && !grip.moved;
+    grip = null;
+    canvas.classList.remove("moving");
+    return clicked;
+  };
+  canvas.addEventListener("pointerup", event => {
+    if (!release()) return;
+    const found = at(event.offsetX, event.offsetY);
+    focusOn(found);
+    mark(found);
+  });
+  canvas.addEventListener("pointercancel", release);
+}
+
+// A wheel alone scrolls the page; across it moves the chart, with Ctrl it zooms.
+function listenToWheel(canvas) {
+  canvas.addEventListener("wheel", event => {
+    const across = event.shiftKey ? event.deltaY : event.deltaX, down = event.shiftKey ? 0 : event.deltaY;
+    if (hasModifier(event)) zoom(Math.pow(1.0025, -event.deltaY), timeAt(event.offsetX));
+    else if (Math.abs(across) > Math.abs(down)) pan(across / (chart.width - GUTTER));
+    else return;
+    event.preventDefault();
+  }, {passive: false});
+}
+
+function listenToChart() {
+  const canvas = byId("gantt");
+  listenToDrags(canvas);
+  listenToWheel(canvas);
+  canvas.addEventListener("pointerleave", event => showTip("", event));
+  canvas.addEventListener("dblclick", event => zoom(2.5, timeAt(event.offsetX)));
+  canvas.addEventListener("keydown", event => {
+    const action = keys[event.key];
+    if (!action || hasModifier(event)) return;
+    action();
+    event.preventDefault();
+  });
+  canvas.addEventListener("focus", () => {
+    if (!state.focus && canvas.matches(":focus-visible")) walk(0, 0);
+  });
+}

@@ -1,0 +1,104 @@
+// memory.js - what each stage holds over time.
+
+const MEMORY_HEIGHT = 220, MEMORY_TOP = 14;
+const plot = makeScratch();
+
+// {all, name} of the limit that a schedule had to keep to; null where there is none.
+function limitOf(s) {
+  const from = s.from;
+  if (data.held === "bytes" && from.memory && data.gpu_memory)
+    return {all: data.gpu_memory, name: `${data.gpu} has ${gib(data.gpu_memory)}`};
+  if (data.held === "bytes") return data.limit_bytes ? {all: data.limit_bytes, name: held(data.limit_bytes)} : null;
+  if (!from.limits) return null;
+  const chunks = Math.max(...from.limits) / from.virtual_stages, all = chunks * data.chunk_size;
+  return {all, name: `${number(chunks)} chunks on the stage that has most, if all are full: ${held(all)}`};
+}
+
+const isDark = () => !onPaper() && matchMedia("(prefers-color-scheme: dark)").matches;
+
+function stageColour(stage, n) {
+  const t = n > 1 ? stage / (n - 1) : 0.5;
+  return `hsl(${Math.round(262 - 212 * t)} 62% ${isDark() ? 62 : 42}%)`;
+}
+
+// A stage's line: in each column of pixels from the least to the most that is held in it.
+function drawHeld(s, stage, y, ratio) {
+  const st = s.stages[stage], width = plot.canvas.width, left = GUTTER * ratio;
+  const scale = (width - left) / (state.to - state.from), x = t => left + (t * s.tick - state.from) * scale;
+  const paint = pixelOf(stageColour(stage, s.stages.length)), thick = Math.round(1.5 * ratio);
+  const first = Math.max(0, firstAbove(st.end, state.from / s.tick) - 1);
+  let column = Math.ceil(left), low = st.held[first], high = low, last = low;
+  const fillColumn = () => {
+    const top = Math.round(y(high * share(s)) * ratio), bottom = Math.round(y(low * share(s)) * ratio) + thick;
+    for (let at = top * width + column; at < bottom * width; at += width) plot.cells[at] = paint;
+  };
+  const goTo = end => {
+    for (; column < end; column++) {
+      fillColumn();
+      low = high = last;
+    }
+  };
+  for (let i = first; i < st.n && st.start[i] * s.tick < state.to; i++) {
+    if (i === 0) column = Math.max(column, Math.floor(x(st.start[0])));
+    goTo(Math.min(width, Math.floor(x(st.start[i]))));
+    last = st.held[i];
+    low = Math.min(low, last);
+    high = Math.max(high, last);
+  }
+  if (st.n) goTo(Math.min(width, Math.ceil(x(st.end[st.n - 1]))));
+}
+
+function peakOf(s) {
+  let most = 0;
+  for (const st of s.stages) for (let i = 0; i < st.n; i++) if (st.held[i] > most) most = st.held[i];
+  return most * share(s);
+}
+
+// The largest of KiB, MiB, ... of which there are at least two.
+function memoryUnit(x) {
+  const names = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0, size = 1;
+  while (i < 4 && x >= 2 * 1024 * size) {
+    size *= 1024;
+    i++;
+  }
+  return {name: names[i], size};
+}
+
+function drawMemoryScale(g, width, top, y) {
+  const bytes = data.held === "bytes", {size, name} = bytes ? memoryUnit(top) : {size: 1, name: ""};
+  const between = roundUp(top / 5 / size) * size;
+  for (let value = 0; value <= top; value += between) {
+    g.fillStyle = colour.line;
+    g.fillRect(GUTTER, Math.round(y(value)), width - GUTTER, 1);
+    g.fillStyle = colour.quiet;
+    g.fillText(bytes ? number(value / size) + " " + name : count(value), 0, y(value));
+  }
+}
+
+function drawLimit(g, width, limit, y) {
+  g.strokeStyle = g.fillStyle = colour.limit;
+  g.setLineDash([6, 4]);
+  g.beginPath();
+  g.moveTo(GUTTER, y(limit.all));
+  g.lineTo(width, y(limit.all));
+  g.stroke();
+  g.setLineDash([]);
+  g.fillText(limit.name, width - textWidth(g, limit.name) - 2, y(limit.all) - 8);
+}
+
+// A limit far above all that is held would press the lines to the ground.
+painters.memory = function () {
+  const canvas = byId("memory"), {g, width} = prepare(canvas, MEMORY_HEIGHT);
+  if (!isDrawn(state.schedule)) return;
+  const s = scheduleAt(state.schedule), limit = limitOf(s), peak = s.peak || (s.peak = peakOf(s) || 1);
+  const shown = limit && limit.all <= 3 * peak ? limit : null;
+  const top = 1.06 * (shown ? Math.max(peak, limit.all) : peak), bottom = MEMORY_HEIGHT - AXIS;
+  const y = value => bottom - value / top * (bottom - MEMORY_TOP);
+  drawMemoryScale(g, width, top, y);
+  plot.clear(canvas.width, canvas.height);
+  s.stages.forEach((_, stage) => drawHeld(s, stage, y, canvas.width / width));
+  g.drawImage(plot.put(), 0, 0, width, MEMORY_HEIGHT);
+  if (shown) drawLimit(g, width, shown, y);
+  drawAxis(g, GUTTER, width - GUTTER, MEMORY_HEIGHT - 10, state.from, state.to);
+};

@@ -1,0 +1,198 @@
+// page.js - what all parts of a page share: elements, numbers, colours, canvases, the tip. All text from outside goes
+// through textContent, never through markup. The scripts of tools/report/ are put into one function, in the order that
+// report.html.in names them.
+
+const byId = id => document.getElementById(id);
+
+// The data of a part of the page; null where the page does not have that part.
+const readData = id => JSON.parse(byId(id).textContent);
+
+// ---- elements ----
+
+// options: attributes, "class", and "style" as an object.
+function element(tag, options, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(options || {})) {
+    if (key === "class") made.className = value;
+    else if (key === "style") setStyle(made, value);
+    else made.setAttribute(key, value);
+  }
+  for (const child of children)
+    if (child !== null) made.append(child instanceof Node ? child : String(child));
+  return made;
+}
+
+function setStyle(made, properties) {
+  for (const [name, text] of Object.entries(properties)) made.style.setProperty(name, text);
+}
+
+function svg(tag, options, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(options)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const swatch = fill => element("i", {class: "swatch", style: {background: fill}});
+
+// A cell that is not an element of its own becomes one.
+function row(cells, options) {
+  const made = element("tr", options);
+  for (const cell of cells) made.append(cell instanceof HTMLTableCellElement ? cell : element("td", {}, cell));
+  return made;
+}
+
+const head = names => element("tr", {}, ...names.map(name => element("th", {scope: "col"}, name)));
+
+// ---- numbers ----
+
+const inWhole = new Intl.NumberFormat("en-US"), inSix = new Intl.NumberFormat("en-US", {maximumSignificantDigits: 6});
+const isWhole = x => Math.abs(x) < 9e15 && x === Math.trunc(x);
+const count = x => isWhole(x) ? inWhole.format(x) : number(x);
+
+function number(x) {
+  if (!Number.isFinite(x)) return String(x);
+  const size = Math.abs(x);
+  if (size !== 0 && (size < 1e-4 || size >= 1e15)) return x.toPrecision(6);
+  return inSix.format(x);
+}
+
+const percent = x => (100 * x).toFixed(2) + " %";
+const gib = x => (x / 1073741824).toFixed(2) + " GiB";
+
+// A number as text, with its exact value for whoever reads the page by program.
+const exact = (value, text) => element("data", {value: String(value)}, text);
+
+// 8192 becomes 8K.
+function shortCount(x) {
+  for (const [size, letter] of [[1 << 30, "G"], [1 << 20, "M"], [1024, "K"]])
+    if (x >= size && x % size === 0) return x / size + letter;
+  return count(x);
+}
+
+// The first of 1, 2, 5, 10, ... times a power of ten that is not below x.
+function roundUp(x) {
+  const power = Math.pow(10, Math.floor(Math.log10(x)));
+  for (const step of [1, 2, 5, 10]) if (power * step >= x) return power * step;
+  return 10 * power;
+}
+
+// ---- colours ----
+
+const LETTERS = "FRBIW";
+let colour = {};
+
+// Those of the style sheet, for what is drawn on a canvas.
+function readColours(nCauses) {
+  const style = getComputedStyle(document.documentElement);
+  const get = name => style.getPropertyValue("--" + name).trim();
+  colour = {
+    page: get("page"), panel: get("panel"), ink: get("ink"), quiet: get("quiet"), line: get("line"),
+    lane: get("lane"), accent: get("accent"), mark: get("mark"), shade: get("shade"), limit: get("limit"),
+    alone: get("alone"), aloneAlt: get("alone-alt"), groupInk: get("group-ink"), aloneInk: get("alone-ink"),
+    pass: [...LETTERS].map(get),
+    passInk: [...LETTERS].map(letter => get(letter + "-ink")),
+    group: [0, 1, 2, 3, 4, 5, 6, 7].map(i => get("group" + i)),
+    cause: Array.from({length: nCauses}, (_, i) => get("cause" + i)),
+    hatch: null // made when it is first needed
+  };
+}
+
+const groupColour = group => colour.group[group % colour.group.length];
+
+// A colour as a pixel of an ImageData.
+const pixels = new Map();
+const probe = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+
+function pixelOf(text) {
+  if (!pixels.has(text)) {
+    probe.fillStyle = text;
+    probe.fillRect(0, 0, 1, 1);
+    pixels.set(text, new Uint32Array(probe.getImageData(0, 0, 1, 1).data.buffer)[0]);
+  }
+  return pixels.get(text);
+}
+
+// ---- canvases ----
+
+const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif";
+
+const onPaper = () => document.documentElement.classList.contains("paper");
+
+// Makes it sharp and empty; returns its context, which is in CSS pixels.
+function prepare(canvas, height) {
+  const ratio = Math.max(window.devicePixelRatio || 1, onPaper() ? 2 : 1);
+  const width = Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.height = height + "px";
+  }
+  const g = canvas.getContext("2d", {alpha: false});
+  g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  g.fillStyle = colour.page;
+  g.fillRect(0, 0, width, height);
+  g.font = FONT;
+  g.textBaseline = "middle";
+  g.textAlign = "left";
+  return {g, width, height};
+}
+
+// Measuring a text takes longer than drawing it.
+const widths = new Map();
+
+function textWidth(g, text) {
+  if (!widths.has(text)) {
+    if (widths.size > 20000) widths.clear();
+    widths.set(text, g.measureText(text).width);
+  }
+  return widths.get(text);
+}
+
+// A canvas to set pixels of, which is then drawn onto another: one picture in place of thousands of boxes.
+function makeScratch() {
+  const canvas = document.createElement("canvas"), scratch = {canvas, image: null, cells: null};
+  scratch.clear = (width, height) => {
+    if (scratch.image && canvas.width === width && canvas.height === height) {
+      scratch.cells.fill(0);
+      return;
+    }
+    [canvas.width, canvas.height] = [width, height];
+    scratch.image = new ImageData(width, height);
+    scratch.cells = new Uint32Array(scratch.image.data.buffer);
+  };
+  scratch.put = () => {
+    canvas.getContext("2d").putImageData(scratch.image, 0, 0);
+    return canvas;
+  };
+  return scratch;
+}
+
+// ---- drawing when the browser is ready to ----
+
+const painters = {}; // by name; each part of the page adds its own
+const waiting = {};
+
+function request(...names) {
+  for (const name of names) {
+    if (waiting[name]) continue;
+    waiting[name] = true;
+    requestAnimationFrame(() => {
+      waiting[name] = false;
+      painters[name]();
+    });
+  }
+}
+
+// ---- the tip beside the pointer ----
+
+function showTip(text, event) {
+  const tip = byId("tip");
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  const box = tip.getBoundingClientRect();
+  const below = event.clientY + 18 + box.height <= innerHeight;
+  tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8)) + "px";
+  tip.style.top = (below ? event.clientY + 18 : Math.max(4, event.clientY - box.height - 10)) + "px";
+}

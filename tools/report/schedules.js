@@ -1,0 +1,235 @@
+// schedules.js - the schedules of a report, unpacked when they are first looked at. Times are counted in ticks of a
+// schedule until they are shown; see tools/report.c for the form of the data.
+
+// A page without a report has an empty one here, which is never drawn.
+const data = readData("data") || {schedules: [], plans: [], causes: [], best: -1, measured: -1, unit: "s"};
+
+const PASS_NAMES = {F: "forward", R: "replay", B: "backward", I: "input gradient", W: "weight gradient"};
+const unit = data.unit === "s" ? "s" : "token times";
+const time = x => count(x) + (unit === "s" ? " s" : "");
+
+function held(x) {
+  if (data.held !== "bytes") return count(x) + " tokens";
+  return x >= 1048576 ? gib(x) : count(x) + " bytes";
+}
+
+const unpacked = new Map();
+
+function unpackStage(stage) {
+  const n = stage.pass.length;
+  const out = {
+    n, letter: new Uint8Array(n), kept: new Uint8Array(n), chunk: new Int32Array(n), row: new Int32Array(n),
+    start: new Float64Array(n), end: new Float64Array(n), held: new Float64Array(n), after: stage.after,
+    pieceStart: [], pieceEnd: [], pieceCause: [], pieceBefore: [], queued: new Map()
+  };
+  let now = 0, chunk = 0, amount = 0, piece = 0;
+  const takePieces = (many, before) => {
+    for (let i = 0; i < many; i++, piece += 2) {
+      out.pieceCause.push(stage.idle[piece]);
+      out.pieceStart.push(now);
+      now += stage.idle[piece + 1];
+      out.pieceEnd.push(now);
+      out.pieceBefore.push(before);
+    }
+  };
+  const gapsBefore = i => stage.gaps.charCodeAt(i) - 48;
+  for (let i = 0; i < n; i++) {
+    const letter = stage.pass[i], upper = letter.toUpperCase();
+    takePieces(gapsBefore(i), i);
+    out.letter[i] = LETTERS.indexOf(upper);
+    out.kept[i] = letter === upper ? 1 : 0;
+    out.chunk[i] = chunk += stage.chunk[i];
+    out.row[i] = stage.row ? stage.row[i] : 0;
+    out.held[i] = amount += stage.held[i];
+    out.start[i] = now;
+    out.end[i] = now += stage.ticks[i];
+  }
+  takePieces(gapsBefore(n), -1);
+  for (let i = 0; i < stage.queued.length; i += 2) out.queued.set(stage.queued[i], stage.queued[i + 1]);
+  return out;
+}
+
+function scheduleAt(index) {
+  if (!unpacked.has(index)) {
+    const from = data.schedules[index];
+    unpacked.set(index, {index, from, tick: from.tick, plan: data.plans[from.plan],
+      stages: from.stages.map(unpackStage), find: null});
+  }
+  return unpacked.get(index);
+}
+
+const isDrawn = index => index >= 0 && index < data.schedules.length && Array.isArray(data.schedules[index].stages);
+
+// ---- where a pass runs ----
+
+// In a V the odd rows of virtual stages run backwards.
+const isTurned = (s, line) => s.from.placement === "v" && line % 2 === 1;
+
+// The virtual stage of a pass, and the stage of a virtual stage.
+function virtualOf(s, stage, i) {
+  const line = s.stages[stage].row[i], n = s.stages.length;
+  return line * n + (isTurned(s, line) ? n - 1 - stage : stage);
+}
+
+function stageOf(s, v) {
+  const n = s.stages.length, line = Math.floor(v / n), column = v % n;
+  return isTurned(s, line) ? n - 1 - column : column;
+}
+
+function indexPasses(s) {
+  s.find = new Map();
+  s.stages.forEach((stage, at) => {
+    for (let i = 0; i < stage.n; i++)
+      s.find.set(stage.chunk[i] + ":" + virtualOf(s, at, i) + ":" + LETTERS[stage.letter[i]], i);
+  });
+}
+
+// Where a pass of a chunk runs: [stage, number], or null. A backward may be cut in two.
+function findPass(s, letter, chunk, v) {
+  if (v < 0 || v >= s.stages.length * s.from.virtual_stages) return null;
+  if (!s.find) indexPasses(s);
+  for (const one of letter === "B" || letter === "I" ? ["B", "I"] : [letter]) {
+    const i = s.find.get(chunk + ":" + v + ":" + one);
+    if (i !== undefined) return [stageOf(s, v), i];
+  }
+  return null;
+}
+
+// ---- what a pass waits for, and who waits for it ----
+
+const goesForward = letter => letter === "F" || letter === "R";
+
+// The pass whose end, or whose result, a pass waited for last.
+function waitedFor(s, stage, i) {
+  const st = s.stages[stage], how = st.after[i], letter = LETTERS[st.letter[i]], v = virtualOf(s, stage, i);
+  if (how === "1") return [stage, i - 1];
+  if (how !== "2") return null;
+  return findPass(s, letter, st.chunk[i], goesForward(letter) ? v - 1 : v + 1);
+}
+
+// Who takes the result of a pass on another stage, with the ticks at which it leaves and arrives; or null.
+function transferOf(s, stage, i) {
+  const st = s.stages[stage], letter = LETTERS[st.letter[i]], v = virtualOf(s, stage, i);
+  if (letter === "W" || (letter === "R" && s.from.replay !== "pipeline")) return null;
+  const taker = findPass(s, letter, st.chunk[i], goesForward(letter) ? v + 1 : v - 1);
+  if (!taker || taker[0] === stage) return null;
+  const seconds = s.from.latency + s.from.seconds_per_token * chunkOf(s, st.chunk[i]).padded;
+  const left = st.end[i] + (st.queued.get(i) || 0);
+  return {taker, left, arrived: left + seconds / s.tick};
+}
+
+// ---- chunks ----
+
+function chunkOf(s, chunk) {
+  const i = chunk - s.plan.first_chunk, of = s.plan.chunks;
+  return {i, group: of.group[i], index: of.index[i], prefix: of.prefix[i], tokens: of.tokens[i], padded: of.padded[i],
+    slices: of.n_slices[i]};
+}
+
+const groupOf = (s, chunk) => s.plan.chunks.group[chunk - s.plan.first_chunk];
+
+function firstSlices(plan) {
+  if (!plan.firstSlice) {
+    let at = 0;
+    plan.firstSlice = plan.chunks.n_slices.map(n => (at += n) - n);
+  }
+  return plan.firstSlice;
+}
+
+function slicesOf(plan, i) {
+  const of = plan.chunks, out = [];
+  if (!of.slices) return out;
+  for (let j = 0, at = firstSlices(plan)[i] * 3; j < of.n_slices[i]; j++, at += 3)
+    out.push({sequence: of.slices[at], begin: of.slices[at + 1], length: of.slices[at + 2]});
+  return out;
+}
+
+// ---- what is looked at ----
+
+const drawable = data.schedules.map((_, i) => i).filter(isDrawn);
+const longest = Math.max(0, ...drawable.map(i => data.schedules[i].makespan)) || 1;
+const state = {
+  schedule: isDrawn(data.best) ? data.best : drawable.length ? drawable[0] : -1,
+  beside: -1, colours: "pass", bubbles: "blank", critical: false,
+  from: 0, to: longest,           // the part of the time axis that is shown
+  focus: null,                    // {schedule, stage, i} of the pass at hand
+  group: null                     // {plan, group} or {plan, chunk}: what is marked
+};
+if (isDrawn(data.measured)) {
+  state.schedule = data.measured;
+  state.beside = data.predicted;
+}
+
+// The schedules that are drawn, one above the other.
+const panels = () => [state.beside, state.schedule].filter((s, i, all) => isDrawn(s) && all.indexOf(s) === i);
+
+// The first item of a sorted array that is above x.
+function firstAbove(sorted, x) {
+  let low = 0, high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] > x) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+// ---- a pass, a gap or a chunk in words ----
+
+function kindOf(of, i) {
+  if (of.n_slices[i] === 0) return "idle";
+  if (of.group[i] < 0) return "standalone";
+  return of.n_slices[i] > 1 ? "hybrid" : "dependent";
+}
+
+const sliceWords = s => `${s.sequence} [${count(s.begin)}, ${count(s.begin + s.length)})`;
+
+function chunkWords(plan, i) {
+  const of = plan.chunks, slices = slicesOf(plan, i), most = 4;
+  let text = `${kindOf(of, i)}, ${count(of.tokens[i])} tokens`;
+  if (of.padded[i] !== of.tokens[i]) text += ` (${count(of.padded[i])} with padding)`;
+  if (of.group[i] >= 0)
+    text += `; group ${of.group[i]}, part ${of.index[i] + 1}, after ${count(of.prefix[i])} tokens (prefix)`;
+  if (slices.length) text += "; slices " + slices.slice(0, most).map(sliceWords).join(", ");
+  else if (of.n_slices[i]) text += `; ${count(of.n_slices[i])} slices`;
+  if (slices.length > most) text += ` and ${count(slices.length - most)} more`;
+  return text;
+}
+
+const passName = (st, i) => LETTERS[st.letter[i]] + st.chunk[i];
+
+function passWords(s, stage, i) {
+  const st = s.stages[stage], letter = LETTERS[st.letter[i]], chunk = st.chunk[i], bound = waitedFor(s, stage, i);
+  let text = `${passName(st, i)}: ${PASS_NAMES[letter]} of chunk ${chunk} on stage ${stage}`;
+  if (s.from.virtual_stages > 1) text += `, virtual stage ${virtualOf(s, stage, i)}`;
+  if (goesForward(letter)) text += st.kept[i] ? ", keeps its activations" : ", drops its activations";
+  text += `\n${time(st.start[i] * s.tick)} to ${time(st.end[i] * s.tick)}, `
+    + `${time((st.end[i] - st.start[i]) * s.tick)}; the stage holds ${held(st.held[i] * share(s))}`;
+  text += "\n" + chunkWords(s.plan, chunk - s.plan.first_chunk);
+  if (bound)
+    text += `\nstarted after ${passName(s.stages[bound[0]], bound[1])} on `
+      + (bound[0] === stage ? "this stage" : "stage " + bound[0]);
+  return text;
+}
+
+const CAUSES = {
+  "warm-up": "the stage has run nothing yet",
+  "drain": "the stage has run everything",
+  "overhead": "its next pass could run and has not begun",
+  "order": "a later pass could run: the schedule puts it behind one that waits",
+  "memory": "a pass could run if the stage, or K, left room for its activations",
+  "transfer": "a pass could run if transfers took no time",
+  "state": "a pass could run if it did not need K and V, or their gradients, from its group",
+  "imbalance": "the pass that the next one waits for runs longer than the mean of its kind",
+  "gradient": "the next pass is a backward, whose gradient is not there",
+  "activation": "the next pass is a forward or replay, whose input is not there"
+};
+
+function gapWords(s, stage, piece) {
+  const st = s.stages[stage], before = st.pieceBefore[piece], cause = data.causes[st.pieceCause[piece]];
+  const text = `idle: ${cause}, ${time((st.pieceEnd[piece] - st.pieceStart[piece]) * s.tick)}\n${CAUSES[cause]}`;
+  return before >= 0 ? text + "\nnext is " + passName(st, before) : text;
+}
+
+// What is held by virtual copies is shown in whole stages' worth, as everywhere.
+const share = s => s.from.held_unit / (data.held === "tokens" || !s.from.memory ? s.from.virtual_stages : 1);

@@ -1,0 +1,179 @@
+/* report_tried.c - what would change the best schedule of a report: other options, tried one after the other. */
+
+#include "report.h"
+
+#include <string.h>
+
+enum {
+    MOST_PASSES = 20000, /* of a schedule that is made several times more */
+    MOST_STAGES = 16     /* whose layers are worth a list */
+};
+
+/* Less than this is not worth a change of options: what is tried next goes on without it. */
+static const double worth = 0.01;
+
+/* What is held to so far, and what is tried on top of it. */
+typedef struct trial {
+    report *r;
+    pipeline pipe;
+    pipeline_case what;
+    pipeline_run run;         /* its schedule, or none while that of the report is the best */
+    int64_t layers[MOST_STAGES];
+    char options[192];
+    double makespan;
+} trial;
+
+/* Makes the schedule with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it pays. */
+static int try_change(trial *t, const pipeline *pipe, const pipeline_case *what, const char *option) {
+    report_try *line = &t->r->tries[t->r->n_tries];
+    pipeline_run run;
+
+    if (t->r->n_tries == REPORT_MOST_TRIES) return 0;
+    if (pipeline_run_make(pipe, t->r->packed->plan, what, &run, NULL) != CF_OK) return 0;
+    t->r->n_tries++;
+    snprintf(line->options, sizeof line->options, "%.90s%s%.96s", t->options, t->options[0] ? " " : "",
+             option);
+    line->makespan = run.timeline->makespan;
+    line->memory = run.memory[run.fullest].total;
+    line->fits = pipeline_fits(pipe, &run);
+    line->pays = line->fits && line->makespan < (1 - worth) * t->makespan;
+    if (!line->pays) {
+        pipeline_run_free(&run);
+        return 0;
+    }
+    pipeline_run_free(&t->run);
+    t->pipe = *pipe;
+    t->what = *what;
+    t->run = run;
+    t->makespan = line->makespan;
+    memcpy(t->options, line->options, sizeof t->options);
+    return 1;
+}
+
+/* As many chunks of a group as there are, or half as many until they fit. */
+static void try_k(trial *t) {
+    cf_plan_stats stats;
+    int64_t k;
+
+    cf_plan_measure(t->r->packed->plan, NULL, &stats);
+    for (k = stats.largest_group; k > t->what.k; k /= 2) {
+        pipeline_case what = t->what;
+        char option[32];
+        what.k = k;
+        snprintf(option, sizeof option, "--k %lld", (long long)k);
+        if (try_change(t, &t->pipe, &what, option) || t->r->n_tries == 0 || t->r->tries[t->r->n_tries - 1].fits) return;
+    }
+}
+
+int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timeline *timeline,
+                    const cf_memory_report *at_peak, int64_t stage, int64_t *live) {
+    *live = timeline->peak_live[stage] / schedule->n_virtual;
+    if (*live < 1 || at_peak->activations < *live || at_peak->total >= r->pipe->gpu.memory) return 0;
+    return (r->pipe->gpu.memory - at_peak->total) / (at_peak->activations / *live);
+}
+
+/* The chunks that the fullest stage has room for. A limit for each stage by itself is the caller's own affair. */
+static void try_limit(trial *t) {
+    const report_schedule *best = &t->r->schedules[t->r->best];
+    const pipeline_run *run = t->run.timeline ? &t->run : &t->r->runs[t->r->best];
+    pipeline pipe = t->pipe;
+    const cf_memory_report *at_peak = &run->memory[run->fullest];
+    int64_t live, room = report_room(t->r, run->schedule, run->timeline, at_peak, run->fullest, &live);
+    char option[32];
+
+    if (room < 1 || pipe.limits || pipe.limit == CF_NO_LIMIT || best->schedule->n_virtual > 1) return;
+    pipe.limit = live + room;
+    snprintf(option, sizeof option, "--limit %lld", (long long)pipe.limit);
+    (void)try_change(t, &pipe, &t->what, option);
+}
+
+/* ---- layers ---- */
+
+/* The layers of each stage, and what one of them takes: the least of all stages, for some also embed or have the head.
+   0 where that is not known. */
+static double layer_work(const pipeline *pipe, const double *work, int64_t *own) {
+    double least = 0;
+    int64_t i;
+
+    for (i = 0; i < pipe->n_stages; i++) {
+        cf_shard shard;
+        if (cf_stage_shard(&pipe->model.model, &pipe->model.parallel, i, &shard, NULL) != CF_OK || shard.layers < 1)
+            return 0;
+        own[i] = shard.layers;
+        if (i == 0 || work[i] / (double)own[i] < least) least = work[i] / (double)own[i];
+    }
+    return least;
+}
+
+/* Hands out the layers one by one, each to the stage that then has the least work. fixed: work beside the layers. */
+static double even_out(int64_t n, int64_t layers, double layer, double *fixed, int64_t *own) {
+    double most = 0;
+    int64_t i, given;
+
+    for (i = 0; i < n; i++) {
+        fixed[i] += layer; /* each has one */
+        own[i] = 1;
+    }
+    for (given = n; given < layers; given++) {
+        int64_t least = 0;
+        for (i = 1; i < n; i++)
+            if (fixed[i] < fixed[least]) least = i;
+        fixed[least] += layer;
+        own[least]++;
+    }
+    for (i = 0; i < n; i++)
+        if (fixed[i] > most) most = fixed[i];
+    return most;
+}
+
+/* Fills t->layers. Returns 0 where even stages would not be shorter. */
+static int find_layers(trial *t) {
+    const cf_plan *plan = t->r->packed->plan;
+    const pipeline_run *run = t->run.timeline ? &t->run : &t->r->runs[t->r->best];
+    double work[MOST_STAGES], most = 0, layer;
+    int64_t i, n = t->pipe.n_stages;
+    idle_report idle;
+
+    if (idle_make(plan, run->schedule, run->timeline, NULL, &idle, NULL) != CF_OK) return 0;
+    for (i = 0; i < n; i++) {
+        int cause;
+        work[i] = run->timeline->makespan;
+        for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) work[i] -= idle.stages[i].seconds[cause];
+        if (work[i] > most) most = work[i];
+    }
+    idle_free(&idle);
+    layer = layer_work(&t->pipe, work, t->layers);
+    if (!(layer > 0)) return 0;
+    for (i = 0; i < n; i++) work[i] -= (double)t->layers[i] * layer;
+    return even_out(n, t->pipe.model.model.layers, layer, work, t->layers) < (1 - worth) * most;
+}
+
+static void try_layers(trial *t) {
+    pipeline pipe = t->pipe;
+    char option[80] = "--stage-layers ";
+    int64_t i;
+
+    if (pipe.n_stages < 2 || pipe.n_stages > MOST_STAGES || t->what.n_virtual > 1 || !find_layers(t)) return;
+    for (i = 0; i < pipe.n_stages; i++)
+        snprintf(option + strlen(option), sizeof option - strlen(option), "%s%lld", i > 0 ? "," : "",
+                 (long long)t->layers[i]);
+    pipe.model.parallel.layers = t->layers;
+    (void)try_change(t, &pipe, &t->what, option);
+}
+
+/* ---- all of it ---- */
+
+void report_try_changes(report *r, const pipeline_case *what) {
+    trial t;
+
+    if (r->best < 0 || !r->pipe->estimates || r->schedules[r->best].schedule->n_actions > MOST_PASSES) return;
+    memset(&t, 0, sizeof t);
+    t.r = r;
+    t.pipe = *r->pipe;
+    t.what = *what;
+    t.makespan = r->schedules[r->best].timeline->makespan;
+    try_k(&t);
+    try_limit(&t);
+    try_layers(&t);
+    pipeline_run_free(&t.run);
+}

@@ -1,0 +1,74 @@
+/* sheet.h - a table of the paper's numbers beside ours: printed row by row as it is filled, and written as JSON. */
+
+#ifndef CHUNKFLOW_SHEET_H
+#define CHUNKFLOW_SHEET_H
+
+#include "json_write.h"
+
+enum { SHEET_COLUMNS = 12, SHEET_ROWS = 16, SHEET_SERIES = 32, SHEET_POINTS = 12, SHEET_TEXT = 64 };
+
+/* How a column looks. */
+typedef struct sheet_column {
+    const char *key;    /* its name in JSON */
+    const char *group;  /* a heading over this column and those behind it, or NULL */
+    const char *title;
+    int width;          /* below 0: left-aligned */
+    int gap;            /* blanks before it, besides one */
+    int digits;         /* behind the point */
+    int sign;           /* 1: with its sign */
+    const char *suffix; /* behind the number, or NULL */
+} sheet_column;
+
+/* A text, a number, or a number that is shown as a text. */
+typedef struct sheet_cell {
+    int is_number;
+    double value;
+    char text[SHEET_TEXT]; /* as it is shown; empty: as its column says */
+} sheet_cell;
+
+sheet_cell sheet_text(const char *text);
+sheet_cell sheet_number(double value);
+sheet_cell sheet_count(int64_t value);                    /* with commas */
+sheet_cell sheet_marked(double value, int digits, char mark); /* a blank where others have a mark */
+
+/* A line of a chart: at each x a y. Charts are told by their title; a role is "paper", "ours" or "best". */
+typedef struct sheet_series {
+    const char *role;
+    char chart[SHEET_TEXT], name[SHEET_TEXT];
+    int n;
+    double x[SHEET_POINTS], y[SHEET_POINTS];
+} sheet_series;
+
+typedef struct sheet {
+    int prints;               /* 0: nothing goes to standard output */
+    const char *name, *title;
+    char assumptions[2048];
+    const sheet_column *columns;
+    int n_columns;
+    sheet_cell rows[SHEET_ROWS][SHEET_COLUMNS];
+    int n_rows;
+    sheet_cell notes[SHEET_ROWS][3]; /* what stands below the rows: a text, the paper's number if there is one, ours */
+    int n_notes;
+    const char *x_title, *y_title;   /* of its charts */
+    sheet_series series[SHEET_SERIES];
+    int n_series;
+} sheet;
+
+/* Prints title and headings; then each row and note as it comes, and at the end what was assumed: lines, of which the
+   first is a heading. */
+void sheet_begin(sheet *s, const char *title, const sheet_column *columns, int n_columns);
+void sheet_row(sheet *s, const sheet_cell *cells);
+void sheet_note(sheet *s, const char *text, sheet_cell paper, sheet_cell ours);
+void sheet_end(sheet *s, const char *assumptions);
+
+/* The titles of the axes of all charts of a sheet, and a line of one. What does not fit is left out. */
+void sheet_axes(sheet *s, const char *x_title, const char *y_title);
+void sheet_add_series(sheet *s, const char *chart, const char *role, const char *name, int n, const double *x,
+                      const double *y);
+
+void sheet_write(json_writer *w, const sheet *s);
+
+/* The rows for scripts: the numbers, or the texts of what has none. Returns an exit code. */
+int sheet_print_table(const sheet *s);
+
+#endif /* CHUNKFLOW_SHEET_H */

@@ -1,0 +1,82 @@
+/* tune.h - what the files of `chunkflow tune` share: the options, the search, and the writers of what came of it. */
+
+#ifndef CHUNKFLOW_TUNE_COMMAND_H
+#define CHUNKFLOW_TUNE_COMMAND_H
+
+#include "baseline.h"
+
+typedef struct tune_options {
+    modelling_options modelling;
+    gpu_options gpu;
+    int64_t gpus;
+    int64_t context, batch, batches, seed;
+    const char *chunk_sizes, *ks, *schedules;
+    int64_t replay; /* of the choice pipeline|local|both */
+    int no_offload, split_backward;
+    int64_t budget;
+    int64_t limit;
+    term_options terms;
+    int no_tails;
+    int64_t align;
+    int64_t show;
+    int tsv;
+    const char *json, *html;
+} tune_options;
+
+/* The search, and what its description points to. */
+typedef struct tune_job {
+    const tune_options *asked;
+    modelling model;
+    cf_gpu gpu;
+    cf_tune_desc desc;
+    int64_t *chunk_sizes, *ks; /* of the options, or NULL */
+    cf_schedule_kind kinds[CF_SCHEDULE_COUNT];
+    cf_replay replays[2];
+    cli_list list;
+    int64_t *lengths;
+    int64_t n;                      /* of them within the context */
+    int64_t left_out, left_out_tokens, tokens;
+} tune_job;
+
+enum { TUNE_MOST_CELLS = 4096 }; /* that a page draws */
+
+/* One ChunkSize with one K: the best of its candidates. */
+typedef struct tune_cell {
+    int64_t chunk_size, k;
+    int64_t candidate; /* the fastest that fits; else the one with the least bound; else the one that needs least */
+    int64_t numbers;   /* the candidate whose schedules it has, which may have another K; mostly itself */
+    int64_t nearest;   /* where nothing fits, the cell next to it where something is known to; -1: there is none */
+} tune_cell;
+
+/* All of them, by ChunkSize, then by K. */
+typedef struct tune_map {
+    int64_t *chunk_sizes, *ks; /* those that were tried, the longest sequence among them */
+    int64_t n_chunk_sizes, n_ks;
+    tune_cell *cells;
+} tune_map;
+
+/* Returns an exit code; tune_map_free is due in any case. */
+int tune_map_make(const cf_tuning *tuning, tune_map *out);
+void tune_map_free(tune_map *map);
+
+/* What came of a search. */
+typedef struct tune_outcome {
+    const tune_job *job;
+    const cf_tuning *tuning;
+    baseline_tuned base;
+    tune_map map;
+} tune_outcome;
+
+/* Of bytes that are too many, the term that breaks the limit: what is there whatever runs comes first; where that fits,
+   it is the largest of the other terms. The name of a member of cf_memory_report. */
+const char *tune_breaking_term(const cf_memory_report *memory, int64_t limit);
+
+/* The outcome in one sentence. */
+void tune_sentence(const tune_outcome *o, char *text, size_t size);
+
+void tune_write_json(const tune_outcome *o, cli_output *to);
+
+/* The map, with a report of the winner below it. Returns an exit code. */
+int tune_write_page(const tune_outcome *o, cli_output *to);
+
+#endif /* CHUNKFLOW_TUNE_COMMAND_H */
