@@ -41,6 +41,13 @@ can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main() { return new int(
         $(CXX) -std=c++17 $$d/t.cc -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
 ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
+# What UBSan sees ends the program by a trap: files compile in a seventh less time than with its own words, and run a
+# little faster. Of the trap AddressSanitizer prints file and line; SANITIZE='-fsanitize=address,undefined
+# -fno-sanitize-recover=all' builds with the words.
+ifneq ($(and $(SANITIZE),$(call can,$(SANITIZE) -fsanitize-undefined-trap-on-error)),)
+SANITIZE += -fsanitize-undefined-trap-on-error
+export ASAN_OPTIONS := handle_sigill=1:$(ASAN_OPTIONS)
+endif
 endif
 
 PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
@@ -68,21 +75,22 @@ $(BUILD):
 # them in every way that the headers offer.
 
 LIBRARY := $(BUILD)/implementation.o
+VISIBLE := extern __attribute__((visibility("default")))
 LINKED  := -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern -DCHUNKFLOW_TUNE_IMPLEMENTED -DCHUNKFLOW_TUNE_API=extern
 
+# As a shared library needs it, with nothing visible but the libraries' functions; programs run as fast with it.
 $(LIBRARY): tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -c $< -o $@
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -fPIC -fno-semantic-interposition -fvisibility=hidden \
+	    '-DCHUNKFLOW_API=$(VISIBLE)' '-DCHUNKFLOW_TUNE_API=$(VISIBLE)' -c $< -o $@
 
-# For other languages: the libraries with nothing visible but their functions, and the declarations of these without what
-# they include, whole-number constants and comments kept (a comment says how long an array is).
+# For other languages: the libraries, and the declarations of their functions without what they include, whole-number
+# constants and comments kept (a comment says how long an array is).
 SHARED  := $(BUILD)/libchunkflow.so $(BUILD)/libchunkflow.h
-VISIBLE := extern __attribute__((visibility("default")))
 
 shared: $(SHARED)
 
-$(BUILD)/libchunkflow.so: tests/implementation.c chunkflow.h tools/chunkflow_tune.h | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -fPIC -shared -fvisibility=hidden '-DCHUNKFLOW_API=$(VISIBLE)' \
-	    '-DCHUNKFLOW_TUNE_API=$(VISIBLE)' $(LDFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/libchunkflow.so: $(LIBRARY)
+	$(CC) $(CFLAGS) -shared $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(BUILD)/libchunkflow.h: chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -E -C -dD -DCHUNKFLOW_API=extern tools/chunkflow_tune.h >$@.all
@@ -350,7 +358,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model t
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_pipeline.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_tune.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_tune.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/report_check.sh" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_model" \

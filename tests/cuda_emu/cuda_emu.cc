@@ -117,8 +117,6 @@ struct fiber {
 #if !EMU_X86
     ucontext_t context;
 #endif
-    char *stack = nullptr;
-    size_t stack_bytes = 0;
     void *fake = nullptr; /* AddressSanitizer's */
     state_of_fiber state = DONE;
     int id = 0;
@@ -130,7 +128,9 @@ struct fiber {
     char event[120];        /* ... and what that is */
 };
 
-static const size_t STACK_BYTES = 256 * 1024;
+/* All stacks lie in one block, each above a page that catches what overflows it. */
+static const size_t STACK_BYTES = 320 * 1024, MOST_FIBERS = 1024;
+static char *stacks;
 static fiber outside; /* the caller of the launch */
 static fiber *now = &outside;
 static std::vector<fiber *> &fibers =
@@ -151,12 +151,29 @@ __asm__(".text\n"
         ".size cuda_emu_switch,.-cuda_emu_switch\n");
 #endif
 
+#if EMU_ASAN
+static const void *outside_stack;
+static size_t outside_bytes;
+static bool told; /* AddressSanitizer of the switch that is under way */
+extern "C" int __asan_option_detect_stack_use_after_return; /* its own */
+
+/* It is told when the block of stacks is entered and left, since a call for every switch takes longer than the switch.
+   Where it keeps a second stack for each fiber it has to know of all of them. */
+static void tell_of_switch(fiber *from, const fiber *to) {
+    told = from == &outside || to == &outside || __asan_option_detect_stack_use_after_return;
+    if (!told) return;
+    const bool leaves = to == &outside;
+    __sanitizer_start_switch_fiber(&from->fake, leaves ? outside_stack : stacks,
+                                   leaves ? outside_bytes : MOST_FIBERS * STACK_BYTES);
+}
+#endif
+
 static void switch_to(fiber *to) {
     fiber *from = now;
     now = to;
     threadIdx = to->thread;
 #if EMU_ASAN
-    __sanitizer_start_switch_fiber(&from->fake, to->stack, to->stack_bytes);
+    tell_of_switch(from, to);
 #endif
 #if EMU_X86
     cuda_emu_switch(&from->sp, to->sp);
@@ -164,7 +181,7 @@ static void switch_to(fiber *to) {
     swapcontext(&from->context, &to->context);
 #endif
 #if EMU_ASAN
-    __sanitizer_finish_switch_fiber(from->fake, nullptr, nullptr);
+    if (told) __sanitizer_finish_switch_fiber(from->fake, nullptr, nullptr);
 #endif
 }
 
@@ -175,10 +192,10 @@ static void fiber_main() {
 #if EMU_ASAN
     const void *bottom;
     size_t bytes;
-    __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
-    if (!outside.stack) {
-        outside.stack = (char *)bottom;
-        outside.stack_bytes = bytes;
+    if (told) __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+    if (!outside_stack) { /* the first fiber of all is entered from there */
+        outside_stack = bottom;
+        outside_bytes = bytes;
     }
 #endif
     for (;;) {
@@ -187,18 +204,25 @@ static void fiber_main() {
     }
 }
 
+static void make_stacks() {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    stacks = (char *)mmap(nullptr, MOST_FIBERS * STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (stacks == MAP_FAILED) abort();
+    for (size_t i = 0; i < MOST_FIBERS; i++) mprotect(stacks + i * STACK_BYTES, 4096, PROT_NONE);
+}
+
+/* The lanes of a warp are at the same depth of their stacks most of the time. If these began at the same place of a page,
+   all that they use would share a few sets of the processor's caches, so each begins 17 cache lines below the last. */
+static size_t usable_stack(const fiber *f) { return STACK_BYTES - (size_t)(f->id % 64) * 17 * 64; }
+
 static void start_fiber(fiber *f) {
-    if (!f->stack) {
-        f->stack_bytes = STACK_BYTES;
-        f->stack = (char *)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (f->stack == MAP_FAILED) abort();
-        mprotect(f->stack, 4096, PROT_NONE);
-    }
+    if (!stacks) make_stacks();
+    char *stack = stacks + (size_t)f->id * STACK_BYTES;
 #if EMU_ASAN
-    __asan_unpoison_memory_region(f->stack, f->stack_bytes);
+    __asan_unpoison_memory_region(stack, STACK_BYTES);
 #endif
 #if EMU_X86
-    void **top = (void **)(f->stack + f->stack_bytes) - 1; /* after `ret`, the stack is as after a call */
+    void **top = (void **)(stack + usable_stack(f)) - 1; /* after `ret`, the stack is as after a call */
     top[0] = nullptr;
     *--top = (void *)fiber_main;
     top -= 6;
@@ -206,8 +230,8 @@ static void start_fiber(fiber *f) {
     f->sp = top;
 #else
     getcontext(&f->context);
-    f->context.uc_stack.ss_sp = f->stack;
-    f->context.uc_stack.ss_size = f->stack_bytes;
+    f->context.uc_stack.ss_sp = stack;
+    f->context.uc_stack.ss_size = usable_stack(f);
     f->context.uc_link = nullptr;
     makecontext(&f->context, fiber_main, 0);
 #endif
@@ -274,9 +298,27 @@ static int order_backwards;
 
 void cuda_emu_set_order(int backwards) { order_backwards = backwards; }
 
+/* Whether no two of these lanes want different words of one bank, which is what kernels aim at. */
+static bool conflict_free(const shared_access *access, int first, int lanes) {
+    uint32_t words[32];
+    unsigned used = 0;
+    for (int lane = first; lane < first + lanes; lane++) {
+        if (!(access->lanes >> lane & 1)) continue;
+        for (int byte = 0; byte < access->bytes; byte += 4) {
+            const uint32_t word = (access->address[lane] + (uint32_t)byte) / 4, bank = word % 32;
+            if (used >> bank & 1 && words[bank] != word) return false;
+            used |= 1u << bank;
+            words[bank] = word;
+        }
+    }
+    counts->wavefronts += used != 0;
+    return true;
+}
+
 static void count_wavefronts(const shared_access *access) {
     int lanes = 128 / access->bytes > 32 ? 32 : 128 / access->bytes;
     for (int first = 0; first < 32; first += lanes) {
+        if (conflict_free(access, first, lanes)) continue;
         uint32_t words[32][32];
         int n_words[32] = {0}, most = 0;
         for (int lane = first; lane < first + lanes; lane++) {
