@@ -55,7 +55,9 @@
 #include <functional>
 #include <new>
 #include <thread>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 namespace {
 
@@ -4262,7 +4264,7 @@ void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room,
 /* Puts the rectangles of each body together, when all are there. */
 void collect_rects(layout *l) {
     std::sort(l->rects.begin(), l->rects.end(), [](const rect &a, const rect &b) {
-        return a.body != b.body ? a.body < b.body : a.begin != b.begin ? a.begin < b.begin : a.offset < b.offset;
+        return std::tie(a.body, a.begin, a.offset) < std::tie(b.body, b.begin, b.offset);
     });
     for (int64_t i = l->rects.n - 1; i >= 0; i--) l->bodies[l->rects[i].body].first = i;
 }
@@ -4283,76 +4285,61 @@ template <typename F> int64_t most_live(const layout &l, F counts) {
 
 /* ---- the places ---- */
 
-/* Places strictly between the two are taken. */
-struct taken {
-    int64_t low, high;
-    bool operator<(const taken &other) const { return low != other.low ? low < other.low : high < other.high; }
-};
-
-/* One search for places: what it has tried and the best so far. */
-struct placing {
-    layout *l;
-    int64_t unit;
-    array<rect> by_begin;    /* those of the space */
-    array<int64_t> last_end; /* of each BLOCK of them */
-    array<taken> ranges;
-    array<int64_t> order, best; /* bodies, and their places */
-    int64_t best_height;
-    bool in_slots; /* the order at hand gives every rectangle its room, not its size */
-    int64_t work;  /* pairs of rectangles that share time, looked at so far */
-};
-
 const int64_t BLOCK = 64;
 const int64_t MOST_SIZE = (int64_t)1 << 60; /* so that sums of places and sizes stay in range */
 const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
 
-/* Those placed so far that live at a time of r. Most rectangles live shortly, so whole blocks have ended before it. */
-template <typename F> void each_neighbour(const placing &p, const rect &r, F visit) {
-    for (int64_t i = 0; i < p.by_begin.n && p.by_begin[i].begin < r.end; i++) {
-        const rect &other = p.by_begin[i];
-        if (i % BLOCK == 0 && p.last_end[i / BLOCK] <= r.begin)
-            i += BLOCK - 1;
-        else if (other.end > r.begin && p.l->bodies[other.body].place >= 0)
-            visit(other);
-    }
-}
+/* One search for the places of a space: what it has tried and the best so far. */
+struct placing {
+    layout *l;
+    int64_t unit;
+    array<rect> by_begin;
+    array<int64_t> last_end; /* of each BLOCK of them */
+    array<std::pair<int64_t, int64_t>> taken; /* no place lies strictly between the two */
+    array<int64_t> order, best; /* bodies, and their places */
+    int64_t best_height;
+    bool in_slots;  /* the order at hand gives every rectangle its room, not its size */
+    bool narrowest; /* it takes the narrowest gap, not the lowest */
+    int64_t work;   /* pairs of rectangles that share time, looked at so far */
+};
 
-/* The narrowest gap between taken places, or the lowest; where there is none, above all. `ranges` is sorted. */
-int64_t find_place(const array<taken> &ranges, int64_t unit, bool narrowest) {
-    int64_t place = 0, best = -1, best_width = INT64_MAX;
-    for (const taken &range : ranges) {
-        if (range.low >= place && range.low - place < best_width) {
-            best = place;
-            best_width = range.low - place;
-            if (!narrowest) return best;
-        }
-        if (range.high > place) place = (range.high + unit - 1) / unit * unit;
-    }
-    return best >= 0 ? best : place;
-}
-
-/* Its end; the same for the rooms, where the order at hand is one of slots. */
-int64_t place_body(placing *p, body *b, bool narrowest) {
-    p->ranges.n = 0;
+/* Puts one body at the lowest or narrowest place that is free for all of its time: not where those are that were placed
+   before it and live at a time of one of its rectangles. Most live shortly, so whole blocks have ended before. Returns
+   its end. */
+int64_t place_body(placing *p, body *b) {
+    int64_t place = 0, best = -1, width = INT64_MAX;
+    p->taken.n = 0;
     for (int64_t i = b->first; i < b->first + b->n; i++) {
         const rect &r = p->l->rects[i];
-        each_neighbour(*p, r, [&](const rect &other) {
-            const int64_t bottom = p->l->bodies[other.body].place + other.offset - r.offset;
-            const int64_t own = p->in_slots ? r.room : r.size, its = p->in_slots ? other.room : other.size;
-            (void)p->ranges.push(p->l->home, {bottom - own, bottom + its});
-        });
+        for (int64_t j = 0; j < p->by_begin.n && p->by_begin[j].begin < r.end; j++) {
+            const rect &other = p->by_begin[j];
+            const int64_t bottom = p->l->bodies[other.body].place;
+            if (j % BLOCK == 0 && p->last_end[j / BLOCK] <= r.begin) j += BLOCK - 1;
+            else if (other.end > r.begin && bottom >= 0)
+                (void)p->taken.push(p->l->home,
+                                    {bottom + other.offset - r.offset - (p->in_slots ? r.room : r.size),
+                                     bottom + other.offset - r.offset + (p->in_slots ? other.room : other.size)});
+        }
     }
-    p->work += p->ranges.n;
-    std::sort(p->ranges.begin(), p->ranges.end());
-    b->place = find_place(p->ranges, p->unit, narrowest);
+    p->work += p->taken.n;
+    std::sort(p->taken.begin(), p->taken.end());
+    for (const auto &range : p->taken) {
+        if (range.first >= place && range.first - place < width) {
+            best = place;
+            width = range.first - place;
+            if (!p->narrowest) break;
+        }
+        if (range.second > place) place = (range.second + p->unit - 1) / p->unit * p->unit;
+    }
+    b->place = best >= 0 ? best : place;
     return b->place + b->height;
 }
 
 /* Places all bodies in the order at hand and keeps the places if they need less than any before. */
-void try_order(placing *p, bool narrowest) {
+void try_order(placing *p) {
     int64_t height = 0;
     for (const int64_t id : p->order) p->l->bodies[id].place = -1;
-    for (const int64_t id : p->order) height = std::max(height, place_body(p, &p->l->bodies[id], narrowest));
+    for (const int64_t id : p->order) height = std::max(height, place_body(p, &p->l->bodies[id]));
     height = (height + p->unit - 1) / p->unit * p->unit;
     if (height >= p->best_height) return;
     p->best_height = height;
@@ -4360,63 +4347,42 @@ void try_order(placing *p, bool narrowest) {
     for (const body &b : p->l->bodies) (void)p->best.push(p->l->home, b.place);
 }
 
-enum body_order { BY_ROOM, BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
+enum { BY_ROOM, BY_HEIGHT, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
 
-double order_key(const body &b, body_order order) {
-    switch (order) {
-        case BY_ROOM: return -(double)b.room;
-        case BY_HEIGHT: return -(double)b.height;
-        case BY_BEGIN: return (double)b.begin;
-        case BY_LATEST: return -(double)b.begin;
-        default: return -b.area;
-    }
-}
-
-void sort_bodies(placing *p, body_order order) {
+/* The largest first, in one sense or another; or, after another order, the body that reached highest there. */
+void next_order(placing *p, int64_t by) {
     const array<body> &bodies = p->l->bodies;
-    std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) {
-        const body &a = bodies[i], &b = bodies[j];
-        const double first = order_key(a, order), second = order_key(b, order);
-        if (first < second || second < first) return first < second;
-        if (a.begin != b.begin) return a.begin < b.begin;
-        return a.height != b.height ? a.height > b.height : i < j;
-    });
-}
-
-/* Puts the body that reaches highest first. */
-void promote_highest(placing *p) {
-    const array<body> &bodies = p->l->bodies;
+    const auto key = [&](int64_t i) {
+        const body &b = bodies[i];
+        const double size = by == BY_ROOM ? (double)b.room : by == BY_AREA ? b.area : (double)b.height;
+        return std::make_tuple(-size, b.begin, -b.height, i);
+    };
+    if (by < PROMOTED)
+        return std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
     int64_t *highest = std::max_element(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) {
         return bodies[i].place + bodies[i].height < bodies[j].place + bodies[j].height;
     });
     std::rotate(p->order.begin(), highest, highest + 1);
 }
 
-/* Finds the bodies and rectangles of a space. Whether a room in it is larger than its size. */
-bool start_placing(placing *p, int64_t at) {
+/* Finds the bodies and rectangles of a space. */
+void start_placing(placing *p, int64_t at) {
     layout *l = p->l;
-    bool has_slots = false;
     p->unit = l->spaces[at].unit;
     p->best_height = INT64_MAX;
     for (int64_t i = 0; i < l->bodies.n; i++)
         if (l->bodies[i].space == at && l->bodies[i].n > 0) (void)p->order.push(l->home, i);
     for (const rect &r : l->rects)
-        if (l->bodies[r.body].space == at) {
-            (void)p->by_begin.push(l->home, r);
-            has_slots |= r.room > r.size;
-        }
+        if (l->bodies[r.body].space == at) (void)p->by_begin.push(l->home, r);
     std::sort(p->by_begin.begin(), p->by_begin.end(), [](const rect &a, const rect &b) { return a.begin < b.begin; });
-    for (int64_t i = 0; i < p->by_begin.n; i++) {
-        if (i % BLOCK == 0) (void)p->last_end.push(l->home, 0);
-        if (!l->home->failed) p->last_end[i / BLOCK] = std::max(p->last_end[i / BLOCK], p->by_begin[i].end);
-    }
-    return has_slots;
+    if (!p->last_end.fill(l->home, p->by_begin.n / BLOCK + 1, 0)) return;
+    for (int64_t i = 0; i < p->by_begin.n; i++)
+        p->last_end[i / BLOCK] = std::max(p->last_end[i / BLOCK], p->by_begin[i].end);
 }
 
-/* Puts every body of a space at the lowest or narrowest place that is free for all of its time, in a few orders, then
-   in some that put first what stood out at the top, and keeps the best (dynamic storage allocation is NP-hard; "greedy
-   by size" of Pisarchyk and Lee, 2020, is one of these orders). What needs no more than what is live is perfect, and
-   ends the search.
+/* Finds the places of a space by first fit in a few orders, then in some that put first what stood out at the top, and
+   keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of Pisarchyk and Lee, 2020, is one of these
+   orders). What needs no more than what is live is perfect, and ends the search.
 
    The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
    that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
@@ -4426,26 +4392,17 @@ bool start_placing(placing *p, int64_t at) {
    An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
    once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
 void place_space(layout *l, int64_t at) {
-    static const struct {
-        body_order order;
-        bool narrowest;
-    } tries[] = {{BY_ROOM, false}, /* in slots */
-                 {BY_HEIGHT, false},
-                 {BY_LATEST, false},
-                 {BY_BEGIN, false},
-                 {BY_HEIGHT, true},
-                 {BY_AREA, false}};
-    const int64_t n_orders = 6, n_more = 50;
     const int64_t live = most_live(*l, [&](int64_t other) { return other == at; });
+    const int64_t least = live / std::max<int64_t>(l->spaces[at].bytes, 1);
     placing p = {};
     p.l = l;
-    const int64_t first = start_placing(&p, at) ? 0 : 1, least = live / std::max<int64_t>(l->spaces[at].bytes, 1);
-    for (int64_t i = first; i < n_orders + n_more && !l->home->failed; i++) {
+    start_placing(&p, at);
+    for (int64_t i = 0; i < N_ORDERS && !l->home->failed; i++) {
         if (p.best_height < least + p.unit || p.work > MOST_WORK) break;
-        p.in_slots = i == 0;
-        if (i < n_orders) sort_bodies(&p, tries[i].order);
-        else promote_highest(&p);
-        try_order(&p, i < n_orders && tries[i].narrowest);
+        p.in_slots = i == BY_ROOM;
+        p.narrowest = i == NARROWEST;
+        next_order(&p, i);
+        try_order(&p);
     }
     for (const int64_t id : p.order)
         if (!l->home->failed) l->bodies[id].place = p.best[id];
@@ -4464,10 +4421,6 @@ struct owned {
 int64_t find_owned(const array<owned> &owners, int64_t low) {
     return std::partition_point(owners.begin(), owners.end(), [&](const owned &o) { return o.high <= low; }) -
            owners.begin();
-}
-
-template <typename F> void each_owner(const array<owned> &owners, int64_t low, int64_t high, F visit) {
-    for (int64_t i = find_owned(owners, low); i < owners.n && owners[i].low < high; i++) visit(owners[i].user);
 }
 
 void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int64_t user) {
@@ -4491,10 +4444,10 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
    >>executor    streams, events and transfers under the interpreter of chunkflow.h
    ================================================================================================================ */
 
-/* Load goes over each stage's list once and works out, for each action: where its memory lies, which earlier actions its
+/* Load goes over each stage's list and works out, for each action: where its memory lies, which earlier actions its
    stream must wait for, and in which order one host thread can put the actions of all stages on their streams so that
-   nothing waits for what is not issued yet. Run walks the lists in that order, through the interpreter, and does no more
-   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
+   nothing waits for what is not issued yet. Run walks the lists in that order, through the interpreter, and only looks
+   these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
    device has fewer queues than there are streams and puts several into one.
 
        action         stream       waits for, and then records its own event
@@ -4519,22 +4472,20 @@ const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless sta
 /* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory), -1: none.
    While they are being found, the numbers of the bodies stand there. */
 struct planned {
-    int64_t activations, input, output, host;
-    int64_t first_wait;
-    int32_t n_waits;
-    int32_t stream;
-    int64_t event;         /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner;       /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
+    int64_t activations = -1, input = -1, output = -1, host = -1;
+    int64_t first_wait = 0, n_waits = 0;
+    int32_t stream = 0;
+    int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
+    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
                               OFFLOAD: of what put the rows there, F or an earlier PREFETCH. PREFETCH: of its OFFLOAD */
-    int32_t peer;          /* index of the stage at the other end among the local ones, or its number with NCCL */
-    int32_t overwrite;     /* the first backward that touches these rows of gradient */
-    int32_t with_gradient; /* a move takes rows of gradient along */
+    int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
+    int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
+    int32_t with_gradient = 0; /* a move takes rows of gradient along */
 };
 
 struct wait {
-    int32_t stage; /* local */
-    int32_t stream;
-    int64_t position; /* in that stage's list */
+    int64_t stage; /* local */
+    int64_t event; /* of that stage */
 };
 
 /* K and V, or their gradients, of one virtual stage. */
@@ -4546,6 +4497,12 @@ struct plane_set {
 struct executor;
 struct batch;
 
+struct block {
+    char *data;
+    int64_t bytes;
+    bool pinned; /* in host memory */
+};
+
 /* A stage of this process. */
 struct stage {
     int64_t number; /* in the pipeline */
@@ -4553,31 +4510,26 @@ struct stage {
     array<cudaStream_t> streams;
     array<cudaEvent_t> events;
     cudaEvent_t base; /* timeline: time 0 of the run */
-    char *memory;     /* on the device */
-    int64_t memory_bytes;
-    char *host; /* pinned */
-    int64_t host_bytes;
+    block memory;     /* on the device */
+    block host;
 };
 
 /* What it does in a batch. */
 struct stage_plan {
     batch *b;
     stage *on;
-    int64_t number;
     const cf_action *actions;
-    int64_t n_actions;
+    int64_t first, n_actions; /* of the schedule's */
     array<planned> plan;
     array<wait> waits;
-    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
-    array<plane_set> state, gradient;       /* by local virtual stage */
-    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
+    array<int64_t> row_at[2];  /* by cell: row 0 of the chunk's group; of the state, and of the gradient */
+    array<plane_set> planes;   /* by local virtual stage: of the state, then of the gradient */
     int64_t arena_at, workspace_at, attention_at[2], standalone_at;
     int64_t n_events;
     cf_executor_memory memory_used;
     array<unsigned char> run_memory;
     cf_runner *runner;
-    int64_t n_issued; /* load: how far its list is issued */
-    int64_t n_ended;  /* run: how many of its actions are known to have ended */
+    int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
 };
 
 /* What passes are told of a chunk, and where it lies in the device's copy: positions, then tiles. */
@@ -4593,7 +4545,8 @@ struct batch {
     const cf_plan *plan = NULL;
     const cf_schedule *schedule = NULL; /* lowered */
     cf_schedule *lowered = NULL;        /* where this object made it */
-    int64_t first_chunk = 0, n_chunks = 0, most_rows = 0; /* of the rank; the largest chunk's */
+    int64_t first_chunk = 0, n_chunks = 0;         /* of the rank */
+    int64_t most_rows = 0, standalone_rows = 0; /* of the largest chunk, and of the largest without a group */
     array<int64_t> at;           /* AT_KINDS x virtual stages x chunks of the rank */
     array<stage_plan> stages;    /* the local ones */
     array<int32_t> order;        /* these, in the order in which their actions are issued */
@@ -4607,15 +4560,14 @@ struct batch {
 };
 
 struct executor {
-    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
+    cf_executor_desc desc; /* defaults filled in; its arrays are of no use after the create */
     heap home;
     array<cf_cuda_stage> stage_descs;
-    array<int> devices;
     array<stage> stages; /* the local ones */
     int64_t first_stage; /* number of the first of them */
     int64_t n_virtual_stages;
     bool has_state;
-    batch *loaded; /* NULL: none */
+    array<batch> loaded; /* one or none */
     bool lost;     /* the device made no progress: its streams are not to be waited for */
     bool aborted;  /* NCCL: the communicator was given up */
     bool busy;     /* in a run: what callbacks call is refused */
@@ -4628,10 +4580,14 @@ struct executor {
     int64_t n_ahead;   /* passes that are issued and not known to have ended */
 };
 
-executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
-const executor *opened(const cf_executor *e) { return reinterpret_cast<const executor *>(e); }
+executor *opened(const cf_executor *e) { return reinterpret_cast<executor *>(const_cast<cf_executor *>(e)); }
 
 cf_result no_memory(cf_error *error) { return cf_refuse(error, CF_ERROR_MEMORY, "allocator", -1, "no memory"); }
+
+cf_result check_range(int64_t got, int64_t least, int64_t most, const char *field, int64_t item, cf_error *error) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf_fail(error, CF_ERROR_ARGUMENT, field, item, got < least ? least : most, got, "out of range");
+}
 
 bool is_pass(int pass) { return pass < CF_COMPUTE_PASS_COUNT; }
 bool is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
@@ -4649,9 +4605,9 @@ void forget(cudaError_t own) {
    goes. "Not ready" is kept as if it were an error, and is none. */
 struct keep_thread {
     cudaError_t before;
-    int device;
+    int device = 0;
     bool known;
-    keep_thread() : before(cudaSuccess), device(0), known(false) {
+    keep_thread() {
         forget(cudaErrorNotReady);
         before = cudaPeekAtLastError();
         known = cudaGetDevice(&device) == cudaSuccess;
@@ -4660,8 +4616,6 @@ struct keep_thread {
         if (known) (void)cudaSetDevice(device);
         if (before == cudaSuccess) (void)cudaGetLastError();
     }
-    keep_thread(const keep_thread &) = delete;
-    keep_thread &operator=(const keep_thread &) = delete;
 };
 
 /* ---- who is where ---- */
@@ -4684,7 +4638,6 @@ int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
 }
 
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
-
 bool is_local_replay(const batch *b) { return b->schedule->replay == CF_REPLAY_LOCAL; }
 
 /* By the virtual stages of one stage. */
@@ -4706,7 +4659,7 @@ int64_t stage_of(const batch *b, int64_t virtual_stage) {
 
 /* The virtual stage of a stage in one row of them. */
 int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
-    return cf_placement_at(s->b->schedule->placement, s->b->e->desc.n_stages, row, s->number);
+    return cf_placement_at(s->b->schedule->placement, s->b->e->desc.n_stages, row, s->on->number);
 }
 
 /* In one process each link between neighbouring virtual stages has a stream for each direction. NCCL has one for all,
@@ -4716,11 +4669,6 @@ int32_t stream_of(const executor *e, const cf_action &a) {
     if (!is_transfer(a.pass)) return a.pass == CF_OFFLOAD ? OUT : IN;
     if (has_nccl(e)) return FIRST_LINK;
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
-}
-
-int64_t n_streams_of(const executor *e) {
-    if (e->desc.n_stages == 1) return FIRST_LINK;
-    return has_nccl(e) ? FIRST_LINK + 1 : FIRST_LINK + 2 * e->desc.n_virtual;
 }
 
 /* Rows that a chunk takes in the state: its own tokens, or all of its rows where it has other slices behind them (a
@@ -4749,15 +4697,14 @@ bool find_positions(batch *b) {
 /* The entries of a stage's list, before anything is known of its memory. */
 bool start_plan(batch *b, stage_plan *s, stage *on) {
     executor *e = b->e;
-    const planned none = {-1, -1, -1, -1, 0, 0, 0, -1, -1, -1, 0, 0};
     const int64_t n_cells = e->desc.n_virtual * b->n_chunks;
     s->b = b;
     s->on = on;
-    s->number = on->number;
-    s->actions = b->schedule->actions + b->schedule->first[s->number];
-    s->n_actions = b->schedule->first[s->number + 1] - b->schedule->first[s->number];
-    if (!s->plan.fill(&e->home, s->n_actions, none) || !s->state_row.fill(&e->home, n_cells) ||
-        !s->gradient_row.fill(&e->home, n_cells))
+    s->first = b->schedule->first[on->number];
+    s->n_actions = b->schedule->first[on->number + 1] - s->first;
+    s->actions = b->schedule->actions + s->first;
+    if (!s->plan.fill(&e->home, s->n_actions) || !s->row_at[0].fill(&e->home, n_cells) ||
+        !s->row_at[1].fill(&e->home, n_cells))
         return false;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
@@ -4776,14 +4723,9 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     return true;
 }
 
-/* An action can be issued when all that it waits for has been: a RECV after the pass that makes the tensor, a SEND
-   after its RECV. All else comes earlier in the same list. */
-bool may_issue(const batch *b, const stage_plan *s) {
-    const planned &p = s->plan[s->n_issued];
-    return p.peer < 0 || has_nccl(b->e) || b->stages[p.peer].n_issued > p.partner;
-}
-
-/* One action of each stage in turn. A list that ends where every send waits for its receiver ends here too. */
+/* One action of each stage in turn, if all that it waits for is issued: a RECV after the pass that makes the tensor, a
+   SEND after its RECV; all else comes earlier in the same list. Lists that end where every send waits for its receiver
+   end here too. */
 cf_result find_order(batch *b, cf_error *error) {
     int64_t total = 0, before;
     for (const stage_plan &s : b->stages) total += s.n_actions;
@@ -4792,8 +4734,10 @@ cf_result find_order(batch *b, cf_error *error) {
         before = b->order.n;
         for (int64_t i = 0; i < b->stages.n; i++) {
             stage_plan *s = &b->stages[i];
-            if (s->n_issued == s->n_actions || !may_issue(b, s)) continue;
-            s->n_issued++;
+            if (s->n_done == s->n_actions) continue;
+            const planned &p = s->plan[s->n_done];
+            if (p.peer >= 0 && !has_nccl(b->e) && b->stages[p.peer].n_done <= p.partner) continue;
+            s->n_done++;
             b->order.data[b->order.n++] = (int32_t)i;
         }
     } while (b->order.n > before);
@@ -4807,9 +4751,10 @@ enum { ARENA, HOST, FIRST_STATE }; /* spaces; then, for each virtual stage of th
 
 /* Rows of one chunk on one virtual stage; positions in the list, -1: not yet. */
 struct held_rows {
-    int64_t from, gradient_from; /* since when they are there */
-    int64_t left;                /* the OFFLOAD that took them away */
-    int64_t first_backward;      /* of a group's first chunk: the first of the group */
+    int64_t from = -1, gradient_from = -1; /* since when they are there */
+    int64_t left = -1;           /* the OFFLOAD that took them away */
+    int64_t first_backward = -1; /* of a group's first chunk, here and below: the first of the group; */
+    int64_t last_pass = -1, last_fetch = -1; /* its latest pass and PREFETCH, when waits are looked for */
 };
 
 struct recording {
@@ -4817,6 +4762,8 @@ struct recording {
     layout l;
     array<int64_t> next_pass; /* (n_actions + 1) position of the next pass behind an action */
     array<held_rows> rows;    /* by cell */
+    array<array<owned>> owners; /* by space: who used it last, while waits are looked for ... */
+    array<int64_t> seen;      /* ... and, by own stream, local stage and its stream, the latest position waited for */
 };
 
 /* fixed + each x n, rounded up to 256. */
@@ -4856,7 +4803,7 @@ int64_t source_of(const batch *b, const cf_action &a) {
     return position_of(b, AT_RECV + kind, a.stage, a.chunk);
 }
 
-/* Until when what a pass makes for a neighbour is needed: until it is sent, or read on the same stage. -1: by nobody. */
+/* What ends the need for what a pass makes: its SEND, or its last reader on the same stage. -1: nobody wants it. */
 int64_t output_until(const batch *b, const cf_action &a) {
     const int kind = kind_of(a.pass);
     const int64_t to = a.stage + step_of_kind(kind);
@@ -4899,105 +4846,79 @@ void end_rows(recording *r, int64_t at, bool with_gradient) {
     const cf_action &a = s->actions[at];
     const cf_chunk &c = s->b->plan->chunks[a.chunk];
     const int64_t cell = local_cell(s->b, a), n = rows_of(s->b->plan, a.chunk);
-    const held_rows &rows = r->rows[cell];
-    const int64_t gradient_from = std::max(rows.gradient_from, r->rows[group_cell(s->b, a)].first_backward);
+    const int64_t since = std::max(r->rows[cell].gradient_from, r->rows[group_cell(s->b, a)].first_backward);
     if (!s->b->e->has_state) return;
-    add_rect(&r->l, s->state_row[cell], c.prefix, n, 0, rows.from, at + 1, at + 1);
+    add_rect(&r->l, s->row_at[0][cell], c.prefix, n, 0, r->rows[cell].from, at + 1, at + 1);
     if (with_gradient && c.group >= 0)
-        add_rect(&r->l, s->gradient_row[cell], c.prefix, n, 0, gradient_from, at + 1, at + 1);
+        add_rect(&r->l, s->row_at[1][cell], c.prefix, n, 0, since, at + 1, at + 1);
 }
 
-/* A body of rows for each group, or chunk without one, on each virtual stage. */
-void begin_rows(recording *r, int64_t at) {
+/* A group, or a chunk without one, has a body of rows on each virtual stage. A chunk's come with its F and go with its
+   backward; in between they may be in host memory, and with them those of the gradient where it exists. */
+void record_rows(recording *r, int64_t at) {
     const stage_plan *s = r->s;
+    const cf_executor_desc &d = s->b->e->desc;
     const cf_action &a = s->actions[at];
-    const int64_t cell = local_cell(s->b, a), group = group_cell(s->b, a);
-    const int64_t space = FIRST_STATE + 2 * (a.stage / s->b->e->desc.n_stages);
-    s->state_row[cell] = cell == group ? add_body(&r->l, space) : s->state_row[group];
-    s->gradient_row[cell] = cell == group ? add_body(&r->l, space + 1) : s->gradient_row[group];
-    r->rows[cell].from = at;
-}
-
-/* Rows that go to host memory, and with them those of the gradient where it exists and is wanted. */
-void record_offload(recording *r, int64_t at) {
-    const stage_plan *s = r->s;
-    const cf_action &a = s->actions[at];
+    const int64_t cell = local_cell(s->b, a), group = group_cell(s->b, a), local = a.stage / d.n_stages;
+    const int64_t n = rows_of(s->b->plan, a.chunk);
+    int64_t *first_backward = &r->rows[group].first_backward;
+    held_rows *rows = &r->rows[cell];
     planned *p = &s->plan[at];
-    p->with_gradient = s->b->e->desc.offload_gradients && r->rows[group_cell(s->b, a)].first_backward >= 0;
-    p->partner = r->rows[local_cell(s->b, a)].from;
-    p->host = add_body(&r->l, HOST);
-    end_rows(r, at, p->with_gradient);
-    r->rows[local_cell(s->b, a)].left = at;
-}
-
-/* And come back: their stay ends. */
-void record_prefetch(recording *r, int64_t at) {
-    const stage_plan *s = r->s;
-    const cf_action &a = s->actions[at];
-    const int64_t local = a.stage / s->b->e->desc.n_stages, n = rows_of(s->b->plan, a.chunk);
-    held_rows *rows = &r->rows[local_cell(s->b, a)];
-    planned *p = &s->plan[at];
-    const planned &offload = s->plan[rows->left];
-    const int64_t gradient = offload.with_gradient ? plane_bytes(s->gradient[local], n) : 0;
-    const int64_t bytes = (int64_t)align_up((size_t)(plane_bytes(s->state[local], n) + gradient), 256);
-    p->partner = rows->left;
-    p->host = offload.host;
-    p->with_gradient = offload.with_gradient;
-    add_rect(&r->l, p->host, 0, bytes, 0, rows->left, at + 1, at + 1);
-    rows->from = at;
-    if (p->with_gradient) rows->gradient_from = at;
-}
-
-void record_action(recording *r, int64_t at) {
-    const stage_plan *s = r->s;
-    const cf_action &a = s->actions[at];
-    if (a.pass == CF_OFFLOAD) return record_offload(r, at);
-    if (a.pass == CF_PREFETCH) return record_prefetch(r, at);
-    record_tensors(r, at);
-    if (a.pass == CF_F) begin_rows(r, at);
-    if (!is_backward(a.pass)) return;
-    held_rows *group = &r->rows[group_cell(s->b, a)];
-    s->plan[at].overwrite = group->first_backward < 0 && s->b->e->has_state;
-    if (group->first_backward < 0) group->first_backward = at;
-    end_rows(r, at, true);
+    if (a.pass == CF_F) {
+        for (int i = 0; i < 2; i++)
+            s->row_at[i][cell] = cell == group ? add_body(&r->l, FIRST_STATE + 2 * local + i) : s->row_at[i][group];
+        rows->from = at;
+    } else if (is_backward(a.pass)) {
+        p->overwrite = *first_backward < 0;
+        if (p->overwrite) *first_backward = at;
+        end_rows(r, at, true);
+    } else if (a.pass == CF_OFFLOAD) {
+        p->partner = rows->from;
+        p->with_gradient = d.offload_gradients && *first_backward >= 0;
+        p->host = add_body(&r->l, HOST);
+        end_rows(r, at, p->with_gradient);
+        rows->left = at;
+    } else if (a.pass == CF_PREFETCH) {
+        p->partner = rows->left;
+        p->with_gradient = s->plan[rows->left].with_gradient;
+        p->host = s->plan[rows->left].host;
+        const plane_set *planes = &s->planes[2 * local];
+        const int64_t gradient = p->with_gradient ? plane_bytes(planes[1], n) : 0;
+        const size_t bytes = align_up((size_t)(plane_bytes(planes[0], n) + gradient), 256);
+        add_rect(&r->l, p->host, 0, (int64_t)bytes, 0, rows->left, at + 1, at + 1);
+        rows->from = at;
+        if (p->with_gradient) rows->gradient_from = at;
+    }
 }
 
 int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
 
-/* Planes of rows. They are counted, and start, in such units that planes and groups lie at multiples of 256 bytes. */
-bool start_planes(recording *r, array<plane_set> *planes, int64_t number_bytes, int64_t first_space) {
-    stage_plan *s = r->s;
-    executor *e = s->b->e;
-    const int64_t width = e->has_state ? e->desc.attention.n_kv_heads * e->desc.attention.head_size : 0;
-    if (!planes->fill(&e->home, e->desc.n_virtual)) return false;
-    for (int64_t i = 0; i < e->desc.n_virtual && e->has_state; i++) {
-        plane_set *p = &(*planes)[i];
-        space *rows = &r->l.spaces[first_space + 2 * i];
-        p->n_layers = e->stage_descs[virtual_stage_at(s, i)].n_layers;
-        p->row_bytes = number_bytes * width;
-        rows->unit = 256 / greatest_divisor(256, p->row_bytes);
-        rows->bytes = plane_bytes(*p, 1);
-    }
-    return true;
-}
-
+/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes. */
 bool start_recording(recording *r, stage_plan *s) {
     executor *e = s->b->e;
+    const cf_attention_desc &a = e->desc.attention;
     const int64_t n = s->n_actions;
-    const held_rows none = {-1, -1, -1, -1};
     const space bytes = {256, 1, 0};
     r->s = s;
     r->l.home = &e->home;
     r->l.n_times = n;
     if (!r->l.spaces.fill(&e->home, FIRST_STATE + 2 * e->desc.n_virtual, bytes) ||
-        !r->next_pass.fill(&e->home, n + 1, n) || !r->rows.fill(&e->home, s->state_row.n, none))
+        !s->planes.fill(&e->home, 2 * e->desc.n_virtual) || !r->next_pass.fill(&e->home, n + 1, n) ||
+        !r->rows.fill(&e->home, s->row_at[0].n))
         return false;
     for (int64_t i = n - 1, next = n; i >= 0; i--) {
         r->next_pass[i] = next;
         if (is_pass(s->actions[i].pass)) next = i;
     }
-    return start_planes(r, &s->state, e->desc.attention.dtype == CF_DTYPE_FP32 ? 4 : 2, FIRST_STATE) &&
-           start_planes(r, &s->gradient, 4, FIRST_STATE + 1);
+    for (int64_t i = 0; i < s->planes.n && e->has_state; i++) {
+        plane_set *p = &s->planes[i];
+        space *rows = &r->l.spaces[FIRST_STATE + i];
+        p->n_layers = e->stage_descs[virtual_stage_at(s, i / 2)].n_layers;
+        p->row_bytes = (i % 2 == 1 || a.dtype == CF_DTYPE_FP32 ? 4 : 2) * a.n_kv_heads * a.head_size;
+        rows->unit = 256 / greatest_divisor(256, p->row_bytes);
+        rows->bytes = plane_bytes(*p, 1);
+    }
+    return true;
 }
 
 /* Finds the place of everything, and the peaks: of what is in use, together over the virtual stages. */
@@ -5008,7 +4929,7 @@ cf_result place_spaces(recording *r, cf_error *error) {
     collect_rects(l);
     for (const body &b : l->bodies) total += (double)b.room * (double)l->spaces[b.space].bytes;
     if (!(total < (double)MOST_SIZE))
-        return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->number, MOST_SIZE, -1, "sizes pass 60 bits");
+        return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
     for (int64_t i = 0; i < l->spaces.n && !l->home->failed; i++) place_space(l, i);
     m->arena_live = most_live(*l, [](int64_t at) { return at == ARENA; });
     m->state_live = most_live(*l, [](int64_t at) { return at >= FIRST_STATE && (at - FIRST_STATE) % 2 == 0; });
@@ -5024,13 +4945,11 @@ void write_places(recording *r) {
     const auto place = [&](int64_t *id) { *id = *id >= 0 ? l.bodies[*id].place : -1; };
     for (planned &p : s->plan)
         for (int64_t *id : {&p.activations, &p.input, &p.output, &p.host}) place(id);
-    for (int64_t &id : s->state_row) place(&id);
-    for (int64_t &id : s->gradient_row) place(&id);
-    for (int64_t i = 0; i < s->state.n; i++) {
-        s->state[i].rows = l.spaces[FIRST_STATE + 2 * i].height;
-        s->gradient[i].rows = l.spaces[FIRST_STATE + 2 * i + 1].height;
-        m->state += plane_bytes(s->state[i], s->state[i].rows);
-        m->gradient += plane_bytes(s->gradient[i], s->gradient[i].rows);
+    for (const array<int64_t> &rows : s->row_at)
+        for (int64_t &id : rows) place(&id);
+    for (int64_t i = 0; i < s->planes.n; i++) {
+        s->planes[i].rows = l.spaces[FIRST_STATE + i].height;
+        (i % 2 == 0 ? m->state : m->gradient) += plane_bytes(s->planes[i], s->planes[i].rows);
     }
     m->arena = l.spaces[ARENA].height;
     m->host = l.spaces[HOST].height;
@@ -5038,138 +4957,93 @@ void write_places(recording *r) {
 
 /* ---- what an action waits for ---- */
 
-/* While the list is gone over again: what was used last, and what has been waited for already. */
-struct waiting {
-    stage_plan *s;
-    array<array<owned>> owners; /* by space */
-    array<int64_t> last_pass;   /* by group_cell: its latest pass ... */
-    array<int64_t> last_fetch;  /* ... and PREFETCH */
-    array<int64_t> seen;        /* by own stream, local stage and its stream: latest position */
-};
-
-/* A range of memory comes into use, or has been used for the last time. */
-struct use {
-    int64_t when; /* 2 x action; 1 more where it goes */
-    int64_t space, low, high;
-};
-
 /* Action `at` waits for the end of action `position` of local stage `other`, unless its stream does so anyway. A SEND
    ends with the copy of its RECV. */
-void add_wait(waiting *w, int64_t at, int32_t other, int64_t position) {
-    stage_plan *s = w->s;
+void add_wait(recording *r, int64_t at, int64_t other, int64_t position) {
+    stage_plan *s = r->s;
     batch *b = s->b;
     planned *p = &s->plan[at];
-    const stage_plan *from = &b->stages[other];
+    const planned *from = &b->stages[other].plan[position];
     if (p->event < 0) return; /* a SEND that does nothing */
-    if (from->plan[position].event < 0) {
-        const planned &send = from->plan[position];
-        other = send.peer;
-        position = send.partner;
-        from = &b->stages[other];
+    if (from->event < 0) {
+        other = from->peer;
+        position = from->partner;
+        from = &b->stages[other].plan[position];
     }
-    const int32_t stream = from->plan[position].stream;
-    const int64_t n_streams = n_streams_of(b->e);
-    int64_t *seen = &w->seen[(p->stream * b->stages.n + other) * n_streams + stream];
-    if ((from == s && stream == p->stream) || *seen >= position) return;
+    int64_t *seen = &r->seen[(p->stream * b->stages.n + other) * s->on->streams.n + from->stream];
+    if ((&b->stages[other] == s && from->stream == p->stream) || *seen >= position) return;
     *seen = position;
-    for (int64_t i = p->first_wait; i < p->first_wait + p->n_waits; i++) {
-        wait *earlier = &s->waits[i];
-        if (earlier->stage != other || earlier->stream != stream) continue;
-        earlier->position = position; /* the later one on a stream will do for both */
-        return;
-    }
-    p->n_waits += s->waits.push(&b->e->home, {other, stream, position});
+    p->n_waits += s->waits.push(&b->e->home, {other, from->event});
 }
 
 /* What must be there before action `at`: the table at the top. */
-void wait_for_data(waiting *w, int64_t at, int32_t self) {
-    const stage_plan *s = w->s;
+void wait_for_data(recording *r, int64_t at, int64_t self) {
+    const stage_plan *s = r->s;
     const batch *b = s->b;
     const cf_action &a = s->actions[at];
     const planned &p = s->plan[at];
-    const int64_t group = group_cell(b, a);
+    held_rows *group = &r->rows[group_cell(b, a)];
     const auto wait_for = [&](int64_t position) {
-        if (position >= 0) add_wait(w, at, self, position);
+        if (position >= 0) add_wait(r, at, self, position);
     };
-    if (is_pass(a.pass)) {
-        wait_for(source_of(b, a));
-        wait_for(w->last_fetch[group]);
-        w->last_pass[group] = at;
-    } else if (is_send(a.pass)) {
-        wait_for(position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk));
-    } else if (is_transfer(a.pass)) {
-        if (!has_nccl(b->e)) add_wait(w, at, p.peer, p.partner);
-    } else if (a.pass == CF_OFFLOAD) {
-        wait_for(p.partner);
-        wait_for(w->last_pass[group]);
-    } else {
-        wait_for(p.partner);
-        w->last_fetch[group] = at;
+    if (is_transfer(a.pass) && !is_send(a.pass)) {
+        if (!has_nccl(b->e)) add_wait(r, at, p.peer, p.partner);
+        return;
     }
+    wait_for(is_pass(a.pass)   ? source_of(b, a)
+             : is_send(a.pass) ? position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk)
+                               : p.partner);
+    if (is_pass(a.pass)) wait_for(group->last_fetch);
+    if (is_pass(a.pass)) group->last_pass = at;
+    if (a.pass == CF_OFFLOAD) wait_for(group->last_pass);
+    if (a.pass == CF_PREFETCH) group->last_fetch = at;
 }
 
-/* When each rectangle comes into use and goes, in the order of the list. */
-bool list_uses(const layout &l, array<use> *uses) {
-    if (!uses->reserve(l.home, 2 * l.rects.n)) return false;
-    for (const rect &r : l.rects) {
-        const int64_t space = l.bodies[r.body].space, low = l.bodies[r.body].place + r.offset, high = low + r.size;
-        (void)uses->push(l.home, {2 * r.begin, space, low, high});
-        (void)uses->push(l.home, {2 * r.gone - 1, space, low, high});
-    }
-    std::sort(uses->begin(), uses->end(), [](const use &a, const use &b) {
-        return a.when != b.when ? a.when < b.when : a.space != b.space ? a.space < b.space : a.low < b.low;
-    });
-    return true;
-}
-
-bool find_waits(const recording &r) {
-    stage_plan *s = r.s;
-    heap *home = r.l.home;
-    const int64_t n_streams = n_streams_of(s->b->e), n_cells = s->state_row.n;
-    const int32_t self = (int32_t)(s->number - s->b->e->first_stage);
-    waiting w = {};
-    array<use> uses;
-    w.s = s;
-    if (!w.owners.fill(home, r.l.spaces.n) || !w.last_pass.fill(home, n_cells, -1) || !list_uses(r.l, &uses) ||
-        !w.last_fetch.fill(home, n_cells, -1) || !w.seen.fill(home, n_streams * s->b->stages.n * n_streams, -1))
+/* Memory is taken over from its last users: rectangles come into use and go in the order of the list. */
+bool find_waits(recording *r) {
+    stage_plan *s = r->s;
+    heap *home = r->l.home;
+    const int64_t self = s->on->number - s->b->e->first_stage, n_streams = s->on->streams.n;
+    array<std::tuple<int64_t, int64_t, int64_t, int64_t>> uses; /* 2 x action, 1 more at an end; space, low, high */
+    if (!r->owners.fill(home, r->l.spaces.n) || !r->seen.fill(home, n_streams * s->b->stages.n * n_streams, -1))
         return false;
+    for (const rect &x : r->l.rects) {
+        const int64_t space = r->l.bodies[x.body].space, low = r->l.bodies[x.body].place + x.offset;
+        (void)uses.push(home, std::make_tuple(2 * x.begin, space, low, low + x.size));
+        (void)uses.push(home, std::make_tuple(2 * x.gone - 1, space, low, low + x.size));
+    }
+    std::sort(uses.begin(), uses.end());
     for (int64_t at = 0, next = 0; at < s->n_actions && !home->failed; at++) {
         s->plan[at].first_wait = s->waits.n;
-        wait_for_data(&w, at, self);
-        for (; next < uses.n && uses[next].when <= 2 * at + 1; next++) {
-            const use &x = uses[next];
-            if (x.when % 2 == 0)
-                each_owner(w.owners[x.space], x.low, x.high, [&](int64_t user) { add_wait(&w, at, self, user); });
+        wait_for_data(r, at, self);
+        for (; next < uses.n && std::get<0>(uses[next]) <= 2 * at + 1; next++) {
+            const auto [when, space, low, high] = uses[next];
+            array<owned> *owners = &r->owners[space];
+            if (when % 2 == 1) set_owner(home, owners, low, high, at);
             else
-                set_owner(home, &w.owners[x.space], x.low, x.high, at);
+                for (const owned *o = &(*owners)[find_owned(*owners, low)]; o < owners->end() && o->low < high; o++)
+                    add_wait(r, at, self, o->user);
         }
     }
     return !home->failed;
 }
 
-/* An interpreter's error says which action of the list; the list is added here. */
-cf_result fail_stage(cf_error *error, const cf_error &why, int64_t number) {
-    if (error == NULL) return why.code;
-    *error = why;
-    (void)snprintf(error->text, sizeof error->text, "stage %lld: %.180s", (long long)number, why.text);
-    return why.code;
-}
-
 cf_result plan_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
     cf_run_desc dry = {};
-    cf_error why = {};
     recording r = {};
     dry.allocator = &e->home.from;
-    const cf_result books = cf_run(s->b->plan, s->b->schedule, s->number, &dry, &s->memory_used.stats, &why);
-    if (books != CF_OK) return fail_stage(error, why, s->number);
-    if (!start_recording(&r, s)) return no_memory(error);
-    for (int64_t at = 0; at < s->n_actions && !e->home.failed; at++) record_action(&r, at);
-    const cf_result code = e->home.failed ? no_memory(error) : place_spaces(&r, error);
+    cf_result code = cf_run(s->b->plan, s->b->schedule, s->on->number, &dry, &s->memory_used.stats, error);
+    if (code == CF_OK && !start_recording(&r, s)) code = no_memory(error);
     if (code != CF_OK) return code;
-    if (!find_waits(r)) return no_memory(error);
-    write_places(&r);
-    return CF_OK;
+    for (int64_t at = 0; at < s->n_actions && !e->home.failed; at++) {
+        if (is_pass(s->actions[at].pass) || is_transfer(s->actions[at].pass)) record_tensors(&r, at);
+        record_rows(&r, at);
+    }
+    code = e->home.failed ? no_memory(error) : place_spaces(&r, error);
+    if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
+    if (code == CF_OK) write_places(&r);
+    return code;
 }
 
 /* ---- chunks ---- */
@@ -5230,33 +5104,24 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
 }
 
 cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error) {
-    size_t bytes = 0;
     const cf_chunk &c = b->plan->chunks[chunk];
-    cf_result code = cf_metadata_size(b->plan, chunk, NULL, &bytes, error);
+    size_t bytes = 0;
+    cf_result code = check_chunk(b->plan, chunk, error);
+    if (code == CF_OK) code = cf_metadata_size(b->plan, chunk, NULL, &bytes, error);
     if (code != CF_OK) return code;
     if (!data->metadata_memory.fill(&b->e->home, (int64_t)bytes)) return no_memory(error);
     code = cf_metadata_fill(b->plan, chunk, NULL, data->metadata_memory.data, bytes, &data->metadata, error);
     if (code == CF_OK && b->e->desc.attention.n_heads != 0) code = prepare_attention(b, c, data, error);
     if (code != CF_OK) return code;
+    b->most_rows = std::max(b->most_rows, c.padded);
+    if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, (int64_t)align_up((size_t)c.padded, 64));
     data->positions_at = b->metadata_bytes;
-    data->tiles_at = data->positions_at + (int64_t)align_up((size_t)c.padded * 4, 256);
-    b->metadata_bytes = data->tiles_at;
+    data->tiles_at = b->metadata_bytes += (int64_t)align_up((size_t)c.padded * 4, 256);
     if (data->attention == NULL) return CF_OK;
-    const size_t workspace[2] = {data->attention->forward_bytes, data->attention->backward_bytes};
     b->metadata_bytes += (int64_t)align_up(data->attention->tiles_bytes, 256);
+    const size_t workspace[2] = {data->attention->forward_bytes, data->attention->backward_bytes};
     for (int i = 0; i < 2; i++)
         b->attention_bytes[i] = std::max(b->attention_bytes[i], (int64_t)align_up(workspace[i], 256));
-    return CF_OK;
-}
-
-cf_result fill_chunks(batch *b, cf_error *error) {
-    if (!b->chunks.fill(&b->e->home, b->n_chunks)) return no_memory(error);
-    for (int64_t i = 0; i < b->n_chunks; i++) {
-        cf_result code = check_chunk(b->plan, b->first_chunk + i, error);
-        if (code == CF_OK) code = fill_chunk(b, b->first_chunk + i, &b->chunks[i], error);
-        if (code != CF_OK) return code;
-        b->most_rows = std::max(b->most_rows, b->plan->chunks[b->first_chunk + i].padded);
-    }
     return CF_OK;
 }
 
@@ -5274,7 +5139,7 @@ cf_result upload_chunks(const stage_plan *s, cf_error *error) {
             memcpy(image.data + data.tiles_at, data.attention->tiles, data.attention->tiles_bytes);
     }
     if (image.n > 0) /* by the stream that will read it: cudaMemcpy's own would order nothing there */
-        status = cudaMemcpyAsync(s->on->memory, image.data, (size_t)image.n, cudaMemcpyHostToDevice,
+        status = cudaMemcpyAsync(s->on->memory.data, image.data, (size_t)image.n, cudaMemcpyHostToDevice,
                                  s->on->streams[COMPUTE]);
     if (status == cudaSuccess) status = cudaStreamSynchronize(s->on->streams[COMPUTE]);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "metadata");
@@ -5296,32 +5161,18 @@ void wanted_of(const cf_cuda_stage &d, wanted_bytes out[3]) {
 }
 
 /* No item of the largest chunk passes MOST_BYTES. */
-cf_result check_item(const wanted_bytes &w, int64_t rows, int64_t item, cf_error *error) {
-    if ((w.each == 0 || rows <= MOST_BYTES / w.each) && w.fixed <= MOST_BYTES - w.each * rows) return CF_OK;
-    return cf_fail(error, CF_ERROR_LIMIT, w.each > 0 && rows > w.fixed / w.each ? w.each_name : w.fixed_name, item,
-                   MOST_BYTES, -1, "an item is too large");
-}
-
 cf_result check_items(const batch *b, cf_error *error) {
-    const wanted_bytes boundary = {0, b->e->desc.boundary_bytes_per_token, "", "boundary_bytes_per_token"};
-    cf_result code = check_item(boundary, b->most_rows, -1, error);
-    for (int64_t v = 0; v < b->e->n_virtual_stages; v++) {
-        wanted_bytes wanted[3];
-        wanted_of(b->e->stage_descs[v], wanted);
-        for (int i = 0; i < 3 && code == CF_OK; i++) code = check_item(wanted[i], b->most_rows, v, error);
+    const int64_t rows = b->most_rows;
+    for (int64_t v = -1; v < b->e->n_virtual_stages; v++) { /* -1: what goes from stage to stage */
+        wanted_bytes wanted[3] = {{0, b->e->desc.boundary_bytes_per_token, "", "boundary_bytes_per_token"}, {}, {}};
+        if (v >= 0) wanted_of(b->e->stage_descs[v], wanted);
+        for (const wanted_bytes &w : wanted)
+            if ((w.each > 0 && rows > MOST_BYTES / w.each) || w.fixed > MOST_BYTES - w.each * rows)
+                return cf_fail(error, CF_ERROR_LIMIT,
+                               w.each > 0 && rows > w.fixed / w.each ? w.each_name : w.fixed_name, v, MOST_BYTES, -1,
+                               "an item is too large");
     }
-    return code;
-}
-
-/* The gradients of standalone chunks: planes of one layer, as many rows as the longest has. */
-int64_t standalone_bytes(stage_plan *s) {
-    const batch *b = s->b;
-    s->standalone_rows = 0;
-    if (!b->e->has_state) return 0;
-    for (int64_t i = b->first_chunk; i < b->first_chunk + b->n_chunks; i++)
-        if (b->plan->chunks[i].group < 0) s->standalone_rows = std::max(s->standalone_rows, b->plan->chunks[i].padded);
-    s->standalone_rows = (int64_t)align_up((size_t)s->standalone_rows, 64); /* a row has 32 bytes at least */
-    return s->standalone_rows * 2 * 4 * b->e->desc.attention.n_kv_heads * b->e->desc.attention.head_size;
+    return CF_OK;
 }
 
 /* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace. */
@@ -5332,11 +5183,10 @@ void lay_out_stage(stage_plan *s) {
     int64_t at = m->metadata = b->metadata_bytes;
     s->arena_at = at;
     at += m->arena;
-    for (array<plane_set> *planes : {&s->state, &s->gradient})
-        for (plane_set &p : *planes) {
-            p.at = at;
-            at += plane_bytes(p, p.rows);
-        }
+    for (plane_set &p : s->planes) {
+        p.at = at;
+        at += plane_bytes(p, p.rows);
+    }
     s->workspace_at = at;
     for (int backward = 0; backward < 2; backward++) { /* in the same memory */
         int64_t own = 0;
@@ -5349,47 +5199,35 @@ void lay_out_stage(stage_plan *s) {
     }
     s->standalone_at = s->attention_at[1] + b->attention_bytes[1];
     m->forward_workspace = s->attention_at[0] + b->attention_bytes[0] - at;
-    m->backward_workspace = s->standalone_at + standalone_bytes(s) - at;
+    m->backward_workspace = s->standalone_at - at;
+    if (b->e->has_state) /* gradients of standalone chunks: planes of one layer for all */
+        m->backward_workspace += b->standalone_rows * 2 * 4 * d.attention.n_kv_heads * d.attention.head_size;
     m->workspace = std::max(m->forward_workspace, m->backward_workspace);
     m->total = at + m->workspace;
 }
 
-void free_memory(stage *on, bool device) {
-    if (device && on->memory != NULL) (void)cudaFree(on->memory);
-    if (!device && on->host != NULL) (void)cudaFreeHost(on->host);
-    (device ? on->memory : on->host) = NULL;
-    (device ? on->memory_bytes : on->host_bytes) = 0;
+void free_block(block *b) {
+    if (b->data != NULL) (void)(b->pinned ? cudaFreeHost(b->data) : cudaFree(b->data));
+    b->data = NULL;
+    b->bytes = 0;
 }
 
 /* Grows what there is too little of. The old block goes first, so that both need not fit at once. `got` of the error:
    bytes that the device has free. */
-cf_result take_memory(stage *on, bool device, int64_t bytes, cf_error *error) {
-    void *memory = NULL;
+cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *error) {
+    const char *const field = b->pinned ? "host" : "memory";
+    void *data = NULL;
     size_t room = 0, all = 0;
-    if (bytes <= (device ? on->memory_bytes : on->host_bytes)) return CF_OK;
-    free_memory(on, device);
-    const cudaError_t status = device ? cudaMalloc(&memory, (size_t)bytes) : cudaMallocHost(&memory, (size_t)bytes);
+    if (bytes <= b->bytes) return CF_OK;
+    free_block(b);
+    const cudaError_t status = b->pinned ? cudaMallocHost(&data, (size_t)bytes) : cudaMalloc(&data, (size_t)bytes);
     forget(status); /* a refused allocation is no reason for a later call to fail */
-    if (status == cudaErrorMemoryAllocation) {
-        if (device && cudaMemGetInfo(&room, &all) != cudaSuccess) room = 0;
-        return cf_fail(error, CF_ERROR_MEMORY, device ? "memory" : "host", on->number, bytes, (int64_t)room,
-                       device ? "the device has too little memory" : "too little pinned host memory");
-    }
-    if (status != cudaSuccess) return fail_cuda(error, status, device ? "memory" : "host");
-    (device ? on->memory : on->host) = static_cast<char *>(memory);
-    (device ? on->memory_bytes : on->host_bytes) = bytes;
-    return CF_OK;
-}
-
-cf_result take_events(stage_plan *s, cf_error *error) {
-    executor *e = s->b->e;
-    const unsigned flags = e->desc.timeline ? cudaEventDefault : cudaEventDisableTiming;
-    array<cudaEvent_t> *events = &s->on->events;
-    if (!events->reserve(&e->home, s->n_events)) return no_memory(error);
-    for (; events->n < s->n_events; events->n++) {
-        const cudaError_t status = cudaEventCreateWithFlags(&events->data[events->n], flags);
-        if (status != cudaSuccess) return fail_cuda(error, status, "events");
-    }
+    if (status != cudaSuccess && status != cudaErrorMemoryAllocation) return fail_cuda(error, status, field);
+    if (status != cudaSuccess && (b->pinned || cudaMemGetInfo(&room, &all) != cudaSuccess)) room = 0;
+    if (status != cudaSuccess)
+        return cf_fail(error, CF_ERROR_MEMORY, field, stage_number, bytes, (int64_t)room, "there is too little memory");
+    b->data = static_cast<char *>(data);
+    b->bytes = bytes;
     return CF_OK;
 }
 
@@ -5398,14 +5236,22 @@ cf_result take_events(stage_plan *s, cf_error *error) {
 cf_result take_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
     const int64_t exchanged = has_nccl(e) ? 16 * s->b->schedule->n_actions + 256 : 0;
-    size_t bytes = 0;
-    const cudaError_t status = cudaSetDevice(s->on->device);
+    const unsigned flags = e->desc.timeline ? cudaEventDefault : cudaEventDisableTiming;
+    array<cudaEvent_t> *events = &s->on->events;
+    size_t run_bytes = 0;
+    cudaError_t status = cudaSetDevice(s->on->device);
     cf_result code = status == cudaSuccess ? CF_OK : fail_cuda(error, status, "devices");
-    if (code == CF_OK) code = take_memory(s->on, true, std::max<int64_t>(s->memory_used.total + exchanged, 256), error);
-    if (code == CF_OK) code = take_memory(s->on, false, s->memory_used.host, error);
-    if (code == CF_OK) code = take_events(s, error);
-    if (code == CF_OK) code = cf_run_size(s->b->plan, s->b->schedule, &bytes, error);
-    if (code == CF_OK && !s->run_memory.fill(&e->home, (int64_t)bytes)) code = no_memory(error);
+    const int64_t bytes = std::max<int64_t>(s->memory_used.total + exchanged, 256);
+    if (code == CF_OK) code = take_block(&s->on->memory, bytes, s->on->number, error);
+    if (code == CF_OK) code = take_block(&s->on->host, s->memory_used.host, s->on->number, error);
+    if (code == CF_OK && !events->reserve(&e->home, s->n_events)) code = no_memory(error);
+    while (code == CF_OK && events->n < s->n_events) {
+        status = cudaEventCreateWithFlags(&events->data[events->n], flags);
+        if (status == cudaSuccess) events->n++;
+        else code = fail_cuda(error, status, "events");
+    }
+    if (code == CF_OK) code = cf_run_size(s->b->plan, s->b->schedule, &run_bytes, error);
+    if (code == CF_OK && !s->run_memory.fill(&e->home, (int64_t)run_bytes)) code = no_memory(error);
     return code == CF_OK ? upload_chunks(s, error) : code;
 }
 
@@ -5414,14 +5260,11 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
 /* The schedule must fit the executor; it is lowered where that is still to be done, and checked in any case. */
 cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     executor *e = b->e;
+    const int64_t n_stages = e->desc.n_stages, n_virtual = e->desc.n_virtual;
     cf_lower_desc lower = {};
-    cf_result code;
-    if (schedule->n_stages != e->desc.n_stages)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, e->desc.n_stages, schedule->n_stages,
-                       "the schedule is for another number of stages");
-    if (schedule->n_virtual != e->desc.n_virtual)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, e->desc.n_virtual, schedule->n_virtual,
-                       "the schedule is for another number of virtual stages");
+    cf_result code = check_range(schedule->n_stages, n_stages, n_stages, "n_stages", -1, error);
+    if (code == CF_OK) code = check_range(schedule->n_virtual, n_virtual, n_virtual, "n_virtual", -1, error);
+    if (code != CF_OK) return code;
     lower.allocator = &e->home.from;
     if (schedule->lowered || e->desc.n_stages == 1)
         code = cf_schedule_validate(plan, schedule, NULL, &e->home.from, error);
@@ -5440,7 +5283,9 @@ cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule,
     executor *e = b->e;
     e->home.failed = false;
     cf_result code = take_schedule(b, plan, schedule, error);
-    if (code == CF_OK) code = fill_chunks(b, error);
+    if (code == CF_OK && !b->chunks.fill(&e->home, b->n_chunks)) code = no_memory(error);
+    for (int64_t i = 0; i < b->n_chunks && code == CF_OK; i++)
+        code = fill_chunk(b, b->first_chunk + i, &b->chunks[i], error);
     if (code == CF_OK) code = check_items(b, error);
     if (code != CF_OK) return code;
     if (!find_positions(b) || !b->stages.fill(&e->home, e->stages.n)) return no_memory(error);
@@ -5452,59 +5297,82 @@ cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule,
     return code;
 }
 
-void unload(executor *e) {
-    if (e->loaded == NULL) return;
-    e->loaded->~batch();
-    e->home.from.release(e->loaded, e->home.from.user);
-    e->loaded = NULL;
-}
-
-cf_result load(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    void *memory = e->home.from.alloc(sizeof(batch), e->home.from.user);
-    if (memory == NULL) return no_memory(error);
-    e->loaded = new (memory) batch(e);
-    cf_result code = plan_batch(e->loaded, plan, schedule, error);
-    for (const stage_plan &s : e->loaded->stages)
-        if (code == CF_OK && e->desc.memory_limit > 0 && s.memory_used.total > e->desc.memory_limit)
-            code = cf_fail(error, CF_ERROR_LIMIT, "memory_limit", s.number, s.memory_used.total, e->desc.memory_limit,
-                           "the stage needs more memory");
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = take_stage(&e->loaded->stages[i], error);
-    if (code != CF_OK) unload(e);
-    return code;
-}
-
-cf_result memory_for(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_executor_memory *out,
-                     cf_error *error) {
-    batch b(e);
-    const cf_result code = plan_batch(&b, plan, schedule, error);
-    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
-        const int64_t here = i - e->first_stage;
-        const bool local = here >= 0 && here < e->stages.n;
-        out[i] = local ? b.stages[here].memory_used : cf_executor_memory();
-        if (local) out[i].allocated = e->stages[here].memory_bytes;
-    }
-    return code;
-}
-
-/* ---- waiting for the device ---- */
+/* ---- what is asked of NCCL ---- */
 
 /* Seconds on a clock that only runs forwards. */
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/* A peer of the communicator is gone: what it was to send or take will never end. */
-bool peers_lost(const executor *e) {
 #ifdef CHUNKFLOW_NCCL
+
+/* A communicator that does not block says "in progress", and is to be asked until it is not. */
+cf_result check_nccl(const executor *e, ncclResult_t status, cf_error *error) {
+    const double start = seconds_now();
+    while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
+        if (ncclCommGetAsyncError(e->desc.nccl, &status) != ncclSuccess) status = ncclSystemError;
+    if (status == ncclSuccess) return CF_OK;
+    return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status,
+                   ncclGetErrorString(status));
+}
+
+cf_result find_rank(executor *e, cf_error *error) {
+    int n = 0, rank = 0, device = 0, current = 0;
+    const cudaError_t found = cudaGetDevice(&current);
+    ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
+    if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
+    if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
+    if (status != ncclSuccess) return check_nccl(e, status, error);
+    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
+    if (n != e->desc.n_stages)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
+    if (e->desc.devices != NULL) current = e->desc.devices[rank];
+    if (current != device)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
+    e->first_stage = rank;
+    return CF_OK;
+}
+
+/* A peer is gone: what it was to send or take will never end. */
+bool peers_lost(const executor *e) {
     ncclResult_t state = ncclSuccess;
     if (!has_nccl(e) || e->aborted) return false;
     return ncclCommGetAsyncError(e->desc.nccl, &state) != ncclSuccess ||
            (state != ncclSuccess && state != ncclInProgress);
-#else
-    (void)e;
-    return false;
-#endif
 }
+
+cf_result send_or_receive(const executor *e, bool sends, void *data, size_t bytes, int peer, cudaStream_t stream,
+                          cf_error *error) {
+    return check_nccl(e, sends ? ncclSend(data, bytes, ncclUint8, peer, e->desc.nccl, stream)
+                               : ncclRecv(data, bytes, ncclUint8, peer, e->desc.nccl, stream), error);
+}
+
+/* Puts the sum or the largest over all processes into each of n numbers on the device. */
+cf_result reduce(const executor *e, bool sum, double *numbers, int64_t n, cudaStream_t stream, cf_error *error) {
+    const ncclRedOp_t op = sum ? ncclSum : ncclMax;
+    return check_nccl(e, ncclAllReduce(numbers, numbers, (size_t)n, ncclFloat64, op, e->desc.nccl, stream), error);
+}
+
+/* What waits for a peer ends then. */
+void give_up(executor *e) {
+    if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
+    e->aborted = true;
+    e->lost = false;
+}
+
+#else
+
+cf_result find_rank(executor *, cf_error *error) {
+    return cf_refuse(error, CF_ERROR_ARGUMENT, "nccl", -1, "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
+}
+bool peers_lost(const executor *) { return false; }
+cf_result send_or_receive(const executor *, bool, void *, size_t, int, cudaStream_t, cf_error *) { return CF_OK; }
+cf_result reduce(const executor *, bool, double *, int64_t, cudaStream_t, cf_error *) { return CF_OK; }
+void give_up(executor *) {}
+
+#endif
+
+/* ---- waiting for the device ---- */
 
 /* Polls, first at once and then in small steps, until `query` is something else than not ready. cudaErrorNotReady: the
    time is up, or a peer is gone. An executor that is lost already does not wait that long again. */
@@ -5526,40 +5394,38 @@ cudaError_t wait_for_stream(const executor *e, cudaStream_t stream) {
 }
 
 /* Lets everything end that is on a stream. An executor whose device does not come to an end is lost, until it does. */
-cudaError_t drain(executor *e) {
+cf_result drain(executor *e, cf_error *error) {
     cudaError_t first = cudaSuccess;
     for (const stage &on : e->stages) {
         (void)cudaSetDevice(on.device);
         for (const cudaStream_t stream : on.streams) {
             const cudaError_t status = wait_for_stream(e, stream);
-            if (status == cudaErrorNotReady) e->lost = true;
-            if (status != cudaSuccess && first == cudaSuccess) first = status;
+            e->lost |= status == cudaErrorNotReady;
+            if (first == cudaSuccess) first = status;
         }
     }
-    if (first != cudaErrorNotReady) e->lost = false;
-    return first;
-}
-
-cf_result fail_drain(cf_error *error, cudaError_t status) {
-    if (status != cudaErrorNotReady) return fail_cuda(error, status, "device");
-    return cf_fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)status,
-                   "work on a stage's stream did not end in time");
+    if (first == cudaErrorNotReady)
+        return cf_fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)first,
+                       "work on a stage's stream did not end in time");
+    e->lost = false;
+    return first == cudaSuccess ? CF_OK : fail_cuda(error, first, "device");
 }
 
 /* ---- errors of a run ---- */
 
-/* Keeps the first failure: the action's name, then what happened and its number. */
-void note_error(const stage_plan *s, int64_t position, const cf_error &error) {
-    executor *e = s->b->e;
-    const cf_action &a = s->actions[position];
+/* Keeps the first failure: the name of the action, by its place in the schedule, then what happened and its number. */
+void note_error(const batch *b, int64_t index, const cf_error &error) {
+    executor *e = b->e;
+    const cf_action &a = b->schedule->actions[index];
+    const long long number = stage_of(b, a.stage);
     char place[64];
     if (e->failure.code != CF_OK) return;
     if (e->desc.n_virtual > 1)
-        (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, (long long)s->number);
+        (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, number);
     else
-        (void)snprintf(place, sizeof place, "stage %lld", (long long)s->number);
+        (void)snprintf(place, sizeof place, "stage %lld", number);
     e->failure = error;
-    e->failed_at = s->b->schedule->first[s->number] + position;
+    e->failed_at = index;
     (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on %s: %.150s",
                    cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, place, error.text);
 }
@@ -5568,20 +5434,17 @@ void note_failure(const stage_plan *s, int64_t position, cf_result code, const c
                   int64_t got, const char *why) {
     cf_error error = {position, code, field, 0, got, ""};
     (void)snprintf(error.text, sizeof error.text, "%s %s (%lld)", what, why, (long long)got);
-    note_error(s, position, error);
+    note_error(s->b, s->first + position, error);
 }
 
 /* Whether all is well. */
 bool check_cuda(const stage_plan *s, int64_t position, cudaError_t status, const char *what) {
     executor *e = s->b->e;
+    const bool late = status == cudaErrorNotReady;
     if (status == cudaSuccess) return true;
-    if (status == cudaErrorNotReady) {
-        const char *why = peers_lost(e) ? "lost its peers" : "made no progress in time";
-        note_failure(s, position, CF_ERROR_DEVICE, "timeout", what, (int64_t)status, why);
-        e->lost = true;
-    } else {
-        note_failure(s, position, CF_ERROR_DEVICE, "device", what, (int64_t)status, cudaGetErrorName(status));
-    }
+    note_failure(s, position, CF_ERROR_DEVICE, late ? "timeout" : "device", what, (int64_t)status,
+                 !late ? cudaGetErrorName(status) : peers_lost(e) ? "lost its peers" : "made no progress in time");
+    e->lost |= late;
     return false;
 }
 
@@ -5598,47 +5461,41 @@ bool check_left_behind(const stage_plan *s, int64_t position, const char *callba
 
 cudaStream_t own_stream(const stage_plan *s, const planned &p) { return s->on->streams[p.stream]; }
 
-/* Makes the stream wait for what the action needs. */
-bool begin_action(const stage_plan *s, int64_t position) {
+/* Makes the action's stream wait for what the action needs, lets `put` put its work there, which returns whether all is
+   well, and marks its end. */
+template <typename F> bool issue(const stage_plan *s, int64_t position, F put) {
     const planned &p = s->plan[position];
     cudaError_t status = cudaSetDevice(s->on->device);
     for (int64_t i = p.first_wait; i < p.first_wait + p.n_waits && status == cudaSuccess; i++) {
-        const stage_plan &other = s->b->stages[s->waits[i].stage];
-        const int64_t event = other.plan[s->waits[i].position].event;
-        status = cudaStreamWaitEvent(own_stream(s, p), other.on->events[event], 0);
+        const cudaEvent_t event = s->b->stages[s->waits[i].stage].on->events[s->waits[i].event];
+        status = cudaStreamWaitEvent(own_stream(s, p), event, 0);
     }
     if (status == cudaSuccess && s->b->e->desc.timeline)
         status = cudaEventRecord(s->on->events[p.event + 1], own_stream(s, p));
-    return check_cuda(s, position, status, "waiting");
-}
-
-bool end_action(const stage_plan *s, int64_t position) {
-    const planned &p = s->plan[position];
+    if (!check_cuda(s, position, status, "waiting") || !put()) return false;
     return check_cuda(s, position, cudaEventRecord(s->on->events[p.event], own_stream(s, p)), "ending");
 }
 
-void *in_arena(const stage_plan *s, int64_t place) { return place < 0 ? NULL : s->on->memory + s->arena_at + place; }
-
-cf_state state_of(const stage_plan *s, const plane_set &p, int64_t row, cf_dtype dtype) {
-    const cf_attention_desc &a = s->b->e->desc.attention;
-    cf_state state = {};
-    state.data = s->on->memory + p.at + row * p.row_bytes;
-    state.n_layers = p.n_layers;
-    state.n_kv_heads = a.n_kv_heads;
-    state.head_size = a.head_size;
-    state.dtype = dtype;
-    state.rows = p.rows;
-    return state;
+void *in_arena(const stage_plan *s, int64_t place) {
+    return place < 0 ? NULL : s->on->memory.data + s->arena_at + place;
 }
 
-cf_state gradient_of(const stage_plan *s, const cf_action &a) {
+/* The chunk's state, or its gradient. Chunks without a group share the planes of one layer for theirs. */
+cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
     const batch *b = s->b;
-    const plane_set &p = s->gradient[a.stage / b->e->desc.n_stages];
-    if (b->plan->chunks[a.chunk].group >= 0) return state_of(s, p, s->gradient_row[local_cell(b, a)], CF_DTYPE_FP32);
-    const plane_set shared = {s->standalone_rows, p.row_bytes, p.n_layers, s->standalone_at};
-    cf_state gradient = state_of(s, shared, 0, CF_DTYPE_FP32);
-    gradient.one_layer = 1;
-    return gradient;
+    const cf_attention_desc &d = b->e->desc.attention;
+    const plane_set &p = s->planes[2 * (a.stage / b->e->desc.n_stages) + gradient];
+    const bool shared = gradient && b->plan->chunks[a.chunk].group < 0;
+    cf_state state = {};
+    const int64_t row_at = p.at + s->row_at[gradient][local_cell(b, a)] * p.row_bytes;
+    state.data = s->on->memory.data + (shared ? s->standalone_at : row_at);
+    state.n_layers = p.n_layers;
+    state.n_kv_heads = d.n_kv_heads;
+    state.head_size = d.head_size;
+    state.dtype = gradient ? CF_DTYPE_FP32 : d.dtype;
+    state.rows = shared ? b->standalone_rows : p.rows;
+    state.one_layer = shared;
+    return state;
 }
 
 /* What the callback of a pass is told. */
@@ -5647,34 +5504,32 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
     const executor *e = b->e;
     const cf_action &a = step->action;
     const planned &p = s->plan[step->position];
-    const cf_cuda_stage &d = e->stage_descs[a.stage];
     const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
     const int64_t rows = step->chunk->padded;
     const bool backward = !is_forward(a.pass);
+    wanted_bytes wanted[3]; /* activations, workspace of forwards and of backwards */
+    wanted_of(e->stage_descs[a.stage], wanted);
     cf_cuda_step out = {};
     out.step = step;
     out.stream = own_stream(s, p);
     out.device = s->on->device;
     out.metadata = &data.metadata;
-    out.positions = reinterpret_cast<const int32_t *>(s->on->memory + data.positions_at);
+    out.positions = reinterpret_cast<const int32_t *>(s->on->memory.data + data.positions_at);
     if (data.attention != NULL) {
         out.attention = data.attention;
-        out.tiles = s->on->memory + data.tiles_at;
-        out.attention_workspace = s->on->memory + s->attention_at[backward];
+        out.tiles = s->on->memory.data + data.tiles_at;
+        out.attention_workspace = s->on->memory.data + s->attention_at[backward];
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
-    if (e->has_state && a.pass != CF_W)
-        out.state =
-            state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(b, a)], e->desc.attention.dtype);
+    if (e->has_state && a.pass != CF_W) out.state = state_of(s, a, false);
     if (e->has_state && is_backward(a.pass)) {
-        out.gradient = gradient_of(s, a);
+        out.gradient = state_of(s, a, true);
         out.overwrite = p.overwrite;
     }
     out.activations = in_arena(s, p.activations);
-    out.activation_bytes = p.activations < 0 ? 0 : d.activation_bytes + d.activation_bytes_per_token * rows;
-    out.workspace = s->on->memory + s->workspace_at;
-    out.workspace_bytes = backward ? d.backward_bytes + d.backward_bytes_per_token * rows
-                                   : d.forward_bytes + d.forward_bytes_per_token * rows;
+    out.activation_bytes = p.activations < 0 ? 0 : wanted[0].fixed + wanted[0].each * rows;
+    out.workspace = s->on->memory.data + s->workspace_at;
+    out.workspace_bytes = wanted[1 + backward].fixed + wanted[1 + backward].each * rows;
     out.input = in_arena(s, p.input);
     out.output = in_arena(s, p.output);
     out.boundary_bytes = e->desc.boundary_bytes_per_token * rows;
@@ -5689,15 +5544,17 @@ int run_pass(void *user, const cf_step *step) {
     const cf_executor_desc &d = s->b->e->desc;
     const char *name = is_forward(step->action.pass) ? "forward" : "backward";
     int (*const callback)(void *, const cf_cuda_step *) = is_forward(step->action.pass) ? d.forward : d.backward;
-    if (s->b->e->failure.code != CF_OK || !begin_action(s, step->position)) return 0;
-    const cf_cuda_step cuda_step = step_of(s, step);
-    const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
-    if (number != 0 && step->error->code != CF_OK)
-        note_error(s, step->position, *step->error);
-    else if (number != 0)
-        note_failure(s, step->position, CF_ERROR_CALLBACK, name, name, number, "reported an error");
-    else if (check_left_behind(s, step->position, name))
-        (void)end_action(s, step->position);
+    s->b->e->n_ahead++;
+    if (s->b->e->failure.code != CF_OK) return 0;
+    (void)issue(s, step->position, [&] {
+        const cf_cuda_step cuda_step = step_of(s, step);
+        const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
+        if (number != 0 && step->error->code != CF_OK)
+            note_error(s->b, s->first + step->position, *step->error);
+        else if (number != 0)
+            note_failure(s, step->position, CF_ERROR_CALLBACK, name, name, number, "reported an error");
+        return number == 0 && check_left_behind(s, step->position, name);
+    });
     return 0;
 }
 
@@ -5707,23 +5564,22 @@ int run_move(void *user, const cf_step *step) {
     const executor *e = s->b->e;
     const cf_action &a = step->action;
     const planned &p = s->plan[step->position];
-    const int64_t local = a.stage / e->desc.n_stages, cell = local_cell(s->b, a), row = step->chunk->prefix;
-    const int64_t rows = rows_of(s->b->plan, a.chunk);
-    const cf_state states[2] = {state_of(s, s->state[local], s->state_row[cell], e->desc.attention.dtype),
-                                state_of(s, s->gradient[local], s->gradient_row[cell], CF_DTYPE_FP32)};
-    char *host = s->on->host + p.host;
-    cf_error why = {};
-    cf_result code = CF_OK;
-    if (e->failure.code != CF_OK || !begin_action(s, step->position)) return 0;
-    for (int i = 0; i < 1 + p.with_gradient && code == CF_OK && states[i].n_layers > 0; i++) {
-        code = a.pass == CF_OFFLOAD ? cf_state_offload(&states[i], row, rows, host, own_stream(s, p), &why)
-                                    : cf_state_prefetch(&states[i], row, rows, host, own_stream(s, p), &why);
-        host += plane_bytes(s->state[local], rows);
-    }
-    if (code != CF_OK)
-        note_failure(s, step->position, code, why.field, "copying", why.got, cf_result_name(code));
-    else
-        (void)end_action(s, step->position);
+    const int64_t row = step->chunk->prefix, rows = rows_of(s->b->plan, a.chunk);
+    char *host = s->on->host.data + p.host;
+    if (e->failure.code != CF_OK) return 0;
+    (void)issue(s, step->position, [&] {
+        cf_error why = {};
+        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK && e->has_state; i++) {
+            const cf_state state = state_of(s, a, i == 1);
+            if (state.n_layers == 0) break;
+            (void)(a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)
+                                        : cf_state_prefetch(&state, row, rows, host, own_stream(s, p), &why));
+            host += plane_bytes(s->planes[2 * (a.stage / e->desc.n_stages)], rows);
+        }
+        if (why.code != CF_OK)
+            note_failure(s, step->position, why.code, why.field, "copying", why.got, cf_result_name(why.code));
+        return why.code == CF_OK;
+    });
     return 0;
 }
 
@@ -5732,235 +5588,153 @@ int run_progress(void *user, const cf_progress *progress) {
     const cf_executor_desc &d = s->b->e->desc;
     const int64_t position = progress->step->position;
     if (d.progress == NULL || s->b->e->failure.code != CF_OK) return 0;
-    const int number = d.progress(d.user, s->number, progress);
+    const int number = d.progress(d.user, s->on->number, progress);
     if (number != 0) note_failure(s, position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
     else (void)check_left_behind(s, position, "progress");
     return 0;
 }
 
-/* ---- transfers: copies in one process, or NCCL ---- */
-
-/* The receiver copies, so that nothing is left for the SEND to do. */
-cudaError_t copy_from_peer(const stage_plan *s, const planned &p, size_t bytes) {
-    const stage_plan *peer = &s->b->stages[p.peer];
-    const void *from = in_arena(peer, peer->plan[p.partner].output);
-    void *to = in_arena(s, p.input);
-    if (peer->on->device == s->on->device)
-        return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_stream(s, p));
-    return cudaMemcpyPeerAsync(to, s->on->device, from, peer->on->device, bytes, own_stream(s, p));
-}
-
-#ifdef CHUNKFLOW_NCCL
-
-cf_result fail_nccl(cf_error *error, ncclResult_t status) {
-    return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status,
-                   ncclGetErrorString(status));
-}
-
-/* A communicator that does not block says "in progress", and is to be asked until it is not. */
-ncclResult_t settle(const executor *e, ncclResult_t status) {
-    const double start = seconds_now();
-    while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
-        if (ncclCommGetAsyncError(e->desc.nccl, &status) != ncclSuccess) return ncclSystemError;
-    return status;
-}
-
-ncclResult_t send_or_receive(const stage_plan *s, const cf_action &a, const planned &p, size_t bytes) {
-    const executor *e = s->b->e;
-    if (is_send(a.pass))
-        return settle(e, ncclSend(in_arena(s, p.output), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p)));
-    return settle(e, ncclRecv(in_arena(s, p.input), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p)));
-}
-
-#endif
-
-/* A tensor without rows is not sent. Both ends know that. */
+/* In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without rows is not sent; both
+   ends know that. */
 int run_transfer(void *user, const cf_step *step) {
     const stage_plan *s = static_cast<const stage_plan *>(user);
     executor *e = s->b->e;
     const planned &p = s->plan[step->position];
     const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * step->chunk->padded);
-    bool ok = true;
+    const bool sends = is_send(step->action.pass);
     if (p.event < 0) return 0; /* its RECV does it all */
-    ok = begin_action(s, step->position);
-    if (ok && bytes > 0 && !has_nccl(e))
-        ok = check_cuda(s, step->position, copy_from_peer(s, p, bytes), "copying");
-#ifdef CHUNKFLOW_NCCL
-    if (ok && bytes > 0 && has_nccl(e)) {
-        const ncclResult_t status = send_or_receive(s, step->action, p, bytes);
-        ok = status == ncclSuccess;
-        if (!ok)
-            note_failure(s, step->position, CF_ERROR_DEVICE, "nccl", "transfer", status, ncclGetErrorString(status));
-    }
-#endif
-    if (ok) ok = end_action(s, step->position);
+    const bool ok = issue(s, step->position, [&] {
+        cf_error why = {};
+        void *data = in_arena(s, sends ? p.output : p.input);
+        if (bytes == 0) return true;
+        if (!has_nccl(e)) {
+            const stage_plan &peer = s->b->stages[p.peer];
+            const void *from = in_arena(&peer, peer.plan[p.partner].output);
+            return check_cuda(s, step->position,
+                              cudaMemcpyAsync(data, from, bytes, cudaMemcpyDefault, own_stream(s, p)), "copying");
+        }
+        if (send_or_receive(e, sends, data, bytes, p.peer, own_stream(s, p), &why) == CF_OK) return true;
+        why.item = step->position;
+        note_error(s->b, s->first + step->position, why);
+        return false;
+    });
     e->broken |= !ok;
     return 0;
 }
 
 /* ---- processes ---- */
 
-#ifdef CHUNKFLOW_NCCL
-
 /* Everything that the processes do with one another is on one stream and in the order of the lists. */
-cudaStream_t exchange_stream(const executor *e) { return e->stages[0].streams[e->stages[0].streams.n - 1]; }
-
-/* Puts the sum or the largest over all processes into each of n numbers on the device. */
-cudaError_t enqueue_exchange(const executor *e, double *numbers, int64_t n, ncclRedOp_t op) {
-    const ncclResult_t status = settle(
-        e, ncclAllReduce(numbers, numbers, (size_t)n, ncclFloat64, op, e->desc.nccl, exchange_stream(e)));
-    return status == ncclSuccess ? cudaSuccess : cudaErrorUnknown;
-}
+cudaStream_t exchange_stream(const stage &on) { return on.streams[on.streams.n - 1]; }
 
 double *exchange_memory(const executor *e) {
-    return reinterpret_cast<double *>(e->stages[0].memory + e->loaded->stages[0].memory_used.total);
+    return reinterpret_cast<double *>(e->stages[0].memory.data + e->loaded[0].stages[0].memory_used.total);
 }
 
-/* The same in host memory, at most two for each action of the schedule. Nothing else may be on the stream, or the first
-   copy could wait for it for ever. */
-cudaError_t exchange(const executor *e, double *numbers, int64_t n, ncclRedOp_t op) {
-    const cudaStream_t stream = exchange_stream(e);
+/* As reduce, of numbers in host memory, at most two for each action of the schedule. Nothing else may be on the stream,
+   or the first copy could wait for it for ever. */
+cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_error *error) {
+    const cudaStream_t stream = exchange_stream(e->stages[0]);
     const size_t bytes = (size_t)n * sizeof(double);
     double *there = exchange_memory(e);
     cudaError_t status = cudaSetDevice(e->stages[0].device);
     if (status == cudaSuccess) status = cudaMemcpyAsync(there, numbers, bytes, cudaMemcpyHostToDevice, stream);
-    if (status == cudaSuccess) status = enqueue_exchange(e, there, n, op);
+    const cf_result code = status == cudaSuccess ? reduce(e, sum, there, n, stream, error) : CF_OK;
+    if (code != CF_OK) return code;
     if (status == cudaSuccess) status = wait_for_stream(e, stream);
     if (status == cudaSuccess) status = cudaMemcpyAsync(numbers, there, bytes, cudaMemcpyDeviceToHost, stream);
-    return status == cudaSuccess ? cudaStreamSynchronize(stream) : status;
-}
-
-/* What waits for a peer ends then. */
-void give_up(executor *e) {
-    if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
-    e->aborted = true;
-    e->lost = false;
+    if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "nccl");
 }
 
 /* The end of a run: all processes learn of the failure that comes first in the schedule, as its action and code. One
    that could not go on gives the communicator up, and the others find a peer gone, or run out of time. */
 void agree(executor *e) {
-    const cf_schedule *s = e->loaded->schedule;
+    const batch *b = e->loaded.data;
     const double codes = 256.0;
     const bool failed = e->failure.code != CF_OK;
-    double number = failed ? (double)(s->n_actions - e->failed_at) * codes + (double)e->failure.code : 0.0;
-    const bool together = !e->broken && !e->lost && !peers_lost(e) &&
-                          exchange(e, &number, 1, ncclMax) == cudaSuccess;
+    double number = failed ? (double)(b->schedule->n_actions - e->failed_at) * codes + (double)e->failure.code : 0.0;
+    const bool together = !e->broken && !e->lost && !peers_lost(e) && exchange(e, false, &number, 1, NULL) == CF_OK;
     if (!together) give_up(e);
     if (!together && !failed)
         (void)cf_refuse(&e->failure, CF_ERROR_DEVICE, "nccl", -1, "the other stages do not answer");
     if (!together || failed || !(number > 0.0)) return;
-    const int64_t index = s->n_actions - (int64_t)(number / codes);
-    const cf_action &a = s->actions[index];
-    const int64_t from = stage_of(e->loaded, a.stage);
-    e->failure.code = static_cast<cf_result>((int64_t)number % (int64_t)codes);
-    e->failure.item = index - s->first[from];
-    e->failure.field = "nccl";
-    e->failure.got = from;
-    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on stage %lld, in another process: %s",
-                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, (long long)from,
-                   cf_result_text(e->failure.code));
+    const int64_t index = b->schedule->n_actions - (int64_t)(number / codes);
+    const int64_t from = stage_of(b, b->schedule->actions[index].stage);
+    cf_error why = {};
+    (void)cf_fail(&why, static_cast<cf_result>((int64_t)number % (int64_t)codes), "nccl",
+                  index - b->schedule->first[from], e->first_stage, from, "it failed in another process");
+    note_error(b, index, why);
 }
 
 /* Every process knows the times of its own stage, and 0 for all others. A transfer begins when both ends have come to
    it, for the one that comes first waits in it, and ends when the tensor has come. */
 cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
-    const cf_schedule *s = e->loaded->schedule;
-    const cudaError_t status = exchange(e, times, 2 * n, ncclSum);
-    if (status != cudaSuccess) {
-        give_up(e); /* or the next call would wait for ever */
-        return fail_cuda(error, status, "timeline");
-    }
+    const batch *b = e->loaded.data;
+    const cf_schedule *s = b->schedule;
+    const cf_result code = exchange(e, true, times, 2 * n, error);
+    if (code != CF_OK) give_up(e); /* or the next call would wait for ever */
+    if (code != CF_OK) return code;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
         const int64_t to = a.stage + step_of_kind(kind_of(a.pass));
         if (!is_send(a.pass)) continue;
-        const int64_t receive =
-            s->first[stage_of(e->loaded, to)] + position_of(e->loaded, AT_RECV + kind_of(a.pass), to, a.chunk);
+        const int64_t receive = s->first[stage_of(b, to)] + position_of(b, AT_RECV + kind_of(a.pass), to, a.chunk);
         times[i] = times[receive] = std::max(times[i], times[receive]);
         times[n + i] = times[n + receive] = std::max(times[receive], times[n + receive]);
     }
     return CF_OK;
 }
 
-cf_result find_rank(executor *e, cf_error *error) {
-    int n = 0, rank = 0, device = 0, current = 0;
-    ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
-    if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
-    if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
-    if (status != ncclSuccess) return fail_nccl(error, status);
-    if (n != e->desc.n_stages)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
-    const cudaError_t found = cudaGetDevice(&current);
-    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
-    if (e->devices.n > 0) current = e->devices[rank];
-    if (current != device)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
-    e->first_stage = rank;
-    return CF_OK;
-}
-
-#endif
-
 /* ---- running ---- */
 
 /* The interpreters of all stages, in memory that load has taken. */
 cf_result open_runners(batch *b, cf_error *error) {
+    cf_run_desc run = {};
+    cf_result code = CF_OK;
+    run.forward = run.backward = run_pass;
+    run.send = run.receive = run_transfer;
+    run.offload = run.prefetch = run_move;
+    run.progress = run_progress;
+    run.seed = b->e->desc.seed;
+    run.allocator = &b->e->home.from;
     for (stage_plan &s : b->stages) {
-        cf_run_desc run = {};
-        cf_error why = {};
         run.user = &s;
-        run.forward = run.backward = run_pass;
-        run.send = run.receive = run_transfer;
-        run.offload = run.prefetch = run_move;
-        run.progress = run_progress;
-        run.seed = b->e->desc.seed;
         run.memory = s.run_memory.data;
         run.bytes = (size_t)s.run_memory.n;
-        run.allocator = &b->e->home.from;
-        s.n_ended = 0;
-        const cf_result code = cf_run_open(b->plan, b->schedule, s.number, &run, &s.runner, &why);
-        if (code != CF_OK) return fail_stage(error, why, s.number);
+        s.n_done = 0;
+        if (code == CF_OK) code = cf_run_open(b->plan, b->schedule, s.on->number, &run, &s.runner, error);
     }
-    return CF_OK;
-}
-
-void close_runners(batch *b) {
-    for (stage_plan &s : b->stages) {
-        (void)cf_run_close(s.runner, NULL, NULL);
-        s.runner = NULL;
-    }
+    return code;
 }
 
 /* Time 0: a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process has
    come. */
 cf_result start_clocks(executor *e, cf_error *error) {
-    cudaError_t status = drain(e);
-    if (status != cudaSuccess) return fail_drain(error, status);
+    cf_result code = drain(e, error);
     for (const stage &on : e->stages) {
-        const cudaStream_t stream = on.streams[on.streams.n - 1];
-        status = cudaSetDevice(on.device);
-#ifdef CHUNKFLOW_NCCL
-        if (status == cudaSuccess && has_nccl(e)) status = enqueue_exchange(e, exchange_memory(e), 1, ncclMax);
-#endif
+        const cudaStream_t stream = exchange_stream(on);
+        cudaError_t status = cudaSetDevice(on.device);
+        if (code == CF_OK && has_nccl(e)) code = reduce(e, false, exchange_memory(e), 1, stream, error);
+        if (code != CF_OK) return code;
         if (status == cudaSuccess) status = cudaEventRecord(on.base, stream);
         if (status == cudaSuccess) status = cudaStreamWaitEvent(on.streams[COMPUTE], on.base, 0);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
     }
-    return CF_OK;
+    return code;
 }
 
 /* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
    is named that is not known to have ended. */
 bool await(executor *e, int64_t n) {
-    const batch *b = e->loaded;
+    const batch *b = e->loaded.data;
     while (e->n_ended < n) {
         stage_plan *s = &b->stages[b->order[e->n_ended]];
-        const planned &p = s->plan[s->n_ended];
+        const planned &p = s->plan[s->n_done];
         const auto query = [&] { return cudaEventQuery(s->on->events[p.event]); };
-        if (p.event >= 0 && !check_cuda(s, s->n_ended, wait_until_ready(e, query), "running")) return false;
-        if (is_pass(s->actions[s->n_ended].pass)) e->n_ahead--;
-        s->n_ended++;
+        if (p.event >= 0 && !check_cuda(s, s->n_done, wait_until_ready(e, query), "running")) return false;
+        if (is_pass(s->actions[s->n_done].pass)) e->n_ahead--;
+        s->n_done++;
         e->n_ended++;
     }
     return true;
@@ -5979,16 +5753,12 @@ bool await(executor *e, int64_t n) {
    because lowered lists come to their ends where every send waits for its receiver. So a stage may wait for its own
    earlier actions at any place. */
 int64_t issue_all(executor *e) {
-    const batch *b = e->loaded;
+    const batch *b = e->loaded.data;
     for (int64_t i = 0; i < b->order.n; i++) {
         const stage_plan &s = b->stages[b->order[i]];
         cf_error why = {};
-        const cf_action *next = cf_run_peek(s.runner);
-        e->n_ahead += next != NULL && is_pass(next->pass);
-        if (cf_run_next(s.runner, &why) != CF_OK) {
-            if (e->failure.code == CF_OK) (void)fail_stage(&e->failure, why, s.number);
-            e->broken = true;
-        }
+        e->broken |= cf_run_next(s.runner, &why) != CF_OK;
+        if (e->failure.code == CF_OK) e->failure = why;
         bool ok = true;
         if (e->failure.code != CF_OK ? has_nccl(e) && !e->broken : e->desc.blocking) ok = await(e, i + 1);
         while (ok && e->failure.code == CF_OK && e->n_ahead > PASSES_AHEAD * b->stages.n) ok = await(e, e->n_ended + 1);
@@ -5998,32 +5768,27 @@ int64_t issue_all(executor *e) {
     return b->order.n;
 }
 
-/* Whether a device can do nothing any more. */
-bool is_dead(const executor *e) {
-    bool dead = false;
-    for (const stage &on : e->stages) {
-        const cudaError_t status = cudaStreamQuery(on.streams[COMPUTE]);
-        dead = dead || (status != cudaSuccess && status != cudaErrorNotReady);
-    }
-    forget(cudaErrorNotReady);
-    return dead;
-}
-
-/* A device that failed at one action shows it in the calls for a later one, also in those of a callback: then it is not
-   the later one that is to be named, unless all before it have ended. */
+/* A device that failed at one action shows it in the calls for a later one, also in those of a callback, for it can do
+   nothing any more: then it is not the later one that is to be named, unless all before it have ended. */
 void issue_and_await(executor *e) {
     const int64_t n = issue_all(e);
     const cf_error found = e->failure;
-    if (found.code != CF_OK && !is_dead(e)) return;
+    bool dead = false;
+    for (const stage &on : e->stages) {
+        const cudaError_t status = cudaStreamQuery(on.streams[COMPUTE]);
+        dead |= status != cudaSuccess && status != cudaErrorNotReady;
+    }
+    forget(cudaErrorNotReady);
+    if (found.code != CF_OK && !dead) return;
     e->failure = cf_error();
     if (await(e, n)) e->failure = found;
 }
 
 /* Callbacks are asked for by the last error, so one that is there already could not be told from theirs. */
 cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
-    batch *b = e->loaded;
+    batch *b = e->loaded.data;
     e->failure = cf_error();
-    e->failed_at = b->schedule->first[b->stages[0].number];
+    e->failed_at = b->stages[0].first;
     e->n_ended = e->n_ahead = 0;
     e->broken = false;
     b->timed = false;
@@ -6036,13 +5801,14 @@ cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     e->broken = code != CF_OK;
     if (e->failure.code == CF_OK) e->failure = why;
     if (e->failure.code == CF_OK || (has_nccl(e) && !e->broken)) issue_and_await(e);
-#ifdef CHUNKFLOW_NCCL
     if (has_nccl(e)) agree(e);
-#endif
-    close_runners(b);
+    for (stage_plan &s : b->stages) {
+        (void)cf_run_close(s.runner, NULL, NULL);
+        s.runner = NULL;
+    }
     b->timed = e->failure.code == CF_OK && e->desc.timeline;
     if (e->failure.code == CF_OK) return CF_OK;
-    (void)drain(e);
+    (void)drain(e, NULL);
     if (error != NULL) *error = e->failure;
     return e->failure.code;
 }
@@ -6053,7 +5819,6 @@ cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
    to the last bit. */
 cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *error) {
     const batch *b = s->b;
-    const int64_t first = b->schedule->first[s->number];
     for (int64_t i = 0; i < s->n_actions; i++) {
         const bool waits = s->plan[i].event < 0;
         const stage_plan *from = waits ? &b->stages[s->plan[i].peer] : s;
@@ -6065,18 +5830,13 @@ cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *
         if (status == cudaSuccess)
             status = cudaEventElapsedTime(&milliseconds[1], clock->base, from->on->events[event]);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
-        start[first + i] = 1e-3 * (double)milliseconds[0];
-        end[first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
+        start[s->first + i] = 1e-3 * (double)milliseconds[0];
+        end[s->first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
     }
     return CF_OK;
 }
 
 /* ---- making one ---- */
-
-cf_result check_range(int64_t got, int64_t least, int64_t most, const char *field, int64_t item, cf_error *error) {
-    if (got >= least && got <= most) return CF_OK;
-    return cf_fail(error, CF_ERROR_ARGUMENT, field, item, got < least ? least : most, got, "out of range");
-}
 
 cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     if (d->n_stages == 0) d->n_stages = 1;
@@ -6108,27 +5868,21 @@ cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     return code;
 }
 
-/* Checks all but the slices, which come with a batch. */
-cf_result check_problem(const cf_attention_desc &d, cf_error *error) {
+/* Attention is wanted where there are heads; state without it where there are key heads. All is checked but the slices,
+   which come with a batch. */
+cf_result check_attention(executor *e, cf_error *error) {
     static const int32_t nothing[1] = {0};
-    cf_attention_desc empty = d;
+    cf_attention_desc *d = &e->desc.attention;
+    const int64_t most_row = (int64_t)1 << 30;
     size_t bytes = 0;
-    if (d.n_heads == 0) empty.n_heads = d.n_kv_heads;
+    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
+    cf_attention_desc empty = *d;
+    if (d->n_heads == 0) empty.n_heads = d->n_kv_heads;
+    if (d->n_heads == 0) empty.path = CF_ATTENTION_AUTO;
     empty.n_slices = 0;
     empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
     empty.starts_q = empty.starts_k = NULL;
-    return cf_attention_size(&empty, &bytes, error);
-}
-
-/* Attention is wanted where there are heads; state without it where there are key heads. Whether `path` can do it,
-   the devices will say. */
-cf_result check_attention(executor *e, cf_error *error) {
-    cf_attention_desc *d = &e->desc.attention;
-    const int64_t most_row = (int64_t)1 << 30;
-    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
-    cf_attention_desc any_path = *d;
-    if (d->n_heads != 0) any_path.path = CF_ATTENTION_AUTO;
-    const cf_result code = check_problem(any_path, error);
+    const cf_result code = cf_attention_size(&empty, &bytes, error);
     if (code != CF_OK) return code;
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
@@ -6140,26 +5894,9 @@ cf_result check_attention(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* What the stages' devices are, as far as attention asks: it is prepared once, for the least of them. Where the
-   application has said the architecture, it stands for all, and the usual number of processors with it. */
-cf_result find_devices(executor *e, cf_error *error) {
-    cf_attention_desc *d = &e->desc.attention;
-    const bool ask_arch = d->arch == 0, ask_processors = ask_arch && d->n_processors == 0;
-    cf_result code = CF_OK;
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
-        int64_t arch = 0, n = 0;
-        const cudaError_t status = cudaSetDevice(e->stages[i].device);
-        code = status == cudaSuccess ? current_arch(&arch, error) : fail_cuda(error, status, "devices");
-        if (code == CF_OK) code = current_processors(&n, error);
-        if (ask_arch) d->arch = i == 0 ? arch : std::min(d->arch, arch);
-        if (ask_processors) d->n_processors = i == 0 ? n : std::min(d->n_processors, n);
-    }
-    return code == CF_OK && d->n_heads != 0 ? check_problem(*d, error) : code;
-}
-
 /* Passes have the lowest priority: NCCL's kernels, few blocks that others wait for, shall not queue behind theirs. */
 cf_result make_streams(executor *e, stage *on, cf_error *error) {
-    const int64_t n = n_streams_of(e);
+    const int64_t n = FIRST_LINK + (e->desc.n_stages == 1 ? 0 : has_nccl(e) ? 1 : 2 * e->desc.n_virtual);
     int least = 0, greatest = 0;
     cudaError_t status = cudaSetDevice(on->device);
     if (status == cudaSuccess) status = cudaDeviceGetStreamPriorityRange(&least, &greatest);
@@ -6227,86 +5964,66 @@ cudaError_t load_all_kernels() {
 
 /* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
 void allow_peers(const executor *e) {
-    for (int64_t i = 0; i < e->stages.n; i++)
-        for (int64_t j = 0; j < e->stages.n; j++) {
-            const int own = e->stages[i].device, other = e->stages[j].device;
-            const int64_t gap = (j - i + e->stages.n) % e->stages.n;
+    const int64_t n = e->stages.n;
+    for (int64_t i = 0; i < n; i++)
+        for (const int64_t neighbour : {(i + 1) % n, (i + n - 1) % n}) {
+            const int own = e->stages[i].device, other = e->stages[neighbour].device;
             int can = 0;
-            if (own == other || (gap != 1 && gap != e->stages.n - 1)) continue; /* only neighbours talk */
-            if (cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can && cudaSetDevice(own) == cudaSuccess)
+            if (own != other && cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can &&
+                cudaSetDevice(own) == cudaSuccess)
                 forget(cudaDeviceEnablePeerAccess(other, 0)); /* allowed already, or refused */
         }
 }
 
+/* Attention is prepared once, for the least of the devices. Where the application has said the architecture, it stands
+   for all, and the usual number of processors with it. */
 cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);
     if (status == cudaSuccess) status = cudaGetDevice(&current);
     if (status != cudaSuccess) return fail_cuda(error, status, "devices");
     if (!e->stages.fill(&e->home, has_nccl(e) ? 1 : e->desc.n_stages)) return no_memory(error);
+    int64_t least_arch = INT64_MAX, least_processors = INT64_MAX;
     for (int64_t i = 0; i < e->stages.n; i++) {
         stage *on = &e->stages[i];
         on->number = e->first_stage + i;
-        on->device = e->devices.n > 0 ? e->devices[on->number] : current;
+        on->host.pinned = true;
+        on->device = e->desc.devices != NULL ? e->desc.devices[on->number] : current;
         if (on->device < 0 || on->device >= n_devices)
             return cf_fail(error, CF_ERROR_ARGUMENT, "devices", on->number, n_devices - 1, on->device,
                            "no such device");
-        const cf_result code = make_streams(e, on, error);
+        int64_t arch = 0, n_processors = 0;
+        cf_result code = make_streams(e, on, error);
+        if (code == CF_OK) code = current_arch(&arch, error);
+        if (code == CF_OK) code = current_processors(&n_processors, error);
         if (code != CF_OK) return code;
+        least_arch = std::min(least_arch, arch);
+        least_processors = std::min(least_processors, n_processors);
         if (i == 0 || on->device != e->stages[i - 1].device) status = load_all_kernels();
         if (status != cudaSuccess) return fail_cuda(error, status, "kernels");
     }
     if (!has_nccl(e)) allow_peers(e);
-    return find_devices(e, error);
-}
-
-/* Copies what the descriptor points to. */
-bool copy_desc(executor *e, const cf_executor_desc &d) {
-    e->desc = d;
-    e->n_virtual_stages = d.n_stages * d.n_virtual;
-    for (int64_t i = 0; i < e->n_virtual_stages; i++)
-        if (!e->stage_descs.push(&e->home, d.stages[i])) return false;
-    for (int64_t i = 0; i < d.n_stages && d.devices != NULL; i++)
-        if (!e->devices.push(&e->home, d.devices[i])) return false;
-    return true;
+    cf_attention_desc *d = &e->desc.attention;
+    if (d->arch == 0 && d->n_processors == 0) d->n_processors = least_processors;
+    if (d->arch == 0) d->arch = least_arch;
+    return check_attention(e, error);
 }
 
 /* What a device may still use that does not come to an end is left to it: to free it would wait for ever. */
 void free_executor(executor *e) {
     const cf_allocator from = e->home.from;
-    (void)drain(e);
-    unload(e);
+    (void)drain(e, NULL);
+    e->loaded.clear();
     for (stage &on : e->stages) {
         (void)cudaSetDevice(on.device);
         for (const cudaEvent_t event : on.events) (void)cudaEventDestroy(event);
         for (const cudaStream_t stream : on.streams) (void)cudaStreamDestroy(stream);
         if (on.base != NULL) (void)cudaEventDestroy(on.base);
-        if (!e->lost) free_memory(&on, true);
-        if (!e->lost) free_memory(&on, false);
+        if (!e->lost) free_block(&on.memory);
+        if (!e->lost) free_block(&on.host);
     }
     e->~executor();
     from.release(e, from.user);
-}
-
-cf_result make_executor(const cf_executor_desc &d, const cf_allocator &from, executor **out, cf_error *error) {
-    void *memory = from.alloc(sizeof(executor), from.user);
-    if (memory == NULL) return no_memory(error);
-    executor *e = new (memory) executor();
-    e->home.from = from;
-    cf_result code = copy_desc(e, d) ? CF_OK : no_memory(error);
-#ifdef CHUNKFLOW_NCCL
-    if (code == CF_OK && has_nccl(e)) code = find_rank(e, error);
-#else
-    if (code == CF_OK && has_nccl(e))
-        code = cf_refuse(error, CF_ERROR_ARGUMENT, "nccl", -1, "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
-#endif
-    if (code == CF_OK) code = check_attention(e, error);
-    if (code == CF_OK) code = make_stages(e, error);
-    if (code == CF_OK)
-        *out = e;
-    else
-        free_executor(e);
-    return code;
 }
 
 const stage *stage_here(const executor *e, int64_t number) {
@@ -6314,17 +6031,14 @@ const stage *stage_here(const executor *e, int64_t number) {
     return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
 }
 
-/* Whether the executor can be used now: no callback of its own calls, and its device and its peers are there. */
-cf_result check_called(const executor *e, cf_error *error) {
-    if (e == NULL) return cf_fail_null(error, "executor");
-    return e->busy ? cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this") : CF_OK;
-}
-
+/* Whether it can be used: no callback of its own calls, and neither its device nor a peer is lost. */
 cf_result check_usable(executor *e, cf_error *error) {
+    if (e == NULL) return cf_fail_null(error, "executor");
+    if (e->busy) return cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this");
     if (e->aborted)
         return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
-    if (e->lost) (void)drain(e);
-    return e->lost ? fail_drain(error, cudaErrorNotReady) : CF_OK;
+    const cf_result code = e->lost ? drain(e, error) : CF_OK;
+    return e->lost ? code : CF_OK;
 }
 
 } /* namespace */
@@ -6334,40 +6048,60 @@ extern "C" {
 cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error) {
     const keep_thread kept;
     cf_allocator from;
-    executor *e = NULL;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (out == NULL) return cf_fail_null(error, "out");
     cf_executor_desc d = *desc;
     cf_result code = cf_allocator_resolve(d.allocator, &from, error);
     if (code == CF_OK) code = check_desc(&d, error);
-    if (code == CF_OK) code = make_executor(d, from, &e, error);
+    void *memory = NULL;
+    if (code == CF_OK) code = cf_allocate(&from, sizeof(executor), &memory, error);
+    if (code != CF_OK) return code;
+    executor *e = new (memory) executor();
+    e->home.from = from;
+    e->desc = d;
+    e->n_virtual_stages = d.n_stages * d.n_virtual;
+    for (int64_t i = 0; i < e->n_virtual_stages; i++) (void)e->stage_descs.push(&e->home, d.stages[i]);
+    if (e->home.failed) code = no_memory(error);
+    if (code == CF_OK && has_nccl(e)) code = find_rank(e, error);
+    if (code == CF_OK) code = make_stages(e, error);
     if (code == CF_OK) *out = reinterpret_cast<cf_executor *>(e);
+    else free_executor(e);
     return code;
 }
 
 cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     const keep_thread kept;
     executor *e = opened(executor_);
-    cf_result code = check_called(e, error);
-    if (code != CF_OK) return code;
-    const bool is_own = schedule != NULL && e->loaded != NULL && schedule == e->loaded->lowered;
-    unload(e); /* before all else: its plan need not live any longer, whatever becomes of the new one */
-    code = check_usable(e, error);
+    const bool may_load = e != NULL && !e->busy;
+    const bool is_own = may_load && schedule != NULL && e->loaded.n > 0 && schedule == e->loaded[0].lowered;
+    if (may_load) e->loaded.clear(); /* its plan need not live any longer, whatever becomes of the new one */
+    cf_result code = check_usable(e, error);
     if (code != CF_OK) return code;
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (schedule == NULL) return cf_fail_null(error, "schedule");
     if (is_own)
         return cf_fail(error, CF_ERROR_ARGUMENT, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
-    const cudaError_t idle = drain(e); /* of work that the application put on the streams */
-    return idle == cudaSuccess ? load(e, plan, schedule, error) : fail_drain(error, idle);
+    code = drain(e, error); /* of work that the application put on the streams */
+    if (code != CF_OK) return code;
+    if (!e->loaded.fill(&e->home, 1, e)) return no_memory(error);
+    code = plan_batch(e->loaded.data, plan, schedule, error);
+    for (stage_plan &s : e->loaded[0].stages) {
+        const int64_t bytes = s.memory_used.total;
+        if (code == CF_OK && e->desc.memory_limit > 0 && bytes > e->desc.memory_limit)
+            code = cf_fail(error, CF_ERROR_LIMIT, "memory_limit", s.on->number, bytes, e->desc.memory_limit,
+                           "the stage needs more memory");
+    }
+    for (stage_plan &s : e->loaded[0].stages)
+        if (code == CF_OK) code = take_stage(&s, error);
+    if (code != CF_OK) e->loaded.clear();
+    return code;
 }
 
 cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
     const keep_thread kept;
     executor *e = opened(executor_);
-    cf_result code = check_called(e, error);
-    if (code == CF_OK) code = check_usable(e, error);
-    if (code == CF_OK && e->loaded == NULL)
+    cf_result code = check_usable(e, error);
+    if (code == CF_OK && e->loaded.n == 0)
         code = cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 1, 0, "no batch is loaded");
     if (code != CF_OK) return code;
     e->busy = true;
@@ -6382,8 +6116,8 @@ cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) 
 }
 
 const cf_schedule *cf_executor_schedule(const cf_executor *executor_) {
-    const batch *b = executor_ != NULL ? opened(executor_)->loaded : NULL;
-    return b != NULL ? b->schedule : NULL;
+    const executor *e = opened(executor_);
+    return e != NULL && e->loaded.n > 0 ? e->loaded[0].schedule : NULL;
 }
 
 cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf_executor_memory *out,
@@ -6396,8 +6130,8 @@ cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf
         return cf_fail(error, CF_ERROR_ARGUMENT, "stage", number, e->first_stage + e->stages.n - 1, number,
                        "not in this process");
     *out = cf_executor_memory(); /* zeros where no batch is loaded */
-    if (e->loaded != NULL) *out = e->loaded->stages[number - e->first_stage].memory_used;
-    out->allocated = on->memory_bytes;
+    if (e->loaded.n > 0) *out = e->loaded[0].stages[number - e->first_stage].memory_used;
+    out->allocated = on->memory.bytes;
     return CF_OK;
 }
 
@@ -6408,7 +6142,15 @@ cf_result cf_executor_memory_for(const cf_executor *executor_, const cf_plan *pl
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (schedule == NULL) return cf_fail_null(error, "schedule");
     if (out == NULL) return cf_fail_null(error, "out");
-    return memory_for(const_cast<executor *>(opened(executor_)), plan, schedule, out, error);
+    executor *e = opened(executor_);
+    batch b(e);
+    const cf_result code = plan_batch(&b, plan, schedule, error);
+    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
+        const stage *on = stage_here(e, i);
+        out[i] = on != NULL ? b.stages[i - e->first_stage].memory_used : cf_executor_memory();
+        if (on != NULL) out[i].allocated = on->memory.bytes;
+    }
+    return code;
 }
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,
@@ -6418,8 +6160,8 @@ cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *alloc
     heap home = {};
     if (e == NULL) return cf_fail_null(error, "executor");
     if (out == NULL) return cf_fail_null(error, "out");
-    const batch *b = e->loaded;
-    if (b == NULL || !b->timed)
+    const batch *b = e->loaded.data;
+    if (e->loaded.n == 0 || !b->timed)
         return cf_fail(error, CF_ERROR_ARGUMENT, "timeline", -1, 1, 0, "needs desc.timeline and a run that ended well");
     cf_result code = cf_allocator_resolve(allocator, &home.from, error);
     if (code != CF_OK) return code;
@@ -6428,9 +6170,7 @@ cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *alloc
     if (!times.fill(&home, 2 * n, 0.0)) return no_memory(error);
     for (const stage_plan &s : b->stages)
         if (code == CF_OK) code = read_times(&s, times.data, times.data + n, error);
-#ifdef CHUNKFLOW_NCCL
     if (code == CF_OK && has_nccl(e)) code = gather_times(e, times.data, n, error);
-#endif
     if (code == CF_OK)
         code = cf_timeline_measured(b->plan, b->schedule, times.data, times.data + n, NULL, allocator, out, error);
     return code;
