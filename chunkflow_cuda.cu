@@ -4261,14 +4261,6 @@ void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room,
     b->area += (double)size * (double)(end - begin);
 }
 
-/* Puts the rectangles of each body together, when all are there. */
-void collect_rects(layout *l) {
-    std::sort(l->rects.begin(), l->rects.end(), [](const rect &a, const rect &b) {
-        return std::tie(a.body, a.begin, a.offset) < std::tie(b.body, b.begin, b.offset);
-    });
-    for (int64_t i = l->rects.n - 1; i >= 0; i--) l->bodies[l->rects[i].body].first = i;
-}
-
 /* The most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: no memory. */
 template <typename F> int64_t most_live(const layout &l, F counts) {
     int64_t most = 0, now = 0;
@@ -4335,27 +4327,15 @@ int64_t place_body(placing *p, body *b) {
     return b->place + b->height;
 }
 
-/* Places all bodies in the order at hand and keeps the places if they need less than any before. */
-void try_order(placing *p) {
-    int64_t height = 0;
-    for (const int64_t id : p->order) p->l->bodies[id].place = -1;
-    for (const int64_t id : p->order) height = std::max(height, place_body(p, &p->l->bodies[id]));
-    height = (height + p->unit - 1) / p->unit * p->unit;
-    if (height >= p->best_height) return;
-    p->best_height = height;
-    p->best.n = 0;
-    for (const body &b : p->l->bodies) (void)p->best.push(p->l->home, b.place);
-}
+enum { BY_ROOM, BY_HEIGHT, BY_LATEST, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
 
-enum { BY_ROOM, BY_HEIGHT, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
-
-/* The largest first, in one sense or another; or, after another order, the body that reached highest there. */
+/* The largest first, in one sense or another, or the latest; or, after another order, what reached highest there. */
 void next_order(placing *p, int64_t by) {
     const array<body> &bodies = p->l->bodies;
     const auto key = [&](int64_t i) {
         const body &b = bodies[i];
-        const double size = by == BY_ROOM ? (double)b.room : by == BY_AREA ? b.area : (double)b.height;
-        return std::make_tuple(-size, b.begin, -b.height, i);
+        const int64_t size = by == BY_ROOM ? b.room : by == BY_LATEST ? b.begin : b.height;
+        return std::make_tuple(by == BY_AREA ? -b.area : -(double)size, b.begin, -b.height, i);
     };
     if (by < PROMOTED)
         return std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
@@ -4402,7 +4382,14 @@ void place_space(layout *l, int64_t at) {
         p.in_slots = i == BY_ROOM;
         p.narrowest = i == NARROWEST;
         next_order(&p, i);
-        try_order(&p);
+        int64_t height = 0;
+        for (const int64_t id : p.order) l->bodies[id].place = -1;
+        for (const int64_t id : p.order) height = std::max(height, place_body(&p, &l->bodies[id]));
+        height = (height + p.unit - 1) / p.unit * p.unit;
+        if (height >= p.best_height) continue;
+        p.best_height = height;
+        p.best.n = 0;
+        for (const body &b : l->bodies) (void)p.best.push(l->home, b.place);
     }
     for (const int64_t id : p.order)
         if (!l->home->failed) l->bodies[id].place = p.best[id];
@@ -4766,10 +4753,25 @@ struct recording {
     array<int64_t> seen;      /* ... and, by own stream, local stage and its stream, the latest position waited for */
 };
 
-/* fixed + each x n, rounded up to 256. */
-int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
-    return (int64_t)align_up((size_t)(fixed + each * n), 256);
+/* What a virtual stage asks for: so many bytes, and so many for each row of a chunk. */
+enum { ACTIVATIONS, FORWARD_WORK, BACKWARD_WORK, N_WANTED };
+
+const struct {
+    int64_t cf_cuda_stage::*fixed, cf_cuda_stage::*each;
+    const char *fixed_name, *each_name;
+} wanted[N_WANTED] = {
+    {&cf_cuda_stage::activation_bytes, &cf_cuda_stage::activation_bytes_per_token, "stages.activation_bytes",
+     "stages.activation_bytes_per_token"},
+    {&cf_cuda_stage::forward_bytes, &cf_cuda_stage::forward_bytes_per_token, "stages.forward_bytes",
+     "stages.forward_bytes_per_token"},
+    {&cf_cuda_stage::backward_bytes, &cf_cuda_stage::backward_bytes_per_token, "stages.backward_bytes",
+     "stages.backward_bytes_per_token"}};
+
+int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
+    return d.*wanted[what].fixed + d.*wanted[what].each * rows;
 }
+
+int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
 
 /* Bytes of n rows in all planes. */
 int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
@@ -4778,11 +4780,10 @@ int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 *
    last. Transfers may take its place only when the next pass starts, because before that they would wait for a pass
    that is still running. What is sent is given the time of one whole pass more, so that the pass after that is not held
    up by the transfer. */
-int64_t add_item(recording *r, int64_t fixed, int64_t each, int64_t chunk, int64_t begin, int64_t last) {
-    const batch *b = r->s->b;
-    const int64_t bytes = item_bytes(fixed, each, b->plan->chunks[chunk].padded), id = add_body(&r->l, ARENA);
+int64_t add_item(recording *r, int64_t bytes, int64_t room, int64_t begin, int64_t last) {
+    const int64_t id = add_body(&r->l, ARENA);
     const int64_t next = r->next_pass[last], end = is_send(r->s->actions[last].pass) ? r->next_pass[next] : next;
-    add_rect(&r->l, id, 0, bytes, bytes > 0 ? item_bytes(fixed, each, b->most_rows) : 0, begin, last + 1, end);
+    add_rect(&r->l, id, 0, align_256(bytes), align_256(room), begin, last + 1, end);
     return id;
 }
 
@@ -4818,22 +4819,24 @@ void record_tensors(recording *r, int64_t at) {
     const batch *b = s->b;
     const cf_action &a = s->actions[at];
     const cf_cuda_stage &d = b->e->stage_descs[a.stage];
-    const int64_t boundary = b->e->desc.boundary_bytes_per_token;
+    const int64_t rows = b->plan->chunks[a.chunk].padded, each = b->e->desc.boundary_bytes_per_token;
+    const int64_t boundary = each * rows, most = each * b->most_rows;
     planned *p = &s->plan[at];
     if (is_send(a.pass)) {
         p->output = s->plan[position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk)].output;
     } else if (is_transfer(a.pass)) {
-        p->input = add_item(r, 0, boundary, a.chunk, at, last_reader(b, kind_of(a.pass), a.stage, a.chunk));
+        p->input = add_item(r, boundary, most, at, last_reader(b, kind_of(a.pass), a.stage, a.chunk));
     } else {
         const int64_t replay = position_of(b, AT_PASS + REPLAY, a.stage, a.chunk);
         const int64_t forward = position_of(b, AT_PASS + FORWARD, a.stage, a.chunk);
         const int64_t split = position_of(b, AT_W, a.stage, a.chunk), from = source_of(b, a), to = output_until(b, a);
         const int64_t last = split >= 0 ? split : position_of(b, AT_PASS + BACKWARD, a.stage, a.chunk);
         if (is_forward(a.pass) && a.keep)
-            p->activations = add_item(r, d.activation_bytes, d.activation_bytes_per_token, a.chunk, at, last);
+            p->activations = add_item(r, wanted_bytes(d, ACTIVATIONS, rows), wanted_bytes(d, ACTIVATIONS, b->most_rows),
+                                      at, last);
         else if (!is_forward(a.pass))
             p->activations = s->plan[replay >= 0 ? replay : forward].activations;
-        if (to >= 0) p->output = add_item(r, 0, boundary, a.chunk, at, to);
+        if (to >= 0) p->output = add_item(r, boundary, most, at, to);
         if (from >= 0) p->input = is_pass(s->actions[from].pass) ? s->plan[from].output : s->plan[from].input;
     }
 }
@@ -4884,8 +4887,7 @@ void record_rows(recording *r, int64_t at) {
         p->host = s->plan[rows->left].host;
         const plane_set *planes = &s->planes[2 * local];
         const int64_t gradient = p->with_gradient ? plane_bytes(planes[1], n) : 0;
-        const size_t bytes = align_up((size_t)(plane_bytes(planes[0], n) + gradient), 256);
-        add_rect(&r->l, p->host, 0, (int64_t)bytes, 0, rows->left, at + 1, at + 1);
+        add_rect(&r->l, p->host, 0, align_256(plane_bytes(planes[0], n) + gradient), 0, rows->left, at + 1, at + 1);
         rows->from = at;
         if (p->with_gradient) rows->gradient_from = at;
     }
@@ -4926,7 +4928,10 @@ cf_result place_spaces(recording *r, cf_error *error) {
     layout *l = &r->l;
     cf_executor_memory *m = &r->s->memory_used;
     double total = 0.0;
-    collect_rects(l);
+    std::sort(l->rects.begin(), l->rects.end(), [](const rect &a, const rect &b) { /* those of each body together */
+        return std::tie(a.body, a.begin, a.offset) < std::tie(b.body, b.begin, b.offset);
+    });
+    for (int64_t i = l->rects.n - 1; i >= 0; i--) l->bodies[l->rects[i].body].first = i;
     for (const body &b : l->bodies) total += (double)b.room * (double)l->spaces[b.space].bytes;
     if (!(total < (double)MOST_SIZE))
         return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
@@ -5116,12 +5121,12 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     b->most_rows = std::max(b->most_rows, c.padded);
     if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, (int64_t)align_up((size_t)c.padded, 64));
     data->positions_at = b->metadata_bytes;
-    data->tiles_at = b->metadata_bytes += (int64_t)align_up((size_t)c.padded * 4, 256);
+    data->tiles_at = b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
-    b->metadata_bytes += (int64_t)align_up(data->attention->tiles_bytes, 256);
+    b->metadata_bytes += align_256((int64_t)data->attention->tiles_bytes);
     const size_t workspace[2] = {data->attention->forward_bytes, data->attention->backward_bytes};
     for (int i = 0; i < 2; i++)
-        b->attention_bytes[i] = std::max(b->attention_bytes[i], (int64_t)align_up(workspace[i], 256));
+        b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
     return CF_OK;
 }
 
@@ -5147,30 +5152,18 @@ cf_result upload_chunks(const stage_plan *s, cf_error *error) {
 
 /* ---- memory ---- */
 
-/* What a virtual stage asks for: so many bytes, and so many for each row of a chunk. */
-struct wanted_bytes {
-    int64_t fixed, each;
-    const char *fixed_name, *each_name;
-};
-
-void wanted_of(const cf_cuda_stage &d, wanted_bytes out[3]) {
-    out[0] = {d.activation_bytes, d.activation_bytes_per_token, "stages.activation_bytes",
-              "stages.activation_bytes_per_token"};
-    out[1] = {d.forward_bytes, d.forward_bytes_per_token, "stages.forward_bytes", "stages.forward_bytes_per_token"};
-    out[2] = {d.backward_bytes, d.backward_bytes_per_token, "stages.backward_bytes", "stages.backward_bytes_per_token"};
-}
-
 /* No item of the largest chunk passes MOST_BYTES. */
 cf_result check_items(const batch *b, cf_error *error) {
-    const int64_t rows = b->most_rows;
-    for (int64_t v = -1; v < b->e->n_virtual_stages; v++) { /* -1: what goes from stage to stage */
-        wanted_bytes wanted[3] = {{0, b->e->desc.boundary_bytes_per_token, "", "boundary_bytes_per_token"}, {}, {}};
-        if (v >= 0) wanted_of(b->e->stage_descs[v], wanted);
-        for (const wanted_bytes &w : wanted)
-            if ((w.each > 0 && rows > MOST_BYTES / w.each) || w.fixed > MOST_BYTES - w.each * rows)
-                return cf_fail(error, CF_ERROR_LIMIT,
-                               w.each > 0 && rows > w.fixed / w.each ? w.each_name : w.fixed_name, v, MOST_BYTES, -1,
-                               "an item is too large");
+    const int64_t rows = b->most_rows, boundary = b->e->desc.boundary_bytes_per_token;
+    if (boundary > 0 && rows > MOST_BYTES / boundary)
+        return cf_fail(error, CF_ERROR_LIMIT, "boundary_bytes_per_token", -1, MOST_BYTES, -1, "an item is too large");
+    for (int64_t i = 0; i < b->e->n_virtual_stages * N_WANTED; i++) {
+        const auto &w = wanted[i % N_WANTED];
+        const cf_cuda_stage &d = b->e->stage_descs[i / N_WANTED];
+        const int64_t fixed = d.*w.fixed, each = d.*w.each;
+        if ((each > 0 && rows > MOST_BYTES / each) || fixed > MOST_BYTES - each * rows)
+            return cf_fail(error, CF_ERROR_LIMIT, each > 0 && rows > fixed / each ? w.each_name : w.fixed_name,
+                           i / N_WANTED, MOST_BYTES, -1, "an item is too large");
     }
     return CF_OK;
 }
@@ -5190,12 +5183,10 @@ void lay_out_stage(stage_plan *s) {
     s->workspace_at = at;
     for (int backward = 0; backward < 2; backward++) { /* in the same memory */
         int64_t own = 0;
-        for (int64_t row = 0; row < d.n_virtual; row++) {
-            wanted_bytes wanted[3];
-            wanted_of(b->e->stage_descs[virtual_stage_at(s, row)], wanted);
-            own = std::max(own, item_bytes(wanted[1 + backward].fixed, wanted[1 + backward].each, b->most_rows));
-        }
-        s->attention_at[backward] = at + own;
+        for (int64_t row = 0; row < d.n_virtual; row++)
+            own = std::max(own, wanted_bytes(b->e->stage_descs[virtual_stage_at(s, row)], FORWARD_WORK + backward,
+                                             b->most_rows));
+        s->attention_at[backward] = at + align_256(own);
     }
     s->standalone_at = s->attention_at[1] + b->attention_bytes[1];
     m->forward_workspace = s->attention_at[0] + b->attention_bytes[0] - at;
@@ -5507,8 +5498,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
     const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
     const int64_t rows = step->chunk->padded;
     const bool backward = !is_forward(a.pass);
-    wanted_bytes wanted[3]; /* activations, workspace of forwards and of backwards */
-    wanted_of(e->stage_descs[a.stage], wanted);
+    const cf_cuda_stage &d = e->stage_descs[a.stage];
     cf_cuda_step out = {};
     out.step = step;
     out.stream = own_stream(s, p);
@@ -5527,9 +5517,9 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
         out.overwrite = p.overwrite;
     }
     out.activations = in_arena(s, p.activations);
-    out.activation_bytes = p.activations < 0 ? 0 : wanted[0].fixed + wanted[0].each * rows;
+    out.activation_bytes = p.activations < 0 ? 0 : wanted_bytes(d, ACTIVATIONS, rows);
     out.workspace = s->on->memory.data + s->workspace_at;
-    out.workspace_bytes = wanted[1 + backward].fixed + wanted[1 + backward].each * rows;
+    out.workspace_bytes = wanted_bytes(d, FORWARD_WORK + backward, rows);
     out.input = in_arena(s, p.input);
     out.output = in_arena(s, p.output);
     out.boundary_bytes = e->desc.boundary_bytes_per_token * rows;
@@ -5594,8 +5584,8 @@ int run_progress(void *user, const cf_progress *progress) {
     return 0;
 }
 
-/* In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without rows is not sent; both
-   ends know that. */
+/* In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without rows is not sent;
+   both ends know that. */
 int run_transfer(void *user, const cf_step *step) {
     const stage_plan *s = static_cast<const stage_plan *>(user);
     executor *e = s->b->e;
@@ -5857,12 +5847,11 @@ cf_result check_desc(cf_executor_desc *d, cf_error *error) {
         code = check_range(d->boundary_bytes_per_token, n > 1, MOST_BYTES, "boundary_bytes_per_token", -1, error);
     if (code == CF_OK && d->stages == NULL) code = cf_fail_null(error, "stages");
     for (int64_t i = 0; i < n && code == CF_OK; i++) {
-        wanted_bytes wanted[3];
-        wanted_of(d->stages[i], wanted);
-        code = check_range(d->stages[i].n_layers, 0, CF_MAX_LAYERS, "stages.n_layers", i, error);
-        for (const wanted_bytes &w : wanted) {
-            if (code == CF_OK) code = check_range(w.fixed, 0, MOST_BYTES, w.fixed_name, i, error);
-            if (code == CF_OK) code = check_range(w.each, 0, MOST_BYTES, w.each_name, i, error);
+        const cf_cuda_stage &s = d->stages[i];
+        code = check_range(s.n_layers, 0, CF_MAX_LAYERS, "stages.n_layers", i, error);
+        for (const auto &w : wanted) {
+            if (code == CF_OK) code = check_range(s.*w.fixed, 0, MOST_BYTES, w.fixed_name, i, error);
+            if (code == CF_OK) code = check_range(s.*w.each, 0, MOST_BYTES, w.each_name, i, error);
         }
     }
     return code;
