@@ -4369,8 +4369,9 @@ void start_placing(placing *p, int64_t at) {
    less than the others (tools/bench/results/2026-11-22-arena.txt). Rows of groups have no such room: closer packing
    is better for them.
 
-   An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
-   once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
+   An order costs k log k for each rectangle that k others share time with, and a look at each block of those before it:
+   hardly more than linear in the schedule times what is held at once, quadratic only where all is held at once. The more
+   there is, the fewer orders are tried, at least one. */
 void place_space(layout *l, int64_t at) {
     const int64_t live = most_live(*l, [&](int64_t other) { return other == at; });
     const int64_t least = live / std::max<int64_t>(l->spaces[at].bytes, 1);
@@ -4405,13 +4406,12 @@ struct owned {
     int64_t user; /* position in the stage's list */
 };
 
-int64_t find_owned(const array<owned> &owners, int64_t low) {
-    return std::partition_point(owners.begin(), owners.end(), [&](const owned &o) { return o.high <= low; }) -
-           owners.begin();
+owned *find_owned(const array<owned> &owners, int64_t low) {
+    return std::partition_point(owners.begin(), owners.end(), [&](const owned &o) { return o.high <= low; });
 }
 
 void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int64_t user) {
-    const int64_t first = find_owned(*owners, low);
+    const int64_t first = find_owned(*owners, low) - owners->begin();
     int64_t last = first, n = 0;
     owned pieces[3];
     while (last < owners->n && (*owners)[last].low < high) last++;
@@ -5026,7 +5026,7 @@ bool find_waits(recording *r) {
             array<owned> *owners = &r->owners[space];
             if (when % 2 == 1) set_owner(home, owners, low, high, at);
             else
-                for (const owned *o = &(*owners)[find_owned(*owners, low)]; o < owners->end() && o->low < high; o++)
+                for (const owned *o = find_owned(*owners, low); o < owners->end() && o->low < high; o++)
                     add_wait(r, at, self, o->user);
         }
     }
